@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Where AAPCS64 keeps a call's arguments and return address. Compiles; not yet run on such a machine. */
+#pragma once
+
+#define SP_DELTA_AT_RETURN 0
+
+#define REGISTER_SLOTS 8
+
+struct input {
+	__u64 sp;
+	__u64 reg[REGISTER_SLOTS];
+	__u64 link;
+};
+
+static __always_inline void read_input(struct pt_regs *ctx, struct input *in)
+{
+	in->sp = PT_REGS_SP(ctx);
+	in->link = PT_REGS_RET(ctx);
+	in->reg[0] = PT_REGS_PARM1(ctx);
+	in->reg[1] = PT_REGS_PARM2(ctx);
+	in->reg[2] = PT_REGS_PARM3(ctx);
+	in->reg[3] = PT_REGS_PARM4(ctx);
+	in->reg[4] = PT_REGS_PARM5(ctx);
+	in->reg[5] = PT_REGS_PARM6(ctx);
+	in->reg[6] = PT_REGS_PARM7(ctx);
+	in->reg[7] = PT_REGS_PARM8(ctx);
+}
+
+static __always_inline __u64 stack_slot_address(const struct input *in, __u32 n)
+{
+	return in->sp + 8 * (__u64)(n - REGISTER_SLOTS - 1);
+}
+
+/* A struct larger than 16 bytes is passed by reference: the slot holds its address. */
+static __always_inline __u64 by_value_address(const struct input *in, __u32 slot, __u32 offset)
+{
+	(void)offset;
+	return in->reg[(slot - 1) & (REGISTER_SLOTS - 1)];
+}
+
+static __always_inline bool return_address(const struct input *in, __u64 *address)
+{
+	*address = in->link;
+	return true;
+}

@@ -1,0 +1,256 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* Entering and leaving a traced function. One call of the program is one record, named by the outermost
+ * function it called: what a CUDA library calls inside is followed only where it tells something. */
+#pragma once
+
+static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid, __s32 ret, __u8 device,
+				 __u8 more_flags)
+{
+	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+
+	if (!r) {
+		count_loss(LOSS_RING_FULL, f->op);
+		return;
+	}
+	r->start_ns = f->start_ns;
+	r->duration_ns = end_ns - f->start_ns;
+	r->arg0 = f->arg0;
+	r->arg1 = f->arg1;
+	r->stream = f->stream;
+	r->tgid = tgid;
+	r->tid = tid;
+	r->ret = ret;
+	r->op = f->op;
+	r->device = device;
+	r->flags = f->flags | more_flags;
+	/* gpuwhy empties the ring on a timer: a wake-up for each call would cost more than the call. */
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+/* A record about a thread or process instead of a call: its name travels in arg0 and arg1. */
+static __always_inline void emit_life(__u16 op, struct task_struct *task, __u64 since_ns)
+{
+	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+
+	if (!r)
+		return; /* names are a courtesy; /proc is asked too */
+	__builtin_memset(r, 0, sizeof(*r));
+	r->start_ns = bpf_ktime_get_ns();
+	r->duration_ns = since_ns;
+	bpf_probe_read_kernel_str(&r->arg0, 16, task->comm);
+	r->tgid = task->tgid;
+	r->tid = task->pid;
+	r->op = op;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+static __always_inline struct thread *thread_state(struct task_struct *task)
+{
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
+
+	if (t)
+		return t;
+	t = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!t)
+		return NULL;
+	t->device = DEVICE_UNKNOWN;
+	t->born_ns = task->start_time;
+	emit_life(OP_THREAD, task, task->start_time);
+	return t;
+}
+
+/* The n-th open call. The mask is written out as an instruction because the compiler, having seen the
+ * bounds checked earlier, would drop it, and the verifier, having forgotten them, would refuse. */
+static __always_inline struct frame *frame_at(struct thread *t, __u64 n)
+{
+	asm volatile("%0 &= 15" : "+r"(n));
+	return &t->frames[n];
+}
+
+struct vma_question {
+	bool is_runtime;
+};
+
+static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, struct vma_question *question)
+{
+	static const char runtime[] = "libcudart";
+	char name[sizeof(runtime)] = {};
+	const unsigned char *from;
+	bool same = true;
+
+	if (!vma->vm_file)
+		return 0;
+	from = BPF_CORE_READ(vma, vm_file, f_path.dentry, d_name.name);
+	bpf_probe_read_kernel_str(name, sizeof(name), from);
+	for (__u32 i = 0; i < sizeof(runtime) - 1; i++)
+		same &= name[i] == runtime[i];
+	question->is_runtime = same;
+	return 0;
+}
+
+/* Whether the runtime library made this driver call. The few call sites there are get looked up once a
+ * thread; a lookup that fails (the address space is being changed) is not remembered. */
+static __always_inline bool called_by_runtime(const struct input *in, struct thread *t, struct task_struct *task, __u32 op)
+{
+	struct vma_question question = {};
+	__u64 address = 0;
+	__u32 i;
+
+	if (!return_address(in, &address) || !address)
+		return false;
+	i = (address ^ address >> 7) & (CALLER_CACHE - 1);
+	if (t->caller[i] == address)
+		return t->caller_is_runtime[i];
+	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_find_vma))
+		return false;
+	if (bpf_find_vma(task, address, look_at_vma, &question, 0)) {
+		count_loss(LOSS_CALLER_UNKNOWN, op);
+		return false;
+	}
+	t->caller[i] = address;
+	t->caller_is_runtime[i] = question.is_runtime;
+	return question.is_runtime;
+}
+
+static __always_inline bool tells_about_devices(__u32 shape)
+{
+	return shape == SET_DEVICE || shape == NEW_CONTEXT || shape == SET_CONTEXT || shape == POP_CONTEXT;
+}
+
+/* Forgets calls that cannot be open any more because the stack is already back above them: the program
+ * jumped out of them. */
+static __always_inline __u32 drop_stale(struct thread *t, __u64 sp)
+{
+	__u32 depth = t->depth;
+
+	for (int i = 0; i < MAX_DEPTH; i++) {
+		struct frame *f = frame_at(t, depth - 1);
+
+		if (!depth || f->sp > sp)
+			break;
+		if (!(f->flags & FLAG_QUIET))
+			count_loss(LOSS_NO_RETURN, f->op);
+		depth--;
+	}
+	t->depth = depth;
+	return depth;
+}
+
+/* Returns 1 when the call's return is of no interest. */
+static __always_inline int enter(struct pt_regs *ctx)
+{
+	__u64 pid_tgid = bpf_get_current_pid_tgid();
+	__u32 tgid = pid_tgid >> 32, op, depth, flags = 0;
+	struct task_struct *task;
+	struct frame *f, *outer;
+	struct thread *t;
+	struct input in;
+	__u64 cookie, sp;
+	bool runtime;
+
+	if (!is_target(tgid))
+		return 1;
+	cookie = bpf_get_attach_cookie(ctx);
+	op = COOKIE_OP(cookie);
+	task = bpf_get_current_task_btf();
+	t = thread_state(task);
+	if (!t) {
+		count_loss(LOSS_MAP_FULL, op);
+		return 1;
+	}
+	read_input(ctx, &in);
+	sp = in.sp;
+	depth = t->depth;
+	if (depth)
+		depth = drop_stale(t, sp);
+	runtime = COOKIE_RUNTIME(cookie);
+	if (depth) {
+		flags = FLAG_INNER;
+	} else if (!runtime && called_by_runtime(&in, t, task, op)) {
+		/* Launches are probed at the driver only: report what the program called. Anything else the
+		 * runtime does here belongs to a runtime function that is not traced. */
+		runtime = true;
+		if (COOKIE_TWIN(cookie) != NO_TWIN)
+			op = COOKIE_TWIN(cookie);
+		else
+			flags = FLAG_INNER;
+	}
+	if ((flags & FLAG_INNER) && !all_layers) {
+		if (!tells_about_devices(COOKIE_SHAPE(cookie)))
+			return 1;
+		flags |= FLAG_QUIET;
+	}
+	if (depth >= MAX_DEPTH) {
+		count_loss(LOSS_TOO_DEEP, op);
+		return 1;
+	}
+	/* A thread watched since its birth that never chose a device uses device 0, CUDA's rule. */
+	if (runtime && t->device == DEVICE_UNKNOWN && t->born_ns > ready_ns)
+		t->device = 0;
+	f = frame_at(t, depth);
+	outer = depth ? frame_at(t, depth - 1) : NULL;
+	f->sp = sp;
+	f->cookie = cookie;
+	f->op = op;
+	f->flags = flags;
+	f->arg0 = 0;
+	f->arg1 = 0;
+	f->stream = 0;
+	read_at_entry(&in, f, outer, tgid);
+	t->depth = depth + 1;
+	f->start_ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int leave(struct pt_regs *ctx)
+{
+	__u64 end_ns = bpf_ktime_get_ns();
+	__u64 pid_tgid, sp = PT_REGS_SP(ctx) - SP_DELTA_AT_RETURN;
+	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	__s32 ret = (__s32)PT_REGS_RC(ctx);
+	struct frame *f;
+	__u32 depth;
+
+	if (!t || !t->depth)
+		return 0;
+	/* Everything below this call on the stack is gone; what is left on top is this call, or one that
+	 * is still open (the return of a call that was not followed). */
+	depth = t->depth;
+	if (frame_at(t, depth - 1)->sp < sp)
+		depth = drop_stale(t, sp - 1);
+	if (!depth)
+		return 0;
+	f = frame_at(t, depth - 1);
+	if (f->sp != sp)
+		return 0;
+	t->depth = depth - 1;
+	pid_tgid = bpf_get_current_pid_tgid();
+	read_at_return(t, f, pid_tgid >> 32, ret != 0);
+	if (!(f->flags & FLAG_QUIET))
+		emit(f, end_ns, pid_tgid >> 32, (__u32)pid_tgid, ret, t->device, 0);
+	return 0;
+}
+
+/* Reports a thread's open calls as unfinished, the outermost first. */
+static __always_inline void emit_unfinished(struct thread *t, __u32 tgid, __u32 tid)
+{
+	__u64 now = bpf_ktime_get_ns();
+	__u32 depth = t->depth;
+
+	for (__u32 i = 0; i < MAX_DEPTH; i++) {
+		struct frame *f = frame_at(t, i);
+		__u32 shape = COOKIE_SHAPE(f->cookie);
+
+		if (i >= depth)
+			break;
+		if (f->flags & FLAG_QUIET)
+			continue;
+		/* The second argument still says where a result was to be written, not what it is. */
+		if (!(f->flags & FLAG_ARG1))
+			f->arg1 = 0;
+		if (shape == ALLOC_PITCH)
+			f->stream = 0;
+		emit(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED);
+	}
+	t->depth = 0;
+}

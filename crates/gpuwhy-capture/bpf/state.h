@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What the programs keep: who is traced, each thread's open calls, live allocations, contexts, loss. */
+#pragma once
+
+#define MAX_DEPTH 16
+#define CALLER_CACHE 8
+#define CONTEXT_STACK 4
+#define DEVICE_UNKNOWN 0xff
+
+/* Record flags, as gpuwhy-capture's record.rs reads them. */
+#define FLAG_INNER 1
+#define FLAG_UNFINISHED 2
+#define FLAG_ARG0 4
+#define FLAG_ARG1 8
+#define FLAG_STREAM 16
+/* A call followed for what it tells about devices, not reported. */
+#define FLAG_QUIET 32
+
+/* Records that are no calls carry one of these as their op. */
+#define OP_EXEC 0x3fe
+#define OP_EXIT 0x3fd
+#define OP_THREAD 0x3fb
+
+/* Causes of loss; gpuwhy-model's loss.rs numbers them the same. */
+enum loss {
+	LOSS_RING_FULL = 0,
+	LOSS_MAP_FULL = 1,
+	LOSS_TOO_DEEP = 2,
+	LOSS_NO_RETURN = 5,
+	LOSS_LIVE_MAP_FULL = 6,
+	LOSS_ARG_UNREADABLE = 7,
+	LOSS_CALLER_UNKNOWN = 8,
+	LOSS_CAUSES = 9,
+};
+#define LOSS_OPS 512
+
+/* One record in the ring. Times are CLOCK_MONOTONIC ns. */
+struct record {
+	__u64 start_ns;
+	__u64 duration_ns;
+	__u64 arg0;
+	__u64 arg1;
+	__u64 stream;
+	__u32 tgid;
+	__u32 tid;
+	__s32 ret;
+	__u16 op;
+	__u8 device;
+	__u8 flags;
+};
+
+/* A call that has been entered and not yet left. */
+struct frame {
+	__u64 start_ns;
+	__u64 sp; /* at entry: pairs the return with its entry */
+	__u64 cookie;
+	__u64 arg0;
+	__u64 arg1;
+	__u64 stream;
+	__u32 op;
+	__u32 flags;
+};
+
+struct thread {
+	struct frame frames[MAX_DEPTH];
+	/* Return addresses already looked up, and whether they lie in the runtime library. */
+	__u64 caller[CALLER_CACHE];
+	__u8 caller_is_runtime[CALLER_CACHE];
+	/* When the thread, or the program it now runs, began. */
+	__u64 born_ns;
+	__u32 depth;
+	__u8 device;
+	__u8 context_depth;
+	__u8 context_device[CONTEXT_STACK];
+};
+
+struct live_key {
+	__u64 address;
+	__u32 tgid;
+	__u32 is_handle;
+};
+
+struct context_key {
+	__u64 context;
+	__u64 tgid;
+};
+
+/* Set before loading. */
+const volatile bool all_processes = true;
+const volatile bool all_layers = false;
+const volatile __u32 own_tgid = 0;
+
+/* The latest moment at which a library that was already mapped got its probes: what a thread born
+ * before it did until then is not known. */
+volatile __u64 ready_ns = 0;
+
+/* Events lost, by cause and op. Only touched when something is lost, so plain atomics do. */
+__u64 lost[LOSS_CAUSES][LOSS_OPS];
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 32 * 1024 * 1024);
+} ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} targets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct thread);
+} threads SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct live_key);
+	__type(value, __u64);
+} live SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct context_key);
+	__type(value, __u32);
+} contexts SEC(".maps");
+
+static __always_inline void count_loss(__u32 cause, __u32 op)
+{
+	__sync_fetch_and_add(&lost[cause][op & (LOSS_OPS - 1)], 1);
+}
+
+static __always_inline bool is_target(__u32 tgid)
+{
+	if (all_processes)
+		return tgid != own_tgid;
+	return bpf_map_lookup_elem(&targets, &tgid) != NULL;
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The whole of capturing behind one type: start, take what came in, stop.
+
+use crate::arch::ProbeCost;
+use crate::elf;
+use crate::error::{CaptureError, Result};
+use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
+use crate::map_watch::MapWatch;
+use crate::programs::{Flavour, LoadOptions, Programs};
+use crate::record::{self, Life, LifeEvent, Record};
+use gpuwhy_model::{Call, LossCause, Op, OpId, ops};
+use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Which processes to trace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Targets {
+    /// Every process that uses CUDA, also those started later.
+    All,
+    /// These and their children.
+    Pids(Vec<u32>),
+}
+
+/// How to capture.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Which processes.
+    pub targets: Targets,
+    /// Whether to report what CUDA libraries call inside a call, too.
+    pub all_layers: bool,
+    /// A way of attaching to use instead of the best one.
+    pub flavour: Option<Flavour>,
+    /// Size of the buffer between kernel and gpuwhy: a power of two, in bytes.
+    pub ring_bytes: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { targets: Targets::All, all_layers: false, flavour: None, ring_bytes: 32 << 20 }
+    }
+}
+
+/// What came in at once.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Calls, roughly in the order in which they returned.
+    pub calls: Vec<Call>,
+    /// Threads and processes that came and went.
+    pub life: Vec<Life>,
+    /// Ring records this version does not understand (there should be none).
+    pub unknown: u64,
+}
+
+impl Batch {
+    fn take_record(&mut self, bytes: &[u8]) {
+        match record::parse(bytes) {
+            Some(Record::Call(call)) => self.calls.push(call),
+            Some(Record::Life(life)) => self.life.push(life),
+            None => self.unknown += 1,
+        }
+    }
+
+    /// Empties it, keeping its memory.
+    pub fn clear(&mut self) {
+        self.calls.clear();
+        self.life.clear();
+        self.unknown = 0;
+    }
+}
+
+/// A running capture. Dropping it detaches everything.
+pub struct Capture {
+    // The ring reads a map of `programs`, so it is dropped first.
+    ring: RingBuffer<'static>,
+    inbox: Rc<RefCell<Batch>>,
+    programs: Programs,
+    links: HashMap<FileId, Vec<Link>>,
+    attached: Vec<AttachedLibrary>,
+    map_watch: Option<MapWatch>,
+    poll_fds: Vec<libc::pollfd>,
+    all_processes: bool,
+    all_layers: bool,
+    warnings: Vec<String>,
+}
+
+impl Capture {
+    /// Loads the programs, marks the targets and attaches to every library they have mapped.
+    pub fn start(options: &Options) -> Result<Self> {
+        let (all_processes, pids) = match &options.targets {
+            Targets::All => (true, &[][..]),
+            Targets::Pids(pids) => (false, pids.as_slice()),
+        };
+        if let Some(pid) = pids.iter().find(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+            return Err(CaptureError::NoSuchProcess { pid: *pid });
+        }
+        let load =
+            LoadOptions { all_processes, all_layers: options.all_layers, ring_bytes: options.ring_bytes };
+        let programs = Programs::load(load, options.flavour)?;
+        let inbox = Rc::new(RefCell::new(Batch::default()));
+        let ring = open_ring(&programs, &inbox)?;
+        let mut capture = Self {
+            ring,
+            inbox,
+            programs,
+            links: HashMap::new(),
+            attached: Vec::new(),
+            map_watch: None,
+            poll_fds: Vec::new(),
+            all_processes,
+            all_layers: options.all_layers,
+            warnings: Vec::new(),
+        };
+        capture.watch_mappings();
+        capture.attach_existing(pids)?;
+        Ok(capture)
+    }
+
+    /// Watching begins before looking, so that nothing mapped in between is missed.
+    fn watch_mappings(&mut self) {
+        match MapWatch::new() {
+            Ok(watch) => {
+                let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+                self.poll_fds = watch.fds().map(event).collect();
+                self.map_watch = Some(watch);
+            }
+            Err(error) => self.warnings.push(error.to_string()),
+        }
+    }
+
+    fn attach_existing(&mut self, pids: &[u32]) -> Result<()> {
+        for pid in pids {
+            self.programs.add_target(*pid)?;
+            // Children that exist already; those to come are added by the kernel.
+            for child in crate::process::descendants(*pid) {
+                self.programs.add_target(child)?;
+                self.attach_process(child);
+            }
+            let found = libraries::of_process(*pid)?;
+            self.attach_all(&found);
+            if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+                return Err(CaptureError::ProcessDied { pid: *pid });
+            }
+        }
+        if self.all_processes {
+            for pid in libraries::all_processes() {
+                self.attach_process(pid);
+            }
+        }
+        Ok(())
+    }
+
+    /// Marks a process that gpuwhy itself is about to start.
+    pub fn add_target(&self, pid: u32) -> Result<()> {
+        self.programs.add_target(pid)
+    }
+
+    /// Attaches to what a process has mapped. One that ended meanwhile needs nothing any more.
+    fn attach_process(&mut self, pid: u32) {
+        if pid == std::process::id() {
+            return;
+        }
+        if let Ok(found) = libraries::of_process(pid) {
+            self.attach_all(&found);
+        }
+    }
+
+    /// Attaches to files that no process needs to have mapped yet.
+    pub fn attach_ahead(&mut self, found: &[FoundLibrary]) {
+        self.attach_files(found);
+    }
+
+    /// Attaches to libraries that are in use already: what their threads did before now is unknown.
+    fn attach_all(&mut self, found: &[FoundLibrary]) {
+        if self.attach_files(found) {
+            self.programs.set_ready(now_ns());
+        }
+    }
+
+    /// Whether anything was attached that was not before.
+    fn attach_files(&mut self, found: &[FoundLibrary]) -> bool {
+        let mut any = false;
+        for library in found {
+            let Ok(file) = FileId::of(&library.open) else { continue };
+            if self.links.contains_key(&file) {
+                continue;
+            }
+            match self.attach_file(library, file) {
+                Ok(()) => any = true,
+                Err(error) => {
+                    // Said once: an empty entry keeps a broken file from being tried at every mapping.
+                    self.links.insert(file, Vec::new());
+                    self.warnings.push(error.to_string());
+                }
+            }
+        }
+        any
+    }
+
+    fn attach_file(&mut self, library: &FoundLibrary, file: FileId) -> Result<()> {
+        let all_layers = self.all_layers;
+        let wanted = |op: &Op| op.library == library.library && (all_layers || !op.seen_at_driver);
+        let sites = elf::find_functions(&library.open, &|name| ops::by_function(name).is_some_and(&wanted))?;
+        let mut attached = AttachedLibrary {
+            library: library.library,
+            path: library.path.clone(),
+            file,
+            functions: 0,
+            slow_functions: 0,
+            refused: 0,
+            attached_ns: 0,
+        };
+        let mut links = Vec::new();
+        // Two names of one address (aliases) would report one call twice.
+        let mut offsets = HashSet::new();
+        for op in ops::table().iter().filter(|op| wanted(op)) {
+            let Some(site) = sites.get(&op.function) else { continue };
+            if !offsets.insert(site.offset) {
+                continue;
+            }
+            match self.programs.attach(&library.open, op, *site) {
+                Ok(new) => {
+                    links.extend(new);
+                    attached.functions += 1;
+                    attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
+                }
+                Err(error) => {
+                    attached.refused += 1;
+                    self.warnings.push(error.to_string());
+                }
+            }
+        }
+        attached.attached_ns = now_ns();
+        self.links.insert(file, links);
+        self.attached.push(attached);
+        Ok(())
+    }
+
+    /// Waits until a library was mapped or the time is up, whichever is first.
+    pub fn wait(&mut self, timeout: Duration) {
+        let ms = timeout.as_millis().min(1000) as i32;
+        // SAFETY: the array is ours and its length is given.
+        unsafe { libc::poll(self.poll_fds.as_mut_ptr(), self.poll_fds.len() as libc::nfds_t, ms) };
+    }
+
+    /// Attaches to libraries mapped since the last time.
+    pub fn follow_mappings(&mut self) {
+        let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
+        let mut pids: Vec<u32> = news.mappings.iter().map(|m| m.pid).collect();
+        if news.lost > 0 {
+            pids = libraries::all_processes();
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        for pid in pids {
+            if self.all_processes || self.programs.is_target(pid) {
+                self.attach_process(pid);
+            }
+        }
+    }
+
+    /// Takes what came in, at most about 64k records at a time. Returns whether anything did.
+    pub fn take(&mut self, batch: &mut Batch) -> bool {
+        batch.clear();
+        let taken = self.ring.consume_raw_n(64 * 1024);
+        std::mem::swap(&mut *self.inbox.borrow_mut(), batch);
+        for life in batch.life.iter().filter(|l| l.event == LifeEvent::Exit) {
+            self.programs.forget_live(life.pid);
+        }
+        taken > 0
+    }
+
+    /// What was lost since the last time.
+    pub fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
+        self.programs.take_loss()
+    }
+
+    /// The libraries that have probes.
+    pub fn attached(&self) -> &[AttachedLibrary] {
+        &self.attached
+    }
+
+    /// How probes are attached.
+    pub fn flavour(&self) -> Flavour {
+        self.programs.flavour
+    }
+
+    /// Things that went wrong without stopping the capture, since the last time.
+    pub fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
+    }
+
+    /// Detaches every probe, then has open calls reported as unfinished. What is still in the ring is
+    /// taken with [`Capture::take`] as before.
+    pub fn stop(&mut self) {
+        self.links.clear();
+        if let Err(error) = self.programs.report_open_calls() {
+            self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
+        }
+    }
+}
+
+fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuffer<'static>> {
+    let failed = |e: libbpf_rs::Error| CaptureError::Load { why: format!("the ring buffer cannot be read: {e}") };
+    let inbox = Rc::clone(inbox);
+    let mut builder = RingBufferBuilder::new();
+    builder
+        .add(programs.ring(), move |bytes| {
+            inbox.borrow_mut().take_record(bytes);
+            0
+        })
+        .map_err(failed)?;
+    builder.build().map_err(failed)
+}
+
+/// Now, `CLOCK_MONOTONIC` nanoseconds: the clock of every event.
+pub fn now_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the struct we own.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

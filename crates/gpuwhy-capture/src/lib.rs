@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Capture: eBPF probes on the CUDA libraries of the traced processes, and what comes out of them.
+//!
+//! [`Capture`] is the way in: it loads the programs (`bpf/`), finds the libraries ([`libraries`]), follows
+//! new mappings ([`map_watch`]), and hands out [`record::Record`]s and loss counts. [`needs`] tells whether
+//! the machine can do it at all; [`process`] and [`system`] say who and where.
+//!
+//! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
+
+mod arch;
+pub mod capture;
+pub mod elf;
+pub mod error;
+pub mod libraries;
+pub mod map_watch;
+pub mod needs;
+pub mod process;
+mod procmaps;
+mod programs;
+pub mod record;
+pub mod system;
+
+pub use arch::ProbeCost;
+pub use capture::{Capture, Options, Targets};
+pub use error::{CaptureError, Result};
+pub use libraries::AttachedLibrary;
+pub use programs::Flavour;
+pub use record::{Life, LifeEvent, Record};

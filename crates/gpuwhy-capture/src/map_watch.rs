@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! New executable mappings, as they happen: perf's MMAP2 records from every CPU.
+//!
+//! A library loaded seconds after the start (PyTorch does that) is known here within a scheduling delay,
+//! without polling `/proc`.
+
+use crate::error::{CaptureError, Result};
+use gpuwhy_model::Library;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Data pages of each CPU's buffer: 64 kB hold about 500 mappings.
+const DATA_PAGES: usize = 16;
+/// PERF_FLAG_FD_CLOEXEC.
+const FD_CLOEXEC: libc::c_ulong = 8;
+const RECORD_LOST: u32 = 2;
+const RECORD_MMAP2: u32 = 10;
+/// Bytes of a MMAP2 record before the file name.
+const MMAP2_NAME: usize = 72;
+
+/// A process mapped a traced library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mapping {
+    /// The process.
+    pub pid: u32,
+    /// Which library.
+    pub library: Library,
+}
+
+/// What came in since the last time.
+#[derive(Debug, Default)]
+pub struct News {
+    /// Traced libraries newly mapped.
+    pub mappings: Vec<Mapping>,
+    /// Records the kernel dropped because the buffer was full: look at every process again.
+    pub lost: u64,
+}
+
+/// Watches every CPU.
+pub struct MapWatch {
+    rings: Vec<Ring>,
+}
+
+/// `struct perf_event_attr` as of PERF_ATTR_SIZE_VER5, the fields used here named.
+#[repr(C)]
+#[derive(Default)]
+struct PerfEventAttr {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup: u32,
+    rest: [u32; 15],
+}
+
+impl MapWatch {
+    /// Begins watching.
+    pub fn new() -> Result<Self> {
+        let mut rings = Vec::new();
+        // SAFETY: sysconf reads a number.
+        let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1);
+        for cpu in 0..cpus as i32 {
+            match Ring::open(cpu) {
+                Ok(ring) => rings.push(ring),
+                // A CPU that is configured but offline.
+                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
+                Err(source) => return Err(CaptureError::MapWatch { source }),
+            }
+        }
+        Ok(Self { rings })
+    }
+
+    /// File descriptors that become readable when there is news.
+    pub fn fds(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.rings.iter().map(|r| r.fd.as_raw_fd())
+    }
+
+    /// Takes what has come in.
+    pub fn take(&mut self) -> News {
+        let mut news = News::default();
+        for ring in &mut self.rings {
+            ring.drain(&mut news);
+        }
+        news
+    }
+}
+
+/// One CPU's buffer, shared with the kernel.
+struct Ring {
+    fd: OwnedFd,
+    base: *mut u8,
+    page: usize,
+    scratch: Vec<u8>,
+}
+
+impl Ring {
+    fn open(cpu: i32) -> std::io::Result<Self> {
+        let attr = PerfEventAttr {
+            kind: 1,                               // PERF_TYPE_SOFTWARE
+            size: size_of::<PerfEventAttr>() as u32,
+            config: 9,                             // PERF_COUNT_SW_DUMMY: side-band records only
+            flags: 1 << 8 | 1 << 14 | 1 << 23,     // mmap, watermark, mmap2
+            wakeup: 1,                             // bytes: wake at once
+            ..Default::default()
+        };
+        // SAFETY: the attribute outlives the call and says its own size.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu, -1, FD_CLOEXEC)
+        };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        // SAFETY: sysconf reads a number.
+        let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
+        // SAFETY: a fresh mapping of a perf descriptor; unmapped in Drop.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                (DATA_PAGES + 1) * page,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                fd.as_raw_fd(),
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self { fd, base: base.cast(), page, scratch: Vec::new() })
+    }
+
+    /// `data_head` and `data_tail` stand at these offsets of the first page (linux/perf_event.h).
+    fn position(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: inside the mapped first page, aligned to 8, shared with the kernel as an atomic word.
+        unsafe { &*self.base.add(offset).cast::<AtomicU64>() }
+    }
+
+    fn drain(&mut self, news: &mut News) {
+        let head = self.position(1024).load(Ordering::Acquire);
+        let mut tail = self.position(1032).load(Ordering::Relaxed);
+        while head.wrapping_sub(tail) >= 8 {
+            let header = self.copy(tail, 8);
+            let kind = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
+            let size = u16::from_ne_bytes([header[6], header[7]]) as usize;
+            if size < 8 || size as u64 > head.wrapping_sub(tail) {
+                tail = head; // not a record: give up what is there rather than misread it
+                news.lost += 1;
+                break;
+            }
+            match kind {
+                RECORD_MMAP2 => news.mappings.extend(parse_mmap2(self.copy(tail, size))),
+                RECORD_LOST => news.lost += 1,
+                _ => {}
+            }
+            tail = tail.wrapping_add(size as u64);
+        }
+        self.position(1032).store(tail, Ordering::Release);
+    }
+
+    /// Copies a record out of the ring, which may wrap around.
+    fn copy(&mut self, at: u64, size: usize) -> &[u8] {
+        let capacity = DATA_PAGES * self.page;
+        self.scratch.clear();
+        for i in 0..size {
+            let offset = (at as usize).wrapping_add(i) % capacity;
+            // SAFETY: the offset is below the capacity of the data pages, which follow the first page.
+            self.scratch.push(unsafe { self.base.add(self.page + offset).read_volatile() });
+        }
+        &self.scratch
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made in `open`, unmapped once.
+        unsafe { libc::munmap(self.base.cast(), (DATA_PAGES + 1) * self.page) };
+    }
+}
+
+fn parse_mmap2(record: &[u8]) -> Option<Mapping> {
+    let pid = u32::from_ne_bytes(record.get(8..12)?.try_into().ok()?);
+    let name = record.get(MMAP2_NAME..)?;
+    let name = name.split(|b| *b == 0).next()?;
+    let file = name.rsplit(|b| *b == b'/').next()?;
+    let library = Library::of_file(std::str::from_utf8(file).ok()?)?;
+    Some(Mapping { pid, library })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_names_its_process_and_library() {
+        let mut record = vec![0u8; MMAP2_NAME];
+        record[8..12].copy_from_slice(&77u32.to_ne_bytes());
+        record.extend_from_slice(b"/opt/x/libcudart.so.13\0\0");
+        assert_eq!(parse_mmap2(&record), Some(Mapping { pid: 77, library: Library::Runtime }));
+        record.truncate(MMAP2_NAME);
+        record.extend_from_slice(b"/lib/libc.so.6\0");
+        assert_eq!(parse_mmap2(&record), None);
+        assert_eq!(parse_mmap2(&record[..20]), None);
+    }
+}

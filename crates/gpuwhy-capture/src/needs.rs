@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What tracing needs of the machine: each need met or missing, and the fix.
+
+use crate::capture::{Capture, Options};
+use crate::error::CaptureError;
+use crate::libraries;
+use crate::system;
+use std::path::Path;
+
+/// Whether a need is met.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Status {
+    /// It is.
+    Ok,
+    /// It is not, and tracing works without it.
+    Optional,
+    /// It is not, and tracing cannot work.
+    Missing,
+}
+
+/// One need.
+#[derive(Debug, Clone)]
+pub struct Need {
+    /// What is needed: `BTF`.
+    pub name: &'static str,
+    /// Whether it is there.
+    pub status: Status,
+    /// What was found.
+    pub found: String,
+    /// What to do when it is not there.
+    pub fix: Option<String>,
+}
+
+impl Need {
+    fn new(name: &'static str, met: bool, found: impl Into<String>, fix: &str) -> Self {
+        let status = if met { Status::Ok } else { Status::Missing };
+        Self { name, status, found: found.into(), fix: (!met).then(|| fix.to_owned()) }
+    }
+
+    fn optional(mut self) -> Self {
+        if self.status == Status::Missing {
+            self.status = Status::Optional;
+        }
+        self
+    }
+}
+
+/// Looks at every need, really loading the programs to find out.
+pub fn look() -> Vec<Need> {
+    let release = system::kernel_release();
+    let recent = system::kernel_version(&release).is_some_and(|v| v >= (5, 15));
+    let mut needs = vec![
+        Need::new("kernel", recent, format!("Linux {release}"), "update to Linux 5.15 or newer"),
+        Need::new(
+            "BTF",
+            Path::new("/sys/kernel/btf/vmlinux").exists(),
+            "/sys/kernel/btf/vmlinux",
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
+        ),
+        Need::new("privilege", is_root(), format!("user {}", user_id()), "run with sudo"),
+        Need::new(
+            "PID namespace",
+            in_first_pid_namespace(),
+            if in_first_pid_namespace() { "the host's" } else { "a container's" },
+            "run gpuwhy on the host, or start the container with --pid=host",
+        ),
+    ];
+    needs.push(programs());
+    needs.push(gpu());
+    needs.push(cuda_in_use());
+    needs
+}
+
+/// The first need that is missing, as an error; used before a trace so that it fails with one clear line.
+pub fn require() -> Result<(), CaptureError> {
+    let release = system::kernel_release();
+    if system::kernel_version(&release).is_some_and(|v| v < (5, 15)) {
+        return Err(CaptureError::OldKernel { release });
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Err(CaptureError::NoBtf { release });
+    }
+    if !in_first_pid_namespace() {
+        return Err(CaptureError::PidNamespace);
+    }
+    Ok(())
+}
+
+fn programs() -> Need {
+    // No process has this number: nothing is traced, but everything is loaded and attached.
+    match Capture::start(&Options { targets: crate::Targets::Pids(Vec::new()), ..Default::default() }) {
+        Ok(mut capture) => {
+            let warnings = capture.take_warnings();
+            let found = format!("loaded, probes by uprobe {}", capture.flavour().name());
+            match warnings.first() {
+                None => Need::new("eBPF programs", true, found, ""),
+                Some(why) => Need::new("eBPF programs", false, why.as_str(), "run with sudo").optional(),
+            }
+        }
+        Err(error) => {
+            Need { name: "eBPF programs", status: Status::Missing, found: "refused".into(), fix: Some(error.to_string()) }
+        }
+    }
+}
+
+fn gpu() -> Need {
+    let system = system::System::read();
+    let found = match (&system.gpu, &system.driver) {
+        (Some(gpu), Some(driver)) => {
+            format!("{gpu}, driver {driver}, CUDA {}", system.cuda.as_deref().unwrap_or("unknown"))
+        }
+        _ => "no NVIDIA driver answers".into(),
+    };
+    Need::new(
+        "GPU",
+        system.gpu.is_some(),
+        found,
+        "install NVIDIA's driver (nvidia-smi must work); `gpuwhy demo` needs no GPU",
+    )
+    .optional()
+}
+
+fn cuda_in_use() -> Need {
+    let users = libraries::all_processes()
+        .into_iter()
+        .filter(|pid| libraries::of_process(*pid).is_ok_and(|found| !found.is_empty()))
+        .count();
+    Need::new(
+        "CUDA processes",
+        users > 0,
+        format!("{users} running"),
+        "start your job, or let gpuwhy start it: sudo gpuwhy trace -- python3 train.py",
+    )
+    .optional()
+}
+
+fn user_id() -> u32 {
+    // SAFETY: reads a number.
+    unsafe { libc::geteuid() }
+}
+
+fn is_root() -> bool {
+    user_id() == 0
+}
+
+/// The first PID namespace has a fixed inode number (PROC_PID_INIT_INO).
+fn in_first_pid_namespace() -> bool {
+    std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+}

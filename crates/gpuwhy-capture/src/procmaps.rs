@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which traced libraries a process has mapped: `/proc/PID/maps`, parsed.
+
+use gpuwhy_model::Library;
+
+/// An executable mapping of a traced library.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MappedLibrary<'a> {
+    /// Which library, by its file name.
+    pub library: Library,
+    /// The path as the process sees it, without any ` (deleted)`.
+    pub path: &'a str,
+    /// `start-end` in hexadecimal: the name of the mapping under `/proc/PID/map_files`.
+    pub range: &'a str,
+}
+
+/// The traced libraries in the text of a `/proc/PID/maps`, one entry for each executable mapping.
+pub(crate) fn traced_libraries(maps: &str) -> impl Iterator<Item = MappedLibrary<'_>> {
+    maps.lines().filter_map(|line| {
+        // start-end perms offset dev inode   path (which may contain spaces)
+        let mut rest = line;
+        let mut field = || {
+            rest = rest.trim_start_matches(' ');
+            let (head, tail) = rest.split_once(' ')?;
+            rest = tail;
+            Some(head)
+        };
+        let (range, perms) = (field()?, field()?);
+        let (_offset, _dev, _inode) = (field()?, field()?, field()?);
+        if !perms.contains('x') {
+            return None;
+        }
+        let path = rest.trim_start_matches(' ');
+        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
+        let library = Library::of_file(path.rsplit('/').next()?)?;
+        Some(MappedLibrary { library, path, range })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_executable_mappings_of_traced_libraries_count() {
+        let maps = "\
+555555554000-555555556000 r-xp 00000000 08:01 42                         /usr/bin/python3.12
+7f0000000000-7f0000001000 r--p 00000000 08:01 77                         /opt/my env/lib/libcudart.so.13
+7f0000001000-7f0000009000 r-xp 00001000 08:01 77                         /opt/my env/lib/libcudart.so.13
+7f0000010000-7f0000019000 r-xp 00001000 08:01 78                         /tmp/libcuda.so.1 (deleted)
+7f0000020000-7f0000029000 r-xp 00001000 08:01 79                         /usr/lib/libcudnn.so.9
+7fff00000000-7fff00021000 rw-p 00000000 00:00 0                          [stack]
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+garbage
+";
+        let found: Vec<_> = traced_libraries(maps).collect();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].library, Library::Runtime);
+        assert_eq!(found[0].path, "/opt/my env/lib/libcudart.so.13");
+        assert_eq!(found[0].range, "7f0000001000-7f0000009000");
+        assert_eq!(found[1].library, Library::Driver);
+        assert_eq!(found[1].path, "/tmp/libcuda.so.1");
+    }
+}

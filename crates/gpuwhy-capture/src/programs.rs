@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The BPF object: loading the flavour this kernel has, attaching probes, reading counters.
+
+use crate::elf::Site;
+use crate::error::{CaptureError, Result};
+use gpuwhy_model::{LossCause, Op, OpId};
+use libbpf_rs::query::ProgInfoIter;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
+use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::Mutex;
+
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+mod skeleton {
+    include!(concat!(env!("OUT_DIR"), "/gpuwhy.skel.rs"));
+}
+
+/// How probes are attached; newer kernels have cheaper ways.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// `uprobe.session`, Linux 6.13: one program sees entry and return, and can decline the return.
+    Session,
+    /// `uprobe.multi`, Linux 6.6.
+    Multi,
+    /// A perf event for each probe, Linux 5.15.
+    Plain,
+}
+
+impl Flavour {
+    /// Best first.
+    pub const ALL: [Self; 3] = [Self::Session, Self::Multi, Self::Plain];
+
+    /// As shown to the user.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Session => "session",
+            Self::Multi => "multi",
+            Self::Plain => "plain",
+        }
+    }
+}
+
+/// What is fixed before loading.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LoadOptions {
+    pub(crate) all_processes: bool,
+    pub(crate) all_layers: bool,
+    pub(crate) ring_bytes: u32,
+}
+
+/// The loaded programs and their maps.
+pub(crate) struct Programs {
+    skel: GpuwhySkel<'static>,
+    pub(crate) flavour: Flavour,
+    /// Keeps the process-life programs attached.
+    _life: Vec<Link>,
+    /// Counters as of the last [`Programs::take_loss`].
+    last_lost: Box<[[u64; LOSS_OPS]; LOSS_CAUSES]>,
+    last_recursion: u64,
+}
+
+const LOSS_OPS: usize = 512;
+const LOSS_CAUSES: usize = LossCause::ALL.len();
+
+/// What libbpf printed while loading: the verifier's reason is only there.
+static LIBBPF_SAID: Mutex<String> = Mutex::new(String::new());
+
+fn remember(_level: libbpf_rs::PrintLevel, text: String) {
+    if let Ok(mut said) = LIBBPF_SAID.lock() {
+        if said.len() < 64 * 1024 {
+            said.push_str(&text);
+        }
+    }
+}
+
+impl Programs {
+    /// Loads the best flavour the kernel takes, or the one asked for.
+    pub(crate) fn load(options: LoadOptions, wanted: Option<Flavour>) -> Result<Self> {
+        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, remember)));
+        let mut last = None;
+        for flavour in Flavour::ALL.into_iter().filter(|f| wanted.is_none_or(|w| w == *f)) {
+            if let Ok(mut said) = LIBBPF_SAID.lock() {
+                said.clear();
+            }
+            match Self::load_flavour(options, flavour) {
+                Ok(programs) => return Ok(programs),
+                Err(error) => {
+                    // The verifier says EACCES, too, when it refuses a program; it leaves a log.
+                    let verifier = LIBBPF_SAID.lock().is_ok_and(|said| said.contains("PROG LOAD LOG"));
+                    if matches!(error.kind(), libbpf_rs::ErrorKind::PermissionDenied) && !verifier {
+                        return Err(CaptureError::NotPermitted);
+                    }
+                    last = Some(error);
+                }
+            }
+        }
+        let why = last.map(|e| e.to_string()).unwrap_or_else(|| "no flavour to try".into());
+        if std::env::var_os("GPUWHY_DEBUG").is_some() {
+            eprintln!("{}", LIBBPF_SAID.lock().map(|s| s.clone()).unwrap_or_default());
+        }
+        let said = LIBBPF_SAID.lock().map(|s| s.clone()).unwrap_or_default();
+        let detail = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
+        Err(CaptureError::Load { why: format!("{why} ({})", detail.trim()) })
+    }
+
+    fn load_flavour(options: LoadOptions, flavour: Flavour) -> libbpf_rs::Result<Self> {
+        // The skeleton borrows its object for as long as it lives, which is as long as gpuwhy does: one
+        // small allocation for each flavour tried is given up for that.
+        let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = GpuwhySkelBuilder::default().open(storage)?;
+        configure(&mut open, options, flavour)?;
+        let skel = open.load()?;
+        let life = vec![
+            skel.progs.on_fork.attach_trace()?,
+            skel.progs.on_exec.attach_trace()?,
+            skel.progs.on_exit.attach_trace()?,
+        ];
+        let last_lost = Box::new([[0; LOSS_OPS]; LOSS_CAUSES]);
+        Ok(Self { skel, flavour, _life: life, last_lost, last_recursion: 0 })
+    }
+
+    /// Attaches one function of one file: one link an op, so that a single op can be let go again.
+    pub(crate) fn attach(&self, path: &Path, op: &Op, site: Site) -> Result<Vec<Link>> {
+        let progs = &self.skel.progs;
+        let links = match self.flavour {
+            Flavour::Session => multi(&progs.session, path, op, site, false, true).map(|l| vec![l]),
+            Flavour::Multi => multi(&progs.multi_leave, path, op, site, true, false).and_then(|leave| {
+                // The return first: an entry whose return is not watched yet would look unfinished.
+                Ok(vec![leave, multi(&progs.multi_enter, path, op, site, false, false)?])
+            }),
+            Flavour::Plain => plain(&progs.plain_leave, path, op, site, true)
+                .and_then(|leave| Ok(vec![leave, plain(&progs.plain_enter, path, op, site, false)?])),
+        };
+        links.map_err(|e| CaptureError::Attach {
+            function: op.function.clone(),
+            path: path.into(),
+            why: e.to_string(),
+        })
+    }
+
+    /// Says that everything mapped so far is probed as of now.
+    pub(crate) fn set_ready(&mut self, now_ns: u64) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            bss.ready_ns = now_ns;
+        }
+    }
+
+    pub(crate) fn add_target(&self, pid: u32) -> Result<()> {
+        let one = 1u32.to_ne_bytes();
+        self.skel
+            .maps
+            .targets
+            .update(&pid.to_ne_bytes(), &one, MapFlags::ANY)
+            .map_err(|e| CaptureError::Load { why: format!("process {pid} could not be marked as a target: {e}") })
+    }
+
+    /// Whether a process is traced; children are added by the kernel itself.
+    pub(crate) fn is_target(&self, pid: u32) -> bool {
+        matches!(self.skel.maps.targets.lookup(&pid.to_ne_bytes(), MapFlags::ANY), Ok(Some(_)))
+    }
+
+    /// The ring buffer, to be read by the caller.
+    pub(crate) fn ring(&self) -> &dyn MapCore {
+        &self.skel.maps.ring
+    }
+
+    /// Forgets the live allocations of a process that ended.
+    pub(crate) fn forget_live(&self, pid: u32) {
+        // struct live_key: address (8 bytes), tgid (4), is_handle (4).
+        let keys: Vec<Vec<u8>> =
+            self.skel.maps.live.keys().filter(|key| key.get(8..12) == Some(&pid.to_ne_bytes())).collect();
+        for key in keys {
+            // Gone already is just as well.
+            let _ = self.skel.maps.live.delete(&key);
+        }
+    }
+
+    /// What was lost since the last time, by cause and op.
+    pub(crate) fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
+        let mut out = Vec::new();
+        if let Some(bss) = self.skel.maps.bss_data.as_deref() {
+            for cause in LossCause::ALL {
+                for op in 0..LOSS_OPS {
+                    // SAFETY: a plain counter in memory shared with the kernel; volatile because others write it.
+                    let now = unsafe { std::ptr::read_volatile(&raw const bss.lost[cause as usize][op]) };
+                    let last = &mut self.last_lost[cause as usize][op];
+                    if now > *last {
+                        out.push((cause, Some(OpId(op as u16)), now - *last));
+                        *last = now;
+                    }
+                }
+            }
+        }
+        let recursion = self.recursion_misses();
+        if recursion > self.last_recursion {
+            out.push((LossCause::Recursion, None, recursion - self.last_recursion));
+            self.last_recursion = recursion;
+        }
+        out
+    }
+
+    /// Times the kernel skipped one of our probe programs because one was already running on that CPU.
+    fn recursion_misses(&self) -> u64 {
+        const OURS: [&str; 5] = ["session", "multi_enter", "multi_leave", "plain_enter", "plain_leave"];
+        let own: Vec<u32> = self.probe_program_ids();
+        ProgInfoIter::default()
+            .filter(|info| own.contains(&info.id) && OURS.iter().any(|n| info.name == *n))
+            .map(|info| info.recursion_misses)
+            .sum()
+    }
+
+    fn probe_program_ids(&self) -> Vec<u32> {
+        let progs = &self.skel.progs;
+        let ours: &[&ProgramMut<'_>] = match self.flavour {
+            Flavour::Session => &[&progs.session],
+            Flavour::Multi => &[&progs.multi_enter, &progs.multi_leave],
+            Flavour::Plain => &[&progs.plain_enter, &progs.plain_leave],
+        };
+        ours.iter().filter_map(|p| program_id(p)).collect()
+    }
+
+    /// Has the kernel report every call that is still open as unfinished.
+    pub(crate) fn report_open_calls(&self) -> libbpf_rs::Result<()> {
+        let link = self.skel.progs.still_open.attach_trace()?;
+        let mut sink = Vec::new();
+        Iter::new(&link)?.read_to_end(&mut sink)?;
+        Ok(())
+    }
+}
+
+fn program_id(program: &ProgramMut<'_>) -> Option<u32> {
+    use std::os::fd::{AsFd, AsRawFd};
+    let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
+    let mut size = size_of_val(&info) as u32;
+    // SAFETY: the fd is open for as long as the program is borrowed, and the kernel writes at most `size` bytes.
+    let rc = unsafe {
+        libbpf_rs::libbpf_sys::bpf_obj_get_info_by_fd(
+            program.as_fd().as_raw_fd(),
+            (&raw mut info).cast(),
+            &raw mut size,
+        )
+    };
+    (rc == 0).then_some(info.id)
+}
+
+fn configure(open: &mut OpenGpuwhySkel<'_>, options: LoadOptions, flavour: Flavour) -> libbpf_rs::Result<()> {
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.all_processes = options.all_processes;
+        rodata.all_layers = options.all_layers;
+        rodata.own_tgid = std::process::id();
+    }
+    open.maps.ring.set_max_entries(options.ring_bytes)?;
+    let progs = &mut open.progs;
+    progs.session.set_autoload(flavour == Flavour::Session);
+    for program in [&mut progs.multi_enter, &mut progs.multi_leave] {
+        program.set_autoload(flavour == Flavour::Multi);
+    }
+    for program in [&mut progs.plain_enter, &mut progs.plain_leave] {
+        program.set_autoload(flavour == Flavour::Plain);
+    }
+    Ok(())
+}
+
+fn multi(
+    program: &ProgramMut<'_>,
+    path: &Path,
+    op: &Op,
+    site: Site,
+    retprobe: bool,
+    session: bool,
+) -> libbpf_rs::Result<Link> {
+    let opts = UprobeMultiOpts {
+        offsets: vec![site.offset as usize],
+        cookies: vec![op.cookie()],
+        retprobe,
+        session,
+        ..Default::default()
+    };
+    program.attach_uprobe_multi_with_opts(-1, path, "", opts)
+}
+
+fn plain(program: &ProgramMut<'_>, path: &Path, op: &Op, site: Site, retprobe: bool) -> libbpf_rs::Result<Link> {
+    let opts = UprobeOpts { cookie: op.cookie(), retprobe, ..Default::default() };
+    program.attach_uprobe_with_opts(-1, path, site.offset as usize, opts)
+}

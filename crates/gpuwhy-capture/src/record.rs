@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What comes out of the ring: `struct record` of bpf/state.h, turned into the model's types.
+
+use gpuwhy_model::{Call, CallFlags, OpId};
+
+/// Size of `struct record`.
+const SIZE: usize = 56;
+const DEVICE_UNKNOWN: u8 = 0xff;
+const FLAG_INNER: u8 = 1;
+const FLAG_UNFINISHED: u8 = 2;
+const FLAG_ARG0: u8 = 4;
+const FLAG_ARG1: u8 = 8;
+const FLAG_STREAM: u8 = 16;
+const OP_EXEC: u16 = 0x3fe;
+const OP_EXIT: u16 = 0x3fd;
+const OP_THREAD: u16 = 0x3fb;
+
+/// Something that happened in a traced process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// A call.
+    Call(Call),
+    /// A thread or process came or went.
+    Life(Life),
+}
+
+/// A thread or process came or went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Life {
+    /// What happened.
+    pub event: LifeEvent,
+    /// When, `CLOCK_MONOTONIC` ns.
+    pub at_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// The kernel's name of the thread, at most 15 bytes.
+    pub comm: String,
+}
+
+/// What happened to a thread or process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LifeEvent {
+    /// A thread made its first traced call.
+    FirstCall,
+    /// The process runs another program now.
+    Exec,
+    /// The process ended.
+    Exit,
+}
+
+/// Reads one ring record; `None` for one of a size or kind this version does not know.
+#[inline]
+pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
+    let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
+    let word = |at: usize| u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| bytes[at + i]));
+    let half = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+    let op = u16::from_ne_bytes([bytes[52], bytes[53]]);
+    let (device, flags) = (bytes[54], bytes[55]);
+    let event = match op {
+        OP_EXEC => LifeEvent::Exec,
+        OP_EXIT => LifeEvent::Exit,
+        OP_THREAD => LifeEvent::FirstCall,
+        _ => {
+            let known = |flag: u8, value: u64| (flags & flag != 0).then_some(value);
+            return Some(Record::Call(Call {
+                start_ns: word(0),
+                duration_ns: word(8),
+                pid: half(40),
+                tid: half(44),
+                op: OpId(op),
+                device: (device != DEVICE_UNKNOWN).then_some(device),
+                stream: known(FLAG_STREAM, word(32)),
+                arg0: known(FLAG_ARG0, word(16)),
+                arg1: known(FLAG_ARG1, word(24)),
+                ret: half(48) as i32,
+                flags: CallFlags {
+                    inner: flags & FLAG_INNER != 0,
+                    unfinished: flags & FLAG_UNFINISHED != 0,
+                },
+            }));
+        }
+    };
+    let comm = bytes[16..32].split(|b| *b == 0).next().unwrap_or_default();
+    Some(Record::Life(Life {
+        event,
+        at_ns: word(0),
+        pid: half(40),
+        tid: half(44),
+        comm: String::from_utf8_lossy(comm).into_owned(),
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn raw(op: u16, device: u8, flags: u8) -> [u8; SIZE] {
+        let mut bytes = [0u8; SIZE];
+        for (i, value) in [1000u64, 250, 4096, 0x7f00_dead_0000, 5].into_iter().enumerate() {
+            bytes[i * 8..i * 8 + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        bytes[40..44].copy_from_slice(&42u32.to_ne_bytes());
+        bytes[44..48].copy_from_slice(&43u32.to_ne_bytes());
+        bytes[48..52].copy_from_slice(&(-2i32).to_ne_bytes());
+        bytes[52..54].copy_from_slice(&op.to_ne_bytes());
+        bytes[54] = device;
+        bytes[55] = flags;
+        bytes
+    }
+
+    #[test]
+    fn what_the_kernel_did_not_know_is_none() {
+        let Some(Record::Call(call)) = parse(&raw(3, DEVICE_UNKNOWN, FLAG_ARG0 | FLAG_INNER)) else { panic!() };
+        assert_eq!((call.start_ns, call.duration_ns, call.pid, call.tid, call.ret), (1000, 250, 42, 43, -2));
+        assert_eq!((call.device, call.stream, call.arg0, call.arg1), (None, None, Some(4096), None));
+        assert!(call.flags.inner && !call.flags.unfinished);
+    }
+
+    #[test]
+    fn names_stop_at_the_first_zero() {
+        let mut bytes = raw(OP_EXEC, 0, 0);
+        bytes[16..32].copy_from_slice(b"python3\0\xffjunk000");
+        let Some(Record::Life(life)) = parse(&bytes) else { panic!() };
+        assert_eq!((life.event, life.comm.as_str(), life.pid), (LifeEvent::Exec, "python3", 42));
+        assert_eq!(parse(&bytes[..40]), None);
+    }
+}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How a traced function's arguments are read, packed into the 64-bit cookie of its probe.
+//!
+//! The BPF program is one for all functions; what differs travels in the cookie, so that no table is
+//! looked up on the hot path. `bpf/cookie.h` in gpuwhy-capture is the other half of this contract.
+//!
+//! Argument positions are logical slots, counted from 1: slot 9 of `cuLaunchKernel` is on the stack on
+//! x86-64 and would be on aarch64, too; the BPF side knows where the architecture keeps a slot. A small
+//! struct passed by value (`dim3`) fills as many slots as it takes registers.
+
+/// Which way a copy goes. The values are CUDA's own (`cudaMemcpyKind`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Direction {
+    /// Host to host.
+    HtoH = 0,
+    /// Host to device.
+    HtoD = 1,
+    /// Device to host.
+    DtoH = 2,
+    /// Device to device, peers included.
+    DtoD = 3,
+    /// The driver decides from the pointers (`cudaMemcpyDefault`); the call itself does not say.
+    Default = 4,
+}
+
+impl Direction {
+    /// Every direction, in the order of CUDA's codes.
+    pub const ALL: [Self; 5] = [Self::HtoH, Self::HtoD, Self::DtoH, Self::DtoD, Self::Default];
+
+    /// The name people use: `HtoD`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::HtoH => "HtoH",
+            Self::HtoD => "HtoD",
+            Self::DtoH => "DtoH",
+            Self::DtoD => "DtoD",
+            Self::Default => "default",
+        }
+    }
+}
+
+/// What to read from a call: where its size, handle, pointer, direction and stream are.
+///
+/// Numbers are argument slots (see the module's head) unless said otherwise.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decode {
+    /// Nothing but the time, the thread and the return code.
+    Plain,
+    /// `bytes` requested; the new pointer or handle is written to `*out` by the time the call returns.
+    Alloc {
+        /// Slot of the size.
+        bytes: u8,
+        /// Slot of the pointer to the result.
+        out: u8,
+    },
+    /// Memory that exists already and is registered or mapped: pointer and size are both arguments.
+    AllocAt {
+        /// Slot of the size.
+        bytes: u8,
+        /// Slot of the pointer.
+        ptr: u8,
+    },
+    /// `(out, &pitch, width, height)`: the size is the pitch the call chose, times the height.
+    AllocPitch,
+    /// `(cudaPitchedPtr *out, cudaExtent extent)`: pitch times height times depth.
+    Alloc3D,
+    /// A new object whose size the call does not tell (arrays).
+    AllocOpaque {
+        /// Slot of the pointer to the result.
+        out: u8,
+    },
+    /// As `Alloc`, but the result is a handle of its own kind, not an address (`cuMemCreate`).
+    AllocHandle {
+        /// Slot of the size.
+        bytes: u8,
+        /// Slot of the pointer to the result.
+        out: u8,
+    },
+    /// Gives memory back; its size is what the allocation of that pointer said.
+    Free {
+        /// Slot of the pointer.
+        ptr: u8,
+    },
+    /// As `Free`, for what [`Decode::AllocHandle`] or [`Decode::AllocOpaque`] made.
+    FreeHandle {
+        /// Slot of the handle.
+        handle: u8,
+    },
+    /// Gives memory back and says how much.
+    FreeSized {
+        /// Slot of the pointer.
+        ptr: u8,
+        /// Slot of the size.
+        bytes: u8,
+    },
+    /// Copies `bytes` in a direction the function's name tells.
+    Copy {
+        /// Slot of the size.
+        bytes: u8,
+        /// The direction.
+        direction: Direction,
+    },
+    /// Copies `bytes` in the direction given by an argument of type `cudaMemcpyKind`.
+    CopyKind {
+        /// Slot of the size.
+        bytes: u8,
+        /// Slot of the direction.
+        kind: u8,
+    },
+    /// Copies `width × height` bytes (neighbouring slots) in the direction given by an argument.
+    Copy2D {
+        /// Slot of the width in bytes; the height follows it.
+        width: u8,
+        /// Slot of the direction.
+        kind: u8,
+    },
+    /// `cudaMemcpy3DParms *`, or `cudaMemcpy3DPeerParms *`, in slot 1.
+    Copy3DRuntime {
+        /// Whether it is the struct for peers.
+        peer: bool,
+    },
+    /// `CUDA_MEMCPY2D *` in slot 1.
+    Copy2DDriver,
+    /// `CUDA_MEMCPY3D *` or `CUDA_MEMCPY3D_PEER *` in slot 1 (they agree up to the extent).
+    Copy3DDriver,
+    /// Fills `count` elements of `2^shift` bytes with a value.
+    Fill {
+        /// Slot of the number of elements.
+        count: u8,
+        /// Slot of the value.
+        value: u8,
+        /// log2 of the element's size in bytes.
+        shift: u8,
+    },
+    /// Fills `width × height` elements (neighbouring slots).
+    Fill2D {
+        /// Slot of the width in elements; the height follows it.
+        width: u8,
+        /// Slot of the value.
+        value: u8,
+        /// log2 of the element's size in bytes.
+        shift: u8,
+    },
+    /// `(cudaPitchedPtr, int value, cudaExtent)`, structs by value.
+    Fill3D,
+    /// `(f, gx, gy, gz, …)`: the driver's launches.
+    Launch,
+    /// `(func, dim3 grid, …)`: the runtime's launches, dim3 by value.
+    LaunchDim3,
+    /// `(const config *, f, …)`: grid and stream are in the struct.
+    LaunchConfig,
+    /// A call about one handle (an event, a graph, a context), kept as arg0.
+    Handle {
+        /// Slot of the handle.
+        handle: u8,
+    },
+    /// Makes a device current for the calling thread (`cudaSetDevice`).
+    SetDevice {
+        /// Slot of the device ordinal.
+        device: u8,
+    },
+    /// `(CUcontext *out, CUdevice dev)` and the like: learns which device a context belongs to.
+    NewContext {
+        /// Slot of the pointer to the new context.
+        out: u8,
+        /// Slot of the device ordinal.
+        device: u8,
+        /// Whether the new context becomes current (cuCtxCreate) or not (cuDevicePrimaryCtxRetain).
+        current: bool,
+    },
+    /// Makes a context current (`cuCtxSetCurrent`, `cuCtxPushCurrent`).
+    SetContext {
+        /// Whether the context before it comes back with the next pop.
+        push: bool,
+    },
+    /// `cuCtxPopCurrent`.
+    PopContext,
+}
+
+/// Slot number that says "the stream is in the launch configuration struct".
+const STREAM_IN_CONFIG: u8 = 15;
+
+impl Decode {
+    /// Whether `arg0` is a number of bytes.
+    pub fn arg0_is_bytes(self) -> bool {
+        !matches!(
+            self,
+            Self::Plain
+                | Self::AllocOpaque { .. }
+                | Self::Launch
+                | Self::LaunchDim3
+                | Self::LaunchConfig
+                | Self::Handle { .. }
+                | Self::SetDevice { .. }
+                | Self::NewContext { .. }
+                | Self::SetContext { .. }
+                | Self::PopContext
+        )
+    }
+
+    /// What `arg0` and `arg1` mean for a function read this way; empty when unused (NULL).
+    pub fn meaning(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Plain | Self::PopContext => ("", ""),
+            Self::Alloc { .. } | Self::AllocHandle { .. } | Self::AllocPitch | Self::Alloc3D => ("bytes", "new pointer or handle"),
+            Self::AllocAt { .. } => ("bytes", "pointer"),
+            Self::AllocOpaque { .. } => ("", "new handle"),
+            Self::Free { .. } | Self::FreeHandle { .. } => ("bytes freed (NULL: allocated before the trace)", "pointer or handle"),
+            Self::FreeSized { .. } => ("bytes", "pointer"),
+            Self::Copy { .. }
+            | Self::CopyKind { .. }
+            | Self::Copy2D { .. }
+            | Self::Copy3DRuntime { .. }
+            | Self::Copy2DDriver
+            | Self::Copy3DDriver => ("bytes", "direction (0 HtoH, 1 HtoD, 2 DtoH, 3 DtoD, 4 default)"),
+            Self::Fill { .. } | Self::Fill2D { .. } | Self::Fill3D => ("bytes", "value"),
+            Self::Launch | Self::LaunchDim3 | Self::LaunchConfig => ("function", "blocks in the grid"),
+            Self::Handle { .. } => ("handle", ""),
+            Self::SetDevice { .. } => ("device", ""),
+            Self::NewContext { .. } => ("device", "context"),
+            Self::SetContext { .. } => ("context", ""),
+        }
+    }
+
+    /// The cookie: everything the BPF program must know about the function.
+    ///
+    /// `twin` is the op to report instead when the runtime library made the call (launches are seen at
+    /// the driver only).
+    pub fn cookie(self, op: u16, stream: Option<u8>, twin: Option<u16>, runtime: bool) -> u64 {
+        let (shape, a, b, extra) = self.fields();
+        let stream = match self {
+            Self::LaunchConfig => STREAM_IN_CONFIG,
+            _ => stream.unwrap_or(0),
+        };
+        u64::from(op & 0x3ff)
+            | u64::from(shape & 0x3f) << 10
+            | u64::from(a & 0xf) << 16
+            | u64::from(b & 0xf) << 20
+            | u64::from(stream & 0xf) << 24
+            | u64::from(extra & 0xf) << 28
+            | u64::from(twin.unwrap_or(0x3ff) & 0x3ff) << 32
+            | u64::from(runtime) << 42
+    }
+
+    /// `(shape, a, b, extra)` as `bpf/cookie.h` numbers them.
+    fn fields(self) -> (u8, u8, u8, u8) {
+        match self {
+            Self::Plain => (0, 0, 0, 0),
+            Self::Alloc { bytes, out } => (1, bytes, out, 0),
+            Self::AllocAt { bytes, ptr } => (2, bytes, ptr, 0),
+            Self::AllocPitch => (3, 0, 0, 0),
+            Self::Alloc3D => (4, 0, 0, 0),
+            Self::AllocHandle { bytes, out } => (1, bytes, out, 1),
+            Self::AllocOpaque { out } => (5, 0, out, 1),
+            Self::Free { ptr } => (6, ptr, 0, 0),
+            Self::FreeHandle { handle } => (6, handle, 0, 1),
+            Self::FreeSized { ptr, bytes } => (7, ptr, bytes, 0),
+            Self::Copy { bytes, direction } => (8, bytes, 0, direction as u8),
+            Self::CopyKind { bytes, kind } => (9, bytes, kind, 0),
+            Self::Copy2D { width, kind } => (10, width, kind, 0),
+            Self::Copy3DRuntime { peer } => (11, 0, 0, peer as u8),
+            Self::Copy2DDriver => (12, 0, 0, 0),
+            Self::Copy3DDriver => (13, 0, 0, 0),
+            Self::Fill { count, value, shift } => (14, count, value, shift),
+            Self::Fill2D { width, value, shift } => (15, width, value, shift),
+            Self::Fill3D => (16, 0, 0, 0),
+            Self::Launch => (17, 0, 0, 0),
+            Self::LaunchDim3 => (18, 0, 0, 0),
+            Self::LaunchConfig => (19, 0, 0, 0),
+            Self::Handle { handle } => (20, handle, 0, 0),
+            Self::SetDevice { device } => (21, device, 0, 0),
+            Self::NewContext { out, device, current } => (22, device, out, current as u8),
+            Self::SetContext { push } => (23, 1, 0, push as u8),
+            Self::PopContext => (24, 0, 0, 0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_keeps_its_fields_apart() {
+        let c = Decode::CopyKind { bytes: 3, kind: 4 }.cookie(0x155, Some(5), Some(0x2aa), true);
+        assert_eq!(c & 0x3ff, 0x155);
+        assert_eq!(c >> 10 & 0x3f, 9);
+        assert_eq!(c >> 16 & 0xf, 3);
+        assert_eq!(c >> 20 & 0xf, 4);
+        assert_eq!(c >> 24 & 0xf, 5);
+        assert_eq!(c >> 32 & 0x3ff, 0x2aa);
+        assert_eq!(c >> 42, 1);
+    }
+
+    #[test]
+    fn a_missing_twin_is_all_ones() {
+        let c = Decode::Plain.cookie(1, None, None, false);
+        assert_eq!(c >> 32 & 0x3ff, 0x3ff);
+    }
+}

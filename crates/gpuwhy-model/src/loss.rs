@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why an event, or a detail of one, could not be kept. Counted where it happens, shown with the answer.
+
+use serde::Serialize;
+
+/// A cause of loss. The numbers are the indices of the BPF program's counters (`bpf/loss.h`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(u8)]
+pub enum LossCause {
+    /// The ring buffer between kernel and gpuwhy was full: gpuwhy could not keep up.
+    RingFull = 0,
+    /// The kernel had no memory for the thread's state, so the call could not be followed.
+    MapFull = 1,
+    /// More traced calls nested in one another than gpuwhy keeps (16).
+    TooDeep = 2,
+    /// The kernel refused to run the probe because another was running on that CPU.
+    Recursion = 3,
+    /// The run file could not be written (disk full, I/O error).
+    WriteFailed = 4,
+    /// A call's return was never seen though its thread went on (a jump out of the library).
+    NoReturn = 5,
+    /// Detail only: too many live allocations to remember; the frees of some carry no size.
+    LiveMapFull = 6,
+    /// Detail only: an argument in the program's memory could not be read.
+    ArgUnreadable = 7,
+    /// Detail only: whether the runtime library made a driver call could not be told; it stands under
+    /// the driver's name.
+    CallerUnknown = 8,
+}
+
+impl LossCause {
+    /// Every cause, in numeric order.
+    pub const ALL: [Self; 9] = [
+        Self::RingFull,
+        Self::MapFull,
+        Self::TooDeep,
+        Self::Recursion,
+        Self::WriteFailed,
+        Self::NoReturn,
+        Self::LiveMapFull,
+        Self::ArgUnreadable,
+        Self::CallerUnknown,
+    ];
+
+    /// The name in the run file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RingFull => "ring_full",
+            Self::MapFull => "map_full",
+            Self::TooDeep => "too_deep",
+            Self::Recursion => "recursion",
+            Self::WriteFailed => "write_failed",
+            Self::NoReturn => "no_return",
+            Self::LiveMapFull => "live_map_full",
+            Self::ArgUnreadable => "arg_unreadable",
+            Self::CallerUnknown => "caller_unknown",
+        }
+    }
+
+    /// Whether a whole event is gone (true) or only a detail of one (false).
+    pub fn loses_event(self) -> bool {
+        !matches!(self, Self::LiveMapFull | Self::ArgUnreadable | Self::CallerUnknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_positions() {
+        for (i, cause) in LossCause::ALL.into_iter().enumerate() {
+            assert_eq!(cause as usize, i);
+        }
+    }
+}
