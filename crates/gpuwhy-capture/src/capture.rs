@@ -157,6 +157,11 @@ impl Capture {
         self.programs.add_target(pid)
     }
 
+    /// Whether any of the processes asked for, or a child of theirs, still runs.
+    pub fn has_targets(&self) -> bool {
+        self.programs.has_targets()
+    }
+
     /// Attaches to what a process has mapped. One that ended meanwhile needs nothing any more.
     fn attach_process(&mut self, pid: u32) {
         if pid == std::process::id() {
@@ -261,10 +266,10 @@ impl Capture {
         }
     }
 
-    /// Takes what came in, at most about 64k records at a time. Returns whether anything did.
+    /// Takes what came in, at most 8k records at a time. Returns whether anything did.
     pub fn take(&mut self, batch: &mut Batch) -> bool {
         batch.clear();
-        let taken = self.ring.consume_raw_n(64 * 1024);
+        let taken = self.ring.consume_raw_n(8 * 1024);
         std::mem::swap(&mut *self.inbox.borrow_mut(), batch);
         for life in batch.life.iter().filter(|l| l.event == LifeEvent::Exit) {
             self.programs.forget_live(life.pid);

@@ -98,9 +98,6 @@ impl Programs {
             }
         }
         let why = last.map(|e| e.to_string()).unwrap_or_else(|| "no flavour to try".into());
-        if std::env::var_os("GPUWHY_DEBUG").is_some() {
-            eprintln!("{}", LIBBPF_SAID.lock().map(|s| s.clone()).unwrap_or_default());
-        }
         let said = LIBBPF_SAID.lock().map(|s| s.clone()).unwrap_or_default();
         let detail = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
         Err(CaptureError::Load { why: format!("{why} ({})", detail.trim()) })
@@ -160,6 +157,11 @@ impl Programs {
     /// Whether a process is traced; children are added by the kernel itself.
     pub(crate) fn is_target(&self, pid: u32) -> bool {
         matches!(self.skel.maps.targets.lookup(&pid.to_ne_bytes(), MapFlags::ANY), Ok(Some(_)))
+    }
+
+    /// Whether any target is left; the kernel removes them as they end.
+    pub(crate) fn has_targets(&self) -> bool {
+        self.skel.maps.targets.keys().next().is_some()
     }
 
     /// The ring buffer, to be read by the caller.

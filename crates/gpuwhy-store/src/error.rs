@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong with a run file, said so that its reader knows what to do.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Shorthand for this crate's results.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// What went wrong with a run file.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder the run file should lie in does not exist.
+    #[error("the folder {} does not exist: create it, or choose another place with --db", .folder.display())]
+    FolderMissing {
+        /// The folder.
+        folder: PathBuf,
+    },
+    /// The folder exists but nothing can be created in it.
+    #[error("cannot create {}: {source}; choose a folder you may write to with --db", .path.display())]
+    CannotCreate {
+        /// The run file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A folder, device or pipe stands where the run file should be.
+    #[error("{} is not a regular file, and gpuwhy will not replace it: choose another name with --db", .path.display())]
+    NotAFile {
+        /// The path.
+        path: PathBuf,
+    },
+    /// Another gpuwhy is writing this file now.
+    #[error("{} is being written by another gpuwhy: stop that one, or choose another name with --db", .path.display())]
+    BeingWritten {
+        /// The run file.
+        path: PathBuf,
+    },
+    /// The file of an earlier run could not be moved out of the way.
+    #[error("cannot move the earlier {} aside: {source}; move it yourself, or choose another name with --db", .path.display())]
+    CannotMoveAside {
+        /// The earlier file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No space left while writing.
+    #[error(
+        "the disk is full: {lost_calls} calls could not be written to {}; what was written before is safe, free some space to go on",
+        .path.display()
+    )]
+    DiskFull {
+        /// The run file.
+        path: PathBuf,
+        /// Calls given to the writer since the last commit, now lost (and counted as `write_failed`).
+        lost_calls: u64,
+    },
+    /// Writing failed for another reason.
+    #[error(
+        "cannot write to {}: {source}; {lost_calls} calls were lost, what was written before is safe",
+        .path.display()
+    )]
+    CannotWrite {
+        /// The run file.
+        path: PathBuf,
+        /// Calls given to the writer since the last commit, now lost (and counted as `write_failed`).
+        lost_calls: u64,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// The run is complete but could not be brought back into one file.
+    #[error(
+        "{} could not be closed into one file ({source}): keep {}-wal beside it, the run's last part is in there",
+        .path.display(), .path.display()
+    )]
+    NotMerged {
+        /// The run file.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// No file at that path.
+    #[error("there is no run file {}: record one with `gpuwhy trace`, or name another with --db", .path.display())]
+    NotFound {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file is not an SQLite database.
+    #[error("{} is not a gpuwhy run file (not an SQLite database): name another with --db", .path.display())]
+    NotSqlite {
+        /// The path.
+        path: PathBuf,
+    },
+    /// An SQLite database, but not one of gpuwhy's.
+    #[error("{} is an SQLite database but not a gpuwhy run file: name another with --db", .path.display())]
+    NotARun {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file is damaged.
+    #[error(
+        "{} is damaged ({source}): `sqlite3 {} .recover` saves what can be read",
+        .path.display(), .path.display()
+    )]
+    Corrupt {
+        /// The path.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// The file's format is newer than this gpuwhy.
+    #[error(
+        "{} was written by gpuwhy with run-file version {version}; this one reads up to {}: update gpuwhy",
+        .path.display(), crate::schema::VERSION
+    )]
+    Newer {
+        /// The path.
+        path: PathBuf,
+        /// Its version.
+        version: i32,
+    },
+    /// The file exists but could not be read.
+    #[error("cannot read {}: {source}; check its permissions, and that its -wal file, if any, lies beside it", .path.display())]
+    CannotRead {
+        /// The path.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// The query is not valid SQL for this file.
+    #[error("{message}{}", .hint.as_ref().map(|h| format!("\nhint: {h}")).unwrap_or_default())]
+    Sql {
+        /// What SQLite said.
+        message: String,
+        /// What would help, where that can be told.
+        hint: Option<String>,
+    },
+    /// The query would do more than read.
+    #[error("{what} is refused: queries can only read the run file")]
+    Refused {
+        /// What it would do.
+        what: String,
+    },
+    /// More than one statement, or none.
+    #[error("give exactly one SQL statement, got {}", if *.many { "more than one" } else { "none" })]
+    NotOneStatement {
+        /// Whether it were too many.
+        many: bool,
+    },
+    /// The query ran into its time limit.
+    #[error("stopped after {} s; narrow it with a time range or raise --timeout", .limit.as_secs_f64())]
+    TimedOut {
+        /// The limit.
+        limit: Duration,
+    },
+}

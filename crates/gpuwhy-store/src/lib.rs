@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The run file: one SQLite database that holds everything about one run.
+//!
+//! What is promised (docs/run-file.md is the full text):
+//! - **Written by one, read by many.** [`Writer`] creates a new file, never touches an old one's content,
+//!   and refuses a path another gpuwhy writes to. [`Reader`] works while it does.
+//! - **Nothing committed is lost.** Killed in any way, the file opens with everything up to the last
+//!   [`Writer::commit`]. A full disk costs the calls since then, and those are counted.
+//! - **Two records of the same calls.** Every call is a row; and exact per-second aggregates, taken before
+//!   anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
+//! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
+//!   keeps read-only, bounded in time and rows.
+//!
+//! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
+
+pub mod aggregate;
+mod context;
+mod error;
+pub mod guarded;
+mod hash;
+pub mod overview;
+mod pending;
+mod place;
+mod reader;
+pub mod schema;
+mod utc;
+mod writer;
+
+pub use aggregate::OpTotals;
+pub use error::{Error, Result};
+pub use guarded::{Limits, Outcome, Value};
+pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
+pub use pending::{LibraryRow, Machine};
+pub use place::Owner;
+pub use reader::Reader;
+pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

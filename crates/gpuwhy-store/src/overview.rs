@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a run is about, typed: its session, its ops, its loss, its processes and libraries.
+
+use crate::aggregate::OpTotals;
+use crate::pending::{Machine, sums_from_row};
+use crate::{Reader, Result};
+use rusqlite::Row;
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// The run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Session {
+    /// The gpuwhy that wrote it.
+    pub version: String,
+    /// The beginning by the wall clock, Unix nanoseconds.
+    pub start_unix_ns: u64,
+    /// The same moment on `CLOCK_MONOTONIC`.
+    pub start_monotonic_ns: u64,
+    /// The end by the wall clock; `None` while it runs, or when gpuwhy was killed.
+    pub stop_unix_ns: Option<u64>,
+    /// How long it took; while `stop_unix_ns` is `None`, the time of the last call.
+    pub duration_ns: u64,
+    /// Why it ended; `None` as for `stop_unix_ns`.
+    pub stop_reason: Option<String>,
+    /// The traced command.
+    pub command: Option<String>,
+    /// gpuwhy's flags.
+    pub flags: Option<String>,
+    /// The machine.
+    pub machine: Machine,
+    /// Calls known to have happened: those that reached the writer and those lost before.
+    pub events_seen: u64,
+    /// Calls with a row.
+    pub events_stored: u64,
+    /// Calls lost.
+    pub events_lost: u64,
+    /// Calls left out of the per-second sums.
+    pub seconds_missing: u64,
+    /// What tracing cost, JSON.
+    pub own_cost: Option<String>,
+}
+
+/// A function and the sums over all its outermost calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpSummary {
+    /// Short name.
+    pub op: String,
+    /// Exact symbol.
+    pub function: String,
+    /// `runtime` or `driver`.
+    pub layer: String,
+    /// What it does: `alloc`, `copy`, …
+    pub class: String,
+    /// The sums.
+    pub totals: OpTotals,
+}
+
+/// Loss of one cause and op, over the whole run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LossRow {
+    /// Name of the cause.
+    pub cause: String,
+    /// Short name of the op, where known.
+    pub op: Option<String>,
+    /// How often.
+    pub count: u64,
+    /// Whether whole events are gone, or only a detail of each.
+    pub loses_event: bool,
+    /// First and last second of the run in which it happened.
+    pub seconds: (u64, u64),
+}
+
+/// A process that made calls. Times are nanoseconds since the run began.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Its name, or `pid N`.
+    pub name: String,
+    /// Start, where known; negative before the run.
+    pub started: Option<i64>,
+    /// End, where seen.
+    pub ended: Option<i64>,
+}
+
+/// A library that was traced.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LibraryInfo {
+    /// Where the program has it.
+    pub path: String,
+    /// `runtime` or `driver`.
+    pub library: String,
+    /// Device and inode.
+    pub inode: String,
+    /// Functions with probes.
+    pub functions: u32,
+    /// When they were attached, nanoseconds since the run began.
+    pub attached_at: u64,
+    /// What is worth knowing.
+    pub note: Option<String>,
+}
+
+impl Reader {
+    /// The run.
+    pub fn session(&self) -> Result<Session> {
+        let sql = "SELECT version, start_unix_ns, start_monotonic_ns, stop_unix_ns,
+                COALESCE(duration_ns, (SELECT MAX(start) FROM call_), 0), stop_reason, command, flags,
+                gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python,
+                events_seen, events_stored, events_lost, seconds_missing, own_cost
+            FROM session_";
+        self.db
+            .query_row(sql, [], session)
+            .map_err(|source| self.error(source))
+    }
+
+    /// Sums over all outermost calls, by function, those that took most time first.
+    pub fn op_totals(&self) -> Result<Vec<OpSummary>> {
+        self.fold_totals().map_err(|source| self.error(source))
+    }
+
+    fn fold_totals(&self) -> rusqlite::Result<Vec<OpSummary>> {
+        let mut statement = self.db.prepare(
+            "SELECT o.name, o.function, o.layer, o.class, s.op, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes,
+                 s.histogram
+             FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op",
+        )?;
+        let mut by_op: BTreeMap<i64, OpSummary> = BTreeMap::new();
+        let mut rows = statement.query([])?;
+        while let Some(row) = rows.next()? {
+            let sums = sums_from_row(row, 5)?;
+            match by_op.entry(row.get(4)?) {
+                Entry::Occupied(mut known) => known.get_mut().totals.merge(&sums),
+                Entry::Vacant(new) => {
+                    new.insert(OpSummary {
+                        op: row.get(0)?,
+                        function: row.get(1)?,
+                        layer: row.get(2)?,
+                        class: row.get(3)?,
+                        totals: sums,
+                    });
+                }
+            }
+        }
+        let mut summaries: Vec<OpSummary> = by_op.into_values().collect();
+        summaries.sort_by_key(|summary| Reverse(summary.totals.total_ns));
+        Ok(summaries)
+    }
+
+    /// What was lost, by cause and op, most first.
+    pub fn loss(&self) -> Result<Vec<LossRow>> {
+        let sql = "SELECT cause, op, SUM(count), loses_event, MIN(second), MAX(second) FROM loss
+            GROUP BY cause, op ORDER BY SUM(count) DESC, cause, op";
+        self.rows(sql, |row| {
+            Ok(LossRow {
+                cause: row.get(0)?,
+                op: row.get(1)?,
+                count: unsigned(row, 2)?,
+                loses_event: row.get(3)?,
+                seconds: (unsigned(row, 4)?, unsigned(row, 5)?),
+            })
+        })
+    }
+
+    /// Every process that made a call, by pid.
+    pub fn processes(&self) -> Result<Vec<Process>> {
+        self.rows(
+            "SELECT pid, name, started, ended FROM processes ORDER BY pid",
+            |row| {
+                Ok(Process {
+                    pid: row.get(0)?,
+                    name: row.get(1)?,
+                    started: row.get(2)?,
+                    ended: row.get(3)?,
+                })
+            },
+        )
+    }
+
+    /// The traced libraries, in the order of attaching.
+    pub fn libraries(&self) -> Result<Vec<LibraryInfo>> {
+        let sql = "SELECT path, library, inode, functions, attached_at, note FROM library_ ORDER BY attached_at, id";
+        self.rows(sql, |row| {
+            Ok(LibraryInfo {
+                path: row.get(0)?,
+                library: row.get(1)?,
+                inode: row.get(2)?,
+                functions: row.get(3)?,
+                attached_at: unsigned(row, 4)?,
+                note: row.get(5)?,
+            })
+        })
+    }
+
+    fn rows<T>(
+        &self,
+        sql: &str,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>> {
+        let all =
+            || -> rusqlite::Result<Vec<T>> { self.db.prepare(sql)?.query_map([], read)?.collect() };
+        all().map_err(|source| self.error(source))
+    }
+}
+
+fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
+    Ok(Session {
+        version: row.get(0)?,
+        start_unix_ns: unsigned(row, 1)?,
+        start_monotonic_ns: unsigned(row, 2)?,
+        stop_unix_ns: row
+            .get::<_, Option<i64>>(3)?
+            .map(|n| n.max(0).cast_unsigned()),
+        duration_ns: unsigned(row, 4)?,
+        stop_reason: row.get(5)?,
+        command: row.get(6)?,
+        flags: row.get(7)?,
+        machine: Machine {
+            gpu: row.get(8)?,
+            driver: row.get(9)?,
+            cuda: row.get(10)?,
+            cpu: row.get(11)?,
+            cores: row.get(12)?,
+            memory_bytes: row
+                .get::<_, Option<i64>>(13)?
+                .map(|n| n.max(0).cast_unsigned()),
+            kernel: row.get(14)?,
+            python: row.get(15)?,
+        },
+        events_seen: unsigned(row, 16)?,
+        events_stored: unsigned(row, 17)?,
+        events_lost: unsigned(row, 18)?,
+        seconds_missing: unsigned(row, 19)?,
+        own_cost: row.get(20)?,
+    })
+}
+
+fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned())
+}

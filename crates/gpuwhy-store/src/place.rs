@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Taking a path for a new run file: what stands there is moved aside, never overwritten or followed.
+//!
+//! gpuwhy runs as root in folders of users, so nothing here follows a symbolic link at the path itself.
+//!
+//! Who writes is told by a lock on the file's first byte that belongs to the open descriptor (an "open file
+//! description" lock). Not `flock`: on NFS that covers the whole file and would stand in SQLite's way, whose
+//! own locks are POSIX locks on bytes at 1 GiB. Those the kernel drops for the whole process when *any*
+//! descriptor of the file is closed in it. Hence two rules: the locked descriptor stays open until SQLite has
+//! closed the file ([`Claim`] is dropped last), and a file this process writes is recognised by its inode,
+//! without opening it ([`WRITTEN_HERE`]).
+
+use crate::{Error, Result, utc};
+use std::ffi::CString;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// Device and inode of every run file this process writes.
+static WRITTEN_HERE: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+/// The user a run file shall belong to: with sudo, the one who called it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Owner {
+    /// User id.
+    pub uid: u32,
+    /// Group id.
+    pub gid: u32,
+}
+
+/// An empty file of our own at the wanted path, locked against other gpuwhys.
+pub(crate) struct Claim {
+    /// The path with its folder resolved, so that SQLite may refuse every symbolic link in it.
+    pub(crate) path: PathBuf,
+    /// Where the file that stood there was moved.
+    pub(crate) moved: Option<PathBuf>,
+    identity: (u64, u64),
+    // Held for its lock.
+    _file: File,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        WRITTEN_HERE
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .retain(|id| *id != self.identity);
+    }
+}
+
+/// Takes `path`. SQLite gives -wal and -shm the owner of the main file, so only that one is given away here.
+pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
+    let path = resolve(path)?;
+    refuse_if_written(&path)?;
+    let moved = move_aside(&path)?;
+    let cannot_create = |source| Error::CannotCreate {
+        path: path.clone(),
+        source,
+    };
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .mode(0o644)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
+        .open(&path)
+        .map_err(cannot_create)?;
+    let ours = file.metadata().map_err(cannot_create)?;
+    // Between creating and locking, another gpuwhy may have taken the file for an old one and moved it.
+    let still_ours = lock(&file)
+        && fs::symlink_metadata(&path).is_ok_and(|now| identity(&now) == identity(&ours));
+    if !still_ours {
+        return Err(Error::BeingWritten { path });
+    }
+    if let Some(Owner { uid, gid }) = owner {
+        fchown(&file, Some(uid), Some(gid)).map_err(cannot_create)?;
+    }
+    WRITTEN_HERE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .push(identity(&ours));
+    Ok(Claim {
+        path,
+        moved,
+        identity: identity(&ours),
+        _file: file,
+    })
+}
+
+/// The path with its folder made absolute and free of symbolic links; the last part stays as it is.
+fn resolve(path: &Path) -> Result<PathBuf> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| Error::NotAFile { path: path.into() })?;
+    let folder = match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    match fs::canonicalize(folder) {
+        Ok(resolved) if resolved.is_dir() => Ok(resolved.join(name)),
+        Ok(_) => Err(Error::FolderMissing {
+            folder: folder.into(),
+        }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::FolderMissing {
+            folder: folder.into(),
+        }),
+        Err(source) => Err(Error::CannotCreate {
+            path: path.into(),
+            source,
+        }),
+    }
+}
+
+/// Refuses what must not be moved: a file in use, and anything that is no file (a name like /dev/null).
+fn refuse_if_written(path: &Path) -> Result<()> {
+    let Ok(found) = fs::symlink_metadata(path) else {
+        return Ok(());
+    };
+    if found.is_symlink() {
+        return Ok(());
+    }
+    if !found.is_file() {
+        return Err(Error::NotAFile { path: path.into() });
+    }
+    if WRITTEN_HERE
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .contains(&identity(&found))
+    {
+        return Err(Error::BeingWritten { path: path.into() });
+    }
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
+        .open(path)
+        .map_err(|source| Error::CannotMoveAside {
+            path: path.into(),
+            source,
+        })?;
+    if is_locked(&file) {
+        Err(Error::BeingWritten { path: path.into() })
+    } else {
+        Ok(())
+    }
+}
+
+/// A lock for writing on the first byte.
+fn first_byte() -> libc::flock {
+    libc::flock {
+        l_type: libc::F_WRLCK as i16,
+        l_whence: libc::SEEK_SET as i16,
+        l_start: 0,
+        l_len: 1,
+        l_pid: 0,
+    }
+}
+
+/// Takes the lock; it goes with the descriptor, however the process ends. `false` if another has it. A file
+/// system that knows no locks has no answer; there SQLite's own refusal has to do.
+fn lock(file: &File) -> bool {
+    let wanted = first_byte();
+    // SAFETY: the descriptor is open for as long as `file` is borrowed, and `wanted` is a valid flock.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) };
+    done == 0
+        || !matches!(
+            io::Error::last_os_error().raw_os_error(),
+            Some(libc::EAGAIN | libc::EACCES)
+        )
+}
+
+/// Whether another descriptor holds the lock, without taking it.
+fn is_locked(file: &File) -> bool {
+    let mut asked = first_byte();
+    // SAFETY: the descriptor is open for as long as `file` is borrowed, and the kernel may write to `asked`.
+    let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut asked) };
+    done == 0 && asked.l_type != libc::F_UNLCK as i16
+}
+
+/// What a run file consists of while it is written, or when its writer was killed: the last part of such a
+/// run is in the -wal.
+const PARTS: [&str; 3] = ["", "-wal", "-shm"];
+
+/// Renames the file at `path` and what belongs to it to a free name that tells when it was last written.
+fn move_aside(path: &Path) -> Result<Option<PathBuf>> {
+    let modified = PARTS
+        .iter()
+        .filter_map(|end| Some(found(path, end)?.mtime()))
+        .max();
+    let Some(modified) = modified else {
+        return Ok(None);
+    };
+    let target = free_name(path, &utc::stamp(modified));
+    for end in PARTS.iter().filter(|end| found(path, end).is_some()) {
+        rename_no_replace(&with_end(path, end), &with_end(&target, end)).map_err(|source| {
+            Error::CannotMoveAside {
+                path: path.into(),
+                source,
+            }
+        })?;
+    }
+    Ok(Some(target))
+}
+
+/// `stem-STAMP.db` beside `path`, or `stem-STAMP-2.db` and so on where that is taken.
+fn free_name(path: &Path, stamp: &str) -> PathBuf {
+    let named = |number: String| {
+        let mut name = path.file_stem().unwrap_or_default().to_owned();
+        name.push(format!("-{stamp}{number}.db"));
+        path.with_file_name(name)
+    };
+    let mut target = named(String::new());
+    let mut number = 2u64;
+    while PARTS.iter().any(|end| found(&target, end).is_some()) {
+        target = named(format!("-{number}"));
+        number += 1;
+    }
+    target
+}
+
+fn found(path: &Path, end: &str) -> Option<fs::Metadata> {
+    fs::symlink_metadata(with_end(path, end)).ok()
+}
+
+/// `rename` that leaves an existing target alone, where the file system can promise it.
+fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
+    let c_from = CString::new(from.as_os_str().as_bytes())?;
+    let c_to = CString::new(to.as_os_str().as_bytes())?;
+    // SAFETY: both are NUL-terminated strings that outlive the call.
+    let done = unsafe {
+        libc::renameat2(
+            libc::AT_FDCWD,
+            c_from.as_ptr(),
+            libc::AT_FDCWD,
+            c_to.as_ptr(),
+            libc::RENAME_NOREPLACE,
+        )
+    };
+    if done == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // Not every file system knows the flag; that the target is free was checked a moment ago.
+        e if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => fs::rename(from, to),
+        e => Err(e),
+    }
+}
+
+/// The path with something added to its end: `gpuwhy.db` → `gpuwhy.db-wal`.
+pub(crate) fn with_end(path: &Path, end: &str) -> PathBuf {
+    let mut text = path.as_os_str().to_owned();
+    text.push(end);
+    text.into()
+}
+
+fn identity(found: &fs::Metadata) -> (u64, u64) {
+    (found.dev(), found.ino())
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a run file looks like: its marks, tables and views, and the vocabulary written into each.
+//!
+//! `schema.sql` holds the base tables, `views.sql` the public interface.
+
+use gpuwhy_model::ops::{self, Class};
+use gpuwhy_model::{LossCause, OpId};
+use rusqlite::{Connection, params};
+
+/// `PRAGMA application_id` of a run file: "gpuy" in ASCII.
+pub const APPLICATION_ID: i32 = 0x6770_7579;
+
+/// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes and reads.
+pub const VERSION: i32 = 1;
+
+/// The public views, in the order people meet them.
+pub const VIEWS: [&str; 12] = [
+    "events",
+    "inner_events",
+    "process_names",
+    "processes",
+    "threads",
+    "ops",
+    "sessions",
+    "seconds",
+    "loss",
+    "libraries",
+    "stack_traces",
+    "causal_chains",
+];
+
+/// Makes an empty database a run file, all or nothing.
+pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
+    db.execute_batch("BEGIN IMMEDIATE")?;
+    db.pragma_update(None, "application_id", APPLICATION_ID)?;
+    db.pragma_update(None, "user_version", VERSION)?;
+    db.execute_batch(include_str!("schema.sql"))?;
+    db.execute_batch(include_str!("views.sql"))?;
+    for op in ops::table() {
+        insert_op(db, op.id)?;
+    }
+    for cause in LossCause::ALL {
+        db.execute(
+            "INSERT INTO cause_ (id, name, loses_event) VALUES (?1, ?2, ?3)",
+            params![cause as u8, cause.name(), cause.loses_event()],
+        )?;
+    }
+    Ok(())
+}
+
+/// Writes one function's row. An id without one in this gpuwhy's table gets a row that says so, because a
+/// call must not vanish from the views for want of a name.
+pub(crate) fn insert_op(db: &Connection, id: OpId) -> rusqlite::Result<()> {
+    let mut insert = db.prepare_cached(
+        "INSERT OR IGNORE INTO op_ (id, name, function, layer, class, arg0_is_bytes, arg1_is_direction, arg0, arg1)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
+    )?;
+    match id.get() {
+        Some(op) => {
+            let (arg0, arg1) = op.decode.meaning();
+            insert.execute(params![
+                id.0,
+                op.name,
+                op.function,
+                op.library.name(),
+                op.class.name(),
+                op.decode.arg0_is_bytes(),
+                op.class == Class::Copy,
+                arg0,
+                arg1
+            ])?
+        }
+        None => {
+            let name = format!("op {}", id.0);
+            insert.execute(params![
+                id.0, name, name, "unknown", "unknown", false, false, "", ""
+            ])?
+        }
+    };
+    Ok(())
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The table that redraws while tracing and stands at the end: one row an op.
+
+use crate::style::Style;
+use crate::table::{Align, Table};
+use gpuwhy_model::units;
+use serde::Serialize;
+
+/// One op's figures so far. Times in ns.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct OpRow {
+    /// Short name.
+    pub op: String,
+    /// Calls made by the program.
+    pub calls: u64,
+    /// Calls a second, lately.
+    pub per_second: f64,
+    /// Calls that returned an error.
+    pub errors: u64,
+    /// Median duration.
+    pub p50_ns: u64,
+    /// 95th percentile.
+    pub p95_ns: u64,
+    /// 99th percentile.
+    pub p99_ns: u64,
+    /// Longest.
+    pub max_ns: u64,
+    /// All durations together, over all threads.
+    pub total_ns: u64,
+    /// `total_ns` over the time traced; above 1 when several threads were in it at once.
+    pub share: f64,
+    /// Bytes allocated, freed, copied or filled; 0 for ops without a size.
+    pub bytes: u64,
+    /// Calls that were made but lost.
+    pub lost: u64,
+}
+
+/// All of them, drawn.
+#[derive(Debug, Clone, Default)]
+pub struct OpsTable {
+    /// The rows, in the order in which they are drawn.
+    pub rows: Vec<OpRow>,
+}
+
+impl OpsTable {
+    /// Most time first.
+    pub fn sort(&mut self) {
+        self.rows.sort_by(|a, b| (b.total_ns, b.calls, &a.op).cmp(&(a.total_ns, a.calls, &b.op)));
+    }
+
+    /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line.
+    pub fn lines(&self, max_rows: usize, style: Style) -> Vec<String> {
+        let heads = ["op", "calls", "calls/s", "p50", "p95", "p99", "max", "time", "bytes", "loss"];
+        let mut table = Table::new(heads.iter().enumerate().map(|(i, name)| {
+            ((*name).to_owned(), Some(if i == 0 { Align::Left } else { Align::Right }))
+        }));
+        let hidden = self.rows.len().saturating_sub(max_rows);
+        let shown = if hidden > 0 { max_rows.saturating_sub(1) } else { self.rows.len() };
+        for row in &self.rows[..shown] {
+            table.push(cells(row));
+        }
+        let mut lines = table.lines(style);
+        if shown < self.rows.len() {
+            let rest = &self.rows[shown..];
+            let calls = rest.iter().map(|r| r.calls).sum();
+            lines.push(style.dim(&format!("… {} more ops, {} calls", rest.len(), units::count(calls))));
+        }
+        lines
+    }
+}
+
+fn cells(row: &OpRow) -> Vec<String> {
+    let blank = |n: u64, text: String| if n == 0 { String::new() } else { text };
+    let mut calls = units::count(row.calls);
+    if row.errors > 0 {
+        calls = format!("{calls} ({} failed)", units::count(row.errors));
+    }
+    vec![
+        units::safe(&row.op, 40),
+        calls,
+        units::count(row.per_second.round() as u64),
+        units::time(row.p50_ns),
+        units::time(row.p95_ns),
+        units::time(row.p99_ns),
+        units::time(row.max_ns),
+        units::percent(row.share, 1.0),
+        blank(row.bytes, units::bytes(row.bytes)),
+        units::count(row.lost),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(op: &str, calls: u64, total_ns: u64) -> OpRow {
+        OpRow { op: op.into(), calls, total_ns, p50_ns: 7_000, max_ns: 7_200_000, share: 0.31, ..Default::default() }
+    }
+
+    #[test]
+    fn the_dearest_op_comes_first_and_the_rest_is_counted() {
+        let mut table = OpsTable { rows: vec![row("cudaMalloc", 3, 10), row("cudaStreamSync", 2, 90), row("cudaFree", 4, 5)] };
+        table.sort();
+        let lines = table.lines(2, Style::PLAIN);
+        assert!(lines[0].starts_with("op "));
+        assert!(lines[1].starts_with("cudaStreamSync") && lines[1].contains("7.20 ms") && lines[1].contains("31 %"));
+        assert_eq!(lines[2], "… 2 more ops, 7 calls");
+        assert_eq!(table.lines(3, Style::PLAIN).len(), 4);
+    }
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Tells why a GPU job is slow, stalls or runs out of memory, without touching its code.
+#[derive(Debug, Parser)]
+#[command(version, max_term_width = 100, after_help = "\
+Examples:
+  gpuwhy check                                   can this machine be traced?
+  sudo gpuwhy demo                               see it work, without a GPU
+  sudo gpuwhy trace -- python3 train.py          start a job and trace it
+  sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
+  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Tell whether this machine can be traced, and what to do if not
+    Check(Check),
+    /// Record the CUDA calls of a job into a run file
+    Trace(Trace),
+    /// Ask a run file with SQL
+    Query(Query),
+    /// Trace a small training job on a simulated GPU: needs root and Python, no GPU
+    Demo(Demo),
+    /// Waits for a byte on a file descriptor, then becomes the traced command (internal)
+    #[command(name = "__hold", hide = true)]
+    Hold(Hold),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Check {
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+With neither --pid nor a command, every process that uses CUDA is traced, also those started later.
+The command runs as the user who called sudo; gpuwhy exits with its exit code (125: gpuwhy itself failed).
+
+Examples:
+  sudo gpuwhy trace -- python3 train.py --epochs 1
+  sudo gpuwhy trace --pid 4821 --pid 4822 --duration 60s
+  sudo gpuwhy trace --db night.db --json > progress.jsonl")]
+pub(crate) struct Trace {
+    /// Trace this process and its children (may be given several times)
+    #[arg(long, value_name = "PID", conflicts_with = "cmd")]
+    pub(crate) pid: Vec<u32>,
+    /// Stop after this long: 500ms, 60s, 5m, 2h
+    #[arg(long, value_parser = duration)]
+    pub(crate) duration: Option<Duration>,
+    /// The run file; one that exists is renamed, never overwritten
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    pub(crate) db: PathBuf,
+    /// Which calls to keep: those the program made, or also those CUDA's libraries made inside them
+    #[arg(long, value_enum, default_value = "outer")]
+    pub(crate) layers: Layers,
+    /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Print nothing but errors and the summary
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+    /// How to attach probes; by default the cheapest way this kernel has
+    #[arg(long, value_enum, hide = true)]
+    pub(crate) probes: Option<Probes>,
+    /// Size of the buffer between kernel and gpuwhy, MiB, a power of two
+    #[arg(long, default_value_t = 32, hide = true, value_parser = ring_size)]
+    pub(crate) ring_mib: u32,
+    /// The command to trace, after `--`
+    #[arg(last = true, value_name = "CMD")]
+    pub(crate) cmd: Vec<std::ffi::OsString>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Layers {
+    /// The program's own calls
+    Outer,
+    /// Also calls inside them, in the view inner_events
+    All,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Probes {
+    Session,
+    Multi,
+    Plain,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md; --schema lists them.
+
+Examples:
+  gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
+  gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
+  gpuwhy query --schema")]
+pub(crate) struct Query {
+    /// The run file
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    pub(crate) db: PathBuf,
+    /// Print an array of JSON objects
+    #[arg(long, conflicts_with = "csv")]
+    pub(crate) json: bool,
+    /// Print comma-separated values
+    #[arg(long)]
+    pub(crate) csv: bool,
+    /// Give up after this long
+    #[arg(long, value_parser = duration, default_value = "30s")]
+    pub(crate) timeout: Duration,
+    /// List the views and their columns
+    #[arg(long, conflicts_with = "sql")]
+    pub(crate) schema: bool,
+    /// One SELECT statement
+    #[arg(required_unless_present = "schema")]
+    pub(crate) sql: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Demo {
+    /// What the simulated job suffers from
+    #[arg(value_enum, default_value = "dataloader")]
+    pub(crate) scenario: Scenario,
+    /// How long to run
+    #[arg(long, value_parser = duration, default_value = "6s")]
+    pub(crate) duration: Duration,
+    /// The run file it leaves behind
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy-demo.db")]
+    pub(crate) db: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// Data workers that cannot keep up
+    Dataloader,
+    /// Other programs on every core
+    CpuContention,
+    /// A GPU kept busy
+    Healthy,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Hold {
+    /// Descriptor to read the byte from
+    #[arg(long)]
+    pub(crate) fd: i32,
+    /// Run as this user and group
+    #[arg(long, value_name = "UID:GID")]
+    pub(crate) user: Option<String>,
+    #[arg(last = true, required = true)]
+    pub(crate) cmd: Vec<std::ffi::OsString>,
+}
+
+/// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
+fn duration(text: &str) -> Result<Duration, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = match unit.trim() {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
+    Duration::try_from_secs_f64(number * factor)
+        .ok()
+        .filter(|d| !d.is_zero())
+        .ok_or_else(|| "the duration must be longer than nothing and shorter than forever".to_owned())
+}
+
+fn ring_size(text: &str) -> Result<u32, String> {
+    let size: u32 = text.parse().map_err(|_| "write a number of MiB".to_owned())?;
+    if size.is_power_of_two() && size <= 1024 { Ok(size) } else { Err("write a power of two up to 1024".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations_are_read_as_people_write_them() {
+        assert_eq!(duration("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(duration("60s"), Ok(Duration::from_secs(60)));
+        assert_eq!(duration("1.5m"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("2"), Ok(Duration::from_secs(2)));
+        for bad in ["", "s", "-1s", "5 parsecs", "0s", "1e99h", "nan"] {
+            assert!(duration(bad).is_err(), "{bad}");
+        }
+    }
+}

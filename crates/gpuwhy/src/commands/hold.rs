@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The internal command a traced job begins as: it waits until gpuwhy has attached, becomes the user who
+//! called sudo, and turns into the job. Its process is the job's, so the first call is seen.
+
+use crate::cli::Hold;
+use anyhow::Context;
+use std::io::Read;
+use std::os::fd::FromRawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+pub(crate) fn run(args: &Hold) -> anyhow::Result<ExitCode> {
+    // SAFETY: the descriptor was made for this process alone by the gpuwhy that started it.
+    let mut pipe = unsafe { std::fs::File::from_raw_fd(args.fd) };
+    let mut byte = [0u8; 1];
+    if pipe.read(&mut byte).unwrap_or(0) == 0 {
+        // gpuwhy ended before it let us go: there is nothing to run.
+        return Ok(ExitCode::from(125));
+    }
+    drop(pipe);
+    if let Some(user) = &args.user {
+        become_user(user)?;
+    }
+    let Some((program, rest)) = args.cmd.split_first() else { return Ok(ExitCode::from(125)) };
+    let error = Command::new(program).args(rest).exec();
+    eprintln!("gpuwhy: cannot run {}: {error}", program.to_string_lossy());
+    let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
+    Ok(ExitCode::from(code))
+}
+
+fn become_user(user: &str) -> anyhow::Result<()> {
+    let (uid, gid) = user.split_once(':').context("--user is UID:GID")?;
+    let (uid, gid): (u32, u32) = (uid.parse()?, gid.parse()?);
+    let name = crate::trace::sudo::user_name(uid);
+    // SAFETY: plain system calls with numbers and a string that outlives them; this process has one thread.
+    let failed = unsafe {
+        let groups = match &name {
+            Some(name) => libc::initgroups(name.as_ptr(), gid),
+            None => libc::setgroups(0, std::ptr::null()),
+        };
+        groups != 0 || libc::setgid(gid) != 0 || libc::setuid(uid) != 0
+    };
+    if failed {
+        return Err(std::io::Error::last_os_error()).context(format!("cannot become user {uid}"));
+    }
+    Ok(())
+}

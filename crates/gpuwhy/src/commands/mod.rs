@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One file a command.
+
+mod check;
+mod demo;
+mod hold;
+mod query;
+mod trace;
+
+use crate::cli::Command;
+use std::process::ExitCode;
+
+/// Runs a command and says how gpuwhy should exit.
+pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Check(args) => check::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Query(args) => query::run(&args),
+        Command::Demo(args) => demo::run(&args),
+        Command::Hold(args) => hold::run(&args),
+    }
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `gpuwhy trace`: record a job into a run file.
+
+use crate::cli::{Layers, Probes, Trace};
+use crate::trace::{self, Display, Settings};
+use gpuwhy_capture::{Flavour, Options, Targets};
+use std::process::ExitCode;
+
+pub(crate) fn run(args: &Trace) -> anyhow::Result<ExitCode> {
+    let ended = trace::record(&settings(args))?;
+    Ok(ExitCode::from(ended.exit_code))
+}
+
+fn settings(args: &Trace) -> Settings {
+    let targets = match (args.cmd.is_empty(), args.pid.is_empty()) {
+        (true, true) => Targets::All,
+        _ => Targets::Pids(args.pid.clone()),
+    };
+    Settings {
+        capture: Options {
+            targets,
+            all_layers: args.layers == Layers::All,
+            flavour: args.probes.map(|probes| match probes {
+                Probes::Session => Flavour::Session,
+                Probes::Multi => Flavour::Multi,
+                Probes::Plain => Flavour::Plain,
+            }),
+            ring_bytes: args.ring_mib << 20,
+        },
+        command: args.cmd.clone(),
+        extra_env: Vec::new(),
+        duration: args.duration,
+        db: args.db.clone(),
+        display: match (args.json, args.quiet) {
+            (true, _) => Display::Json,
+            (_, true) => Display::Quiet,
+            _ => Display::Human,
+        },
+    }
+}

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+//! gpuwhy: why a GPU job is slow, stalls or runs out of memory. This crate only wires: each command is
+//! one file under `commands/`, and what it does lives in the rooms it calls.
+
+mod cli;
+mod commands;
+mod output;
+mod trace;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    restore_sigpipe();
+    let cli = cli::Cli::parse();
+    let traces = matches!(cli.command, cli::Command::Trace(_));
+    match commands::run(cli.command) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("gpuwhy: {}", output::one_sentence(&error));
+            // `trace -- CMD` passes on CMD's exit code, so its own failure has a code no job uses.
+            ExitCode::from(if traces { 125 } else { 1 })
+        }
+    }
+}
+
+/// Rust ignores SIGPIPE; `gpuwhy query … | head` should end quietly instead of with an error.
+fn restore_sigpipe() {
+    // SAFETY: sets a signal's default action before any thread exists.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}

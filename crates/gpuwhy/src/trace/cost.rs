@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What gpuwhy itself used.
+
+use serde::Serialize;
+
+/// gpuwhy's own consumption so far.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct OwnCost {
+    /// CPU time of gpuwhy's threads, ns.
+    pub(crate) cpu_ns: u64,
+    /// The most memory it had, bytes.
+    pub(crate) peak_memory_bytes: u64,
+}
+
+impl OwnCost {
+    /// Asks the kernel.
+    pub(crate) fn so_far() -> Self {
+        // SAFETY: a struct of numbers, for which zeroes are valid, filled by the kernel.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        // SAFETY: the struct is ours.
+        unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
+        let ns = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
+        Self {
+            cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
+            peak_memory_bytes: usage.ru_maxrss.max(0) as u64 * 1024,
+        }
+    }
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a person or a program sees while tracing: a table that redraws, plain lines, or JSON lines.
+
+use crate::output;
+use crate::trace::figures::Figures;
+use crate::trace::screen::Screen;
+use crate::trace::summary::Summary;
+use crate::trace::writer::Snapshot;
+use gpuwhy_model::{OpId, units};
+use gpuwhy_view::{OpsTable, Style};
+use std::collections::HashMap;
+use std::io::IsTerminal;
+use std::time::Duration;
+
+/// How to show progress.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Display {
+    /// For people: a table on a terminal, lines elsewhere.
+    Human,
+    /// For programs: JSON lines on stdout.
+    Json,
+    /// Only the end.
+    Quiet,
+}
+
+/// Lines kept for the table: a head, the column names, twelve ops.
+const TABLE_LINES: u16 = 14;
+/// Without a terminal, a line this often.
+const PLAIN_EVERY: Duration = Duration::from_secs(5);
+
+/// Shows progress.
+pub(crate) struct Progress {
+    display: Display,
+    screen: Option<Screen>,
+    style: Style,
+    figures: Figures,
+    last_line: Duration,
+}
+
+impl Progress {
+    pub(crate) fn new(display: Display) -> Self {
+        let wants_screen = display == Display::Human && std::io::stderr().is_terminal();
+        Self {
+            display,
+            screen: wants_screen.then(|| Screen::take(TABLE_LINES)).flatten(),
+            style: output::stderr_style(),
+            figures: Figures::default(),
+            last_line: Duration::ZERO,
+        }
+    }
+
+    /// Something to tell at once.
+    pub(crate) fn note(&self, text: &str) {
+        if self.display != Display::Quiet {
+            eprintln!("gpuwhy: {}\r", units::safe(text, 500));
+        }
+    }
+
+    /// Something that is wrong; told also when quiet.
+    pub(crate) fn warn(&self, text: &str) {
+        eprintln!("gpuwhy: {} {}\r", self.style.yellow("warning:"), units::safe(text, 500));
+    }
+
+    /// Once a second.
+    pub(crate) fn update(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>, elapsed: Duration) {
+        match self.display {
+            Display::Quiet => {}
+            Display::Json => {
+                let table = self.figures.table(snapshot, lost, elapsed);
+                println!("{}", progress_json(&table, snapshot, elapsed));
+            }
+            Display::Human if self.screen.is_some() => {
+                let table = self.figures.table(snapshot, lost, elapsed);
+                self.redraw(&table, snapshot, elapsed);
+            }
+            Display::Human => {
+                if elapsed.saturating_sub(self.last_line) >= PLAIN_EVERY {
+                    self.last_line = elapsed;
+                    let table = self.figures.table(snapshot, lost, elapsed);
+                    eprintln!("gpuwhy: {}", plain_line(&table, snapshot, elapsed));
+                }
+            }
+        }
+    }
+
+    fn redraw(&mut self, table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) {
+        let Some(screen) = &mut self.screen else { return };
+        let mut head = format!(
+            "gpuwhy  {}  {} calls stored  {}",
+            units::time(elapsed.as_nanos() as u64),
+            units::count(snapshot.stored),
+            loss_text(snapshot.lost, self.style),
+        );
+        if let Some(trouble) = &snapshot.trouble {
+            head += &format!("  {}", self.style.red(&units::safe(trouble, 200)));
+        }
+        let mut lines = vec![head];
+        lines.extend(table.lines(screen.height().saturating_sub(2), self.style));
+        screen.draw(&lines);
+    }
+
+    /// The end: gives the terminal back and says what was recorded.
+    pub(crate) fn finish(mut self, summary: &Summary) {
+        self.screen = None;
+        match self.display {
+            Display::Json => println!("{}", summary.to_json()),
+            Display::Human | Display::Quiet => {
+                let with_table = self.display == Display::Human;
+                for line in summary.lines(with_table, self.style) {
+                    eprintln!("{line}");
+                }
+            }
+        }
+    }
+}
+
+fn loss_text(lost: u64, style: Style) -> String {
+    match lost {
+        0 => "no loss".into(),
+        n => style.red(&format!("{} lost", units::count(n))),
+    }
+}
+
+fn plain_line(table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) -> String {
+    let calls: u64 = table.rows.iter().map(|row| row.calls).sum();
+    let rate: f64 = table.rows.iter().map(|row| row.per_second).sum();
+    let mut line = format!(
+        "{:>5.0} s  {} calls  {}/s  {}",
+        elapsed.as_secs_f64(),
+        units::count(calls),
+        units::count(rate.round() as u64),
+        loss_text(snapshot.lost, Style::PLAIN),
+    );
+    for row in table.rows.iter().take(3) {
+        line += &format!(
+            "  {} {} (p50 {}, p99 {})",
+            row.op,
+            units::count(row.calls),
+            units::time(row.p50_ns),
+            units::time(row.p99_ns)
+        );
+    }
+    if let Some(trouble) = &snapshot.trouble {
+        line += &format!("  {}", units::safe(trouble, 200));
+    }
+    line
+}
+
+fn progress_json(table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) -> serde_json::Value {
+    serde_json::json!({
+        "type": "progress",
+        "elapsed_ns": elapsed.as_nanos() as u64,
+        "stored": snapshot.stored,
+        "lost": snapshot.lost,
+        "trouble": snapshot.trouble,
+        "ops": table.rows,
+    })
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The job gpuwhy starts: found, held until everything is attached, let go, waited for.
+
+use crate::trace::sudo::{self, Caller};
+use anyhow::{Context, bail};
+use std::ffi::{OsStr, OsString};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+/// A command that can be started.
+pub(crate) struct Job {
+    /// The program, found in the job's own PATH.
+    pub(crate) program: PathBuf,
+    arguments: Vec<OsString>,
+    /// What it will run with.
+    pub(crate) env: Vec<(OsString, OsString)>,
+    caller: Option<Caller>,
+}
+
+/// A job that has a process and waits to be let go. Dropped, it ends without having run.
+pub(crate) struct HeldJob {
+    child: Child,
+    gate: std::io::PipeWriter,
+}
+
+/// A job on its way.
+pub(crate) struct RunningJob {
+    child: Child,
+}
+
+impl Job {
+    /// Finds the program; one that is not there is said before anything is traced.
+    pub(crate) fn find(command: &[OsString], extra: &[(OsString, OsString)]) -> anyhow::Result<Self> {
+        let (program, arguments) = command.split_first().context("there is no command to run")?;
+        let caller = Caller::from_env();
+        let mut env = sudo::job_environment(caller.as_ref());
+        env.retain(|(name, _)| !extra.iter().any(|(n, _)| n == name));
+        env.extend(extra.iter().cloned());
+        let path = sudo::variable(&env, "PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
+        let Some(found) = find_program(Path::new(program), path) else {
+            bail!("there is no program {} in PATH: check its spelling, or give its full path", program.to_string_lossy());
+        };
+        Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
+    }
+
+    /// Makes the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON.
+    pub(crate) fn start_held(&self, stdout_to_stderr: bool) -> anyhow::Result<HeldJob> {
+        let (read, gate) = std::io::pipe().context("cannot make a pipe")?;
+        let fd = read.as_raw_fd();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg("__hold").arg("--fd").arg(fd.to_string());
+        if let Some(caller) = &self.caller {
+            command.arg("--user").arg(format!("{}:{}", caller.uid, caller.gid));
+        }
+        command.arg("--").arg(&self.program).args(&self.arguments);
+        command.env_clear().envs(self.env.iter().map(|(n, v)| (n, v)));
+        if stdout_to_stderr {
+            let stderr = std::io::stderr();
+            command.stdout(Stdio::from(std::os::fd::AsFd::as_fd(&stderr).try_clone_to_owned()?));
+        }
+        // SAFETY: runs between fork and exec and makes one async-signal-safe call: the descriptor stays
+        // open across exec.
+        unsafe {
+            command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
+                -1 => Err(std::io::Error::last_os_error()),
+                _ => Ok(()),
+            });
+        }
+        let child = command.spawn().context("cannot start the job")?;
+        drop(read);
+        Ok(HeldJob { child, gate })
+    }
+}
+
+impl HeldJob {
+    /// Its process, which stays the same when it is let go.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go.
+    pub(crate) fn release(self) -> anyhow::Result<RunningJob> {
+        let Self { child, mut gate } = self;
+        gate.write_all(b"g").context("the job ended before it began")?;
+        Ok(RunningJob { child })
+    }
+}
+
+impl RunningJob {
+    /// Its exit code if it has ended.
+    pub(crate) fn ended(&mut self) -> Option<u8> {
+        self.child.try_wait().ok().flatten().map(exit_code)
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&mut self) -> u8 {
+        self.child.wait().map_or(125, exit_code)
+    }
+
+    /// Passes a signal on.
+    pub(crate) fn signal(&self, signal: i32) {
+        // SAFETY: the child has not been waited for yet, so the number is still its own.
+        unsafe { libc::kill(self.child.id() as i32, signal) };
+    }
+}
+
+/// As shells say it: 128 + N for a job ended by signal N.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
+    code.map_or(125, |code| code as u8)
+}
+
+fn find_program(program: &Path, path: &OsStr) -> Option<PathBuf> {
+    if program.components().count() > 1 || program.is_absolute() {
+        return runnable(program).then(|| std::path::absolute(program).ok()).flatten();
+    }
+    std::env::split_paths(path).map(|folder| folder.join(program)).find(|candidate| runnable(candidate))
+}
+
+fn runnable(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_found_as_a_shell_finds_them() {
+        assert_eq!(find_program(Path::new("sh"), OsStr::new("/nowhere:/bin")), Some("/bin/sh".into()));
+        assert_eq!(find_program(Path::new("/bin/sh"), OsStr::new("")), Some("/bin/sh".into()));
+        assert_eq!(find_program(Path::new("sh"), OsStr::new("/nowhere")), None);
+        assert_eq!(find_program(Path::new("/etc/passwd"), OsStr::new("/bin")), None);
+    }
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Recording a run: start the job or find it, move what is captured into the run file, show progress,
+//! end cleanly.
+
+mod cost;
+mod display;
+mod figures;
+mod job;
+mod recorder;
+mod screen;
+pub(crate) mod sudo;
+mod summary;
+mod writer;
+
+pub(crate) use display::Display;
+pub(crate) use summary::Summary;
+
+use gpuwhy_capture::Options;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What to record and how.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    /// What to capture.
+    pub(crate) capture: Options,
+    /// The job to start; empty for none.
+    pub(crate) command: Vec<OsString>,
+    /// Variables the job gets besides its environment.
+    pub(crate) extra_env: Vec<(OsString, OsString)>,
+    /// When to stop by itself.
+    pub(crate) duration: Option<Duration>,
+    /// The run file.
+    pub(crate) db: PathBuf,
+    /// What to show.
+    pub(crate) display: Display,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// What gpuwhy should exit with: the job's code, or 0.
+    pub(crate) exit_code: u8,
+    /// What was recorded.
+    pub(crate) summary: Summary,
+}
+
+/// Records a run from beginning to end.
+pub(crate) fn record(settings: &Settings) -> anyhow::Result<Ended> {
+    recorder::run(settings)
+}

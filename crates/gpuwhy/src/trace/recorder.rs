@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The loop between capture and run file.
+
+use crate::trace::cost::OwnCost;
+use crate::trace::display::Progress;
+use crate::trace::figures::Figures;
+use crate::trace::job::{Job, RunningJob};
+use crate::trace::sudo::Caller;
+use crate::trace::writer::WriterThread;
+use crate::trace::{Display, Ended, Settings, Summary};
+use anyhow::Context;
+use gpuwhy_capture::capture::{Batch, Capture, now_ns};
+use gpuwhy_capture::system::{System, python_of};
+use gpuwhy_capture::{Life, LifeEvent, Options, Targets, libraries, needs, process};
+use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_store::{LibraryRow, Machine, NewRun, RunEnd, Writer};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::SignalsInfo;
+use signal_hook::iterator::exfiltrator::WithOrigin;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
+const PAUSE: Duration = Duration::from_millis(10);
+/// A batch of this size means more is waiting: do not pause.
+const BUSY: usize = 4096;
+/// How often the writer is told to write.
+const TICK: Duration = Duration::from_millis(250);
+
+/// Why a trace ended, as the run file says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    JobEnded,
+    TargetsEnded,
+    Duration,
+    Interrupted,
+}
+
+impl Stop {
+    fn name(self) -> &'static str {
+        match self {
+            Self::JobEnded => "exit",
+            Self::TargetsEnded => "targets_ended",
+            Self::Duration => "duration",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
+/// Records a run from beginning to end.
+pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
+    needs::require()?;
+    let mut signals = SignalsInfo::<WithOrigin>::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for Ctrl-C")?;
+    let job = match settings.command.as_slice() {
+        [] => None,
+        command => Some(Job::find(command, &settings.extra_env)?),
+    };
+    let capture = Capture::start(&settings.capture)?;
+    let machine = machine();
+    let start_ns = now_ns();
+    let created = Writer::create(&settings.db, &new_run(settings, start_ns, &machine))?;
+    let progress = Progress::new(settings.display);
+    if let Some(moved) = &created.moved_to {
+        progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
+    }
+    let mut recorder = Recorder {
+        capture,
+        writer: WriterThread::start(created.writer).context("cannot start the writing thread")?,
+        batch: Batch::default(),
+        names: HashSet::new(),
+        machine,
+        libraries_noted: 0,
+        lost_by_op: HashMap::new(),
+        lost_by_cause: BTreeMap::new(),
+        start_ns,
+        progress,
+    };
+    let mut running = match &job {
+        None => None,
+        Some(job) => Some(recorder.start_job(job, settings.display == Display::Json)?),
+    };
+    recorder.announce(settings, running.is_some());
+    let stop = recorder.watch(settings, running.as_mut(), &mut signals);
+    let summary = recorder.finish(stop);
+    Ok(Ended { exit_code: running.map_or(0, |mut job| job.wait()), summary })
+}
+
+struct Recorder {
+    capture: Capture,
+    writer: WriterThread,
+    batch: Batch,
+    /// Processes that have a name in the run file.
+    names: HashSet<u32>,
+    machine: Machine,
+    libraries_noted: usize,
+    lost_by_op: HashMap<OpId, u64>,
+    lost_by_cause: BTreeMap<LossCause, u64>,
+    start_ns: u64,
+    progress: Progress,
+}
+
+impl Recorder {
+    /// Makes the job's process, attaches to what it will likely load, and lets it go.
+    fn start_job(&mut self, job: &Job, stdout_to_stderr: bool) -> anyhow::Result<RunningJob> {
+        let held = job.start_held(stdout_to_stderr)?;
+        self.capture.add_target(held.pid())?;
+        self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.env));
+        held.release()
+    }
+
+    fn announce(&mut self, settings: &Settings, has_job: bool) {
+        let what = match &settings.capture.targets {
+            _ if has_job => "the job and its children".to_owned(),
+            Targets::All => "every process that uses CUDA".to_owned(),
+            Targets::Pids(pids) => {
+                let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+                format!("process {} and its children", pids.join(", "))
+            }
+        };
+        let attached = self.capture.attached();
+        let probes: usize = attached.iter().map(|library| library.functions).sum();
+        self.progress.note(&format!(
+            "tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C ends it",
+            attached.len()
+        ));
+        self.note_libraries();
+    }
+
+    /// Until something ends it.
+    fn watch(&mut self, settings: &Settings, mut job: Option<&mut RunningJob>, signals: &mut SignalsInfo<WithOrigin>) -> Stop {
+        let mut ticks = 0u64;
+        let mut interrupts = 0;
+        loop {
+            self.capture.follow_mappings();
+            let busy = self.drain_some() >= BUSY;
+            let elapsed = self.elapsed();
+            if elapsed.as_nanos() / TICK.as_nanos() > u128::from(ticks) {
+                ticks = (elapsed.as_nanos() / TICK.as_nanos()) as u64;
+                self.writer.tick();
+                if ticks % 4 == 0 {
+                    self.every_second(elapsed);
+                }
+            }
+            for origin in signals.pending() {
+                interrupts += 1;
+                match &job {
+                    // Ctrl-C at a terminal reaches the job by itself; a signal sent to us alone is passed on.
+                    Some(job) if interrupts == 1 => {
+                        if origin.process.is_some_and(|sender| sender.pid != 0) {
+                            job.signal(origin.signal);
+                        }
+                    }
+                    _ => return Stop::Interrupted,
+                }
+            }
+            if job.as_mut().is_some_and(|job| job.ended().is_some()) {
+                return Stop::JobEnded;
+            }
+            if job.is_none() && self.targets_gone(&settings.capture) {
+                return Stop::TargetsEnded;
+            }
+            if settings.duration.is_some_and(|limit| elapsed >= limit) {
+                return Stop::Duration;
+            }
+            if !busy {
+                self.capture.wait(PAUSE);
+            }
+        }
+    }
+
+    fn targets_gone(&self, options: &Options) -> bool {
+        options.targets != Targets::All && !self.capture.has_targets()
+    }
+
+    fn elapsed(&self) -> Duration {
+        Duration::from_nanos(now_ns().saturating_sub(self.start_ns))
+    }
+
+    /// Moves one batch from the ring to the writer; returns how many records it had.
+    fn drain_some(&mut self) -> usize {
+        if !self.capture.take(&mut self.batch) {
+            return 0;
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        for life in &batch.life {
+            self.note_life(life);
+        }
+        let records = batch.calls.len() + batch.life.len();
+        if !batch.calls.is_empty() {
+            self.name_processes(&batch.calls);
+            let calls = std::mem::replace(&mut batch.calls, self.writer.spare());
+            self.writer.calls(calls);
+        }
+        self.batch = batch;
+        records
+    }
+
+    /// Every process with calls has a name, even if the record that should have brought it was lost.
+    fn name_processes(&mut self, calls: &[Call]) {
+        let mut last = 0;
+        for call in calls {
+            if call.pid != last {
+                last = call.pid;
+                if !self.names.contains(&last) {
+                    self.name_process(last, None);
+                }
+            }
+        }
+    }
+
+    fn note_life(&mut self, life: &Life) {
+        match life.event {
+            LifeEvent::FirstCall if self.names.contains(&life.pid) => {}
+            LifeEvent::FirstCall | LifeEvent::Exec => self.name_process(life.pid, Some(&life.comm)),
+            LifeEvent::Exit if self.names.contains(&life.pid) => self.writer.process_ended(life.pid, life.at_ns),
+            LifeEvent::Exit => {}
+        }
+    }
+
+    fn name_process(&mut self, pid: u32, comm: Option<&str>) {
+        let name = process::name(pid).or_else(|| comm.map(str::to_owned)).unwrap_or_else(|| format!("process {pid}"));
+        self.names.insert(pid);
+        self.writer.process(pid, name);
+        if self.machine.python.is_none() {
+            self.machine.python = python_of(pid);
+            if self.machine.python.is_some() {
+                self.writer.machine(self.machine.clone());
+            }
+        }
+    }
+
+    fn every_second(&mut self, elapsed: Duration) {
+        self.collect_loss(elapsed);
+        self.note_libraries();
+        for warning in self.capture.take_warnings() {
+            self.progress.warn(&warning);
+        }
+        let snapshot = self.writer.snapshot();
+        self.progress.update(&snapshot, &self.lost_by_op, elapsed);
+    }
+
+    fn collect_loss(&mut self, elapsed: Duration) {
+        for (cause, op, count) in self.capture.take_loss() {
+            self.writer.loss(elapsed.as_secs(), cause, op, count);
+            *self.lost_by_cause.entry(cause).or_default() += count;
+            if let Some(op) = op.filter(|_| cause.loses_event()) {
+                *self.lost_by_op.entry(op).or_default() += count;
+            }
+        }
+    }
+
+    /// Tells the run file about libraries attached since the last time.
+    fn note_libraries(&mut self) {
+        let attached = self.capture.attached();
+        for library in &attached[self.libraries_noted..] {
+            let mut notes = Vec::new();
+            if library.slow_functions > 0 {
+                notes.push(format!("{} functions are dear to probe", library.slow_functions));
+            }
+            if library.refused > 0 {
+                notes.push(format!("{} functions could not be probed", library.refused));
+            }
+            self.writer.library(LibraryRow {
+                path: library.path.clone(),
+                library: library.library.name().to_owned(),
+                inode: format!("{}:{}", library.file.device, library.file.inode),
+                functions: library.functions as u32,
+                attached_ns: library.attached_ns,
+                note: (!notes.is_empty()).then(|| notes.join("; ")),
+            });
+        }
+        self.libraries_noted = attached.len();
+    }
+
+    /// Detaches, takes what is left, closes the file, says what there is.
+    fn finish(mut self, stop: Stop) -> Summary {
+        let elapsed = self.elapsed();
+        let stop_ns = now_ns();
+        self.capture.stop();
+        while self.drain_some() > 0 {}
+        self.collect_loss(elapsed);
+        self.note_libraries();
+        for warning in self.capture.take_warnings() {
+            self.progress.warn(&warning);
+        }
+        let own = OwnCost::so_far();
+        let end = RunEnd {
+            stop_unix_ns: unix_ns(),
+            stop_monotonic_ns: stop_ns,
+            stop_reason: stop.name().to_owned(),
+            own_cost: serde_json::to_string(&own).ok(),
+        };
+        let (finished, snapshot) = self.writer.finish(end);
+        let problem = match &finished {
+            None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
+            Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+        };
+        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
+        let summary = Summary {
+            elapsed,
+            seen: stored + snapshot.lost,
+            stored,
+            lost: snapshot.lost,
+            loss_by_cause: self.lost_by_cause,
+            path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
+            size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
+            own: OwnCost::so_far(),
+            libraries: self.libraries_noted,
+            problem,
+            table: Figures::final_table(&snapshot, &self.lost_by_op, elapsed),
+        };
+        self.progress.finish(&summary);
+        summary
+    }
+}
+
+fn machine() -> Machine {
+    let system = System::read();
+    Machine {
+        gpu: system.gpu,
+        driver: system.driver,
+        cuda: system.cuda,
+        cpu: system.cpu,
+        cores: Some(system.cores),
+        memory_bytes: system.memory_bytes,
+        kernel: Some(system.kernel),
+        python: None,
+    }
+}
+
+fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
+    let words: Vec<String> = settings.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let flags: Vec<String> =
+        std::env::args().skip(1).take_while(|a| a != "--").collect();
+    NewRun {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        start_unix_ns: unix_ns(),
+        start_monotonic_ns: start_ns,
+        command: (!words.is_empty()).then(|| process::command_line(&words)),
+        flags: Some(process::command_line(&flags)),
+        machine: machine.clone(),
+        owner: Caller::from_env().map(|caller| caller.owner()),
+    }
+}
+
+fn unix_ns() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64)
+}

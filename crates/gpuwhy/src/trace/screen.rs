@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The lower part of the terminal: a few lines that redraw while the job's own output scrolls above.
+//!
+//! The terminal's scroll region does it (DECSTBM), so the job keeps its terminal and nothing is piped.
+//! Undone when dropped, also on a panic.
+
+use std::io::Write;
+use unicode_width::UnicodeWidthChar;
+
+/// The lines kept at the bottom.
+pub(crate) struct Screen {
+    rows: u16,
+    columns: u16,
+    kept: u16,
+}
+
+impl Screen {
+    /// Takes the bottom `wanted` lines, fewer on a small terminal; `None` without a terminal to draw on.
+    pub(crate) fn take(wanted: u16) -> Option<Self> {
+        let (rows, columns) = size()?;
+        if rows < 10 || columns < 40 {
+            return None;
+        }
+        let screen = Self { rows, columns, kept: wanted.min(rows / 2) };
+        screen.reserve();
+        Some(screen)
+    }
+
+    /// How many lines there are to draw on.
+    pub(crate) fn height(&self) -> usize {
+        usize::from(self.kept)
+    }
+
+    /// Draws these lines, cut to the terminal's width.
+    pub(crate) fn draw(&mut self, lines: &[String]) {
+        if let Some((rows, columns)) = size().filter(|now| *now != (self.rows, self.columns)) {
+            (self.rows, self.columns) = (rows, columns);
+            self.kept = self.kept.min(rows / 2).max(1);
+            self.reserve();
+        }
+        let top = self.rows - self.kept;
+        let mut out = String::from("\x1b7"); // remember the job's cursor
+        for i in 0..self.kept {
+            let line = lines.get(usize::from(i)).map(|l| cut(l, usize::from(self.columns))).unwrap_or_default();
+            out += &format!("\x1b[{};1H\x1b[2K{line}", top + 1 + i);
+        }
+        out += "\x1b8";
+        write(&out);
+    }
+
+    /// Makes room and sets the scroll region above it.
+    fn reserve(&self) {
+        let top = self.rows - self.kept;
+        let room = "\n".repeat(usize::from(self.kept));
+        write(&format!("{room}\x1b[1;{top}r\x1b[{top};1H"));
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        // The whole terminal scrolls again; the kept lines are cleared and the cursor stands there.
+        write(&format!("\x1b[r\x1b[{};1H\x1b[J", self.rows - self.kept + 1));
+    }
+}
+
+/// A terminal that cannot be written to any more is no reason to stop tracing.
+fn write(text: &str) {
+    let mut stderr = std::io::stderr().lock();
+    let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+}
+
+/// Rows and columns of the terminal at stderr.
+fn size() -> Option<(u16, u16)> {
+    // SAFETY: a struct of numbers, for which zeroes are valid.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the struct we own.
+    let ok = unsafe { libc::ioctl(2, libc::TIOCGWINSZ, &raw mut size) } == 0;
+    (ok && size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}
+
+/// The line cut to a number of columns; escape sequences take none and are kept.
+fn cut(line: &str, columns: usize) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut used = 0;
+    let mut escape = false;
+    for c in line.chars() {
+        if escape || c == '\x1b' {
+            escape = !(escape && c.is_ascii_alphabetic());
+            out.push(c);
+            continue;
+        }
+        used += c.width().unwrap_or(0);
+        if used > columns {
+            continue;
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_at_the_edge_but_colours_end() {
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("\x1b[1mabcdef\x1b[0m", 3), "\x1b[1mabc\x1b[0m");
+        assert_eq!(cut("訓練x", 3), "訓");
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The user who called sudo: the job runs as they would have run it, and the run file is theirs.
+
+use gpuwhy_store::Owner;
+use std::ffi::{CString, OsStr, OsString};
+use std::os::unix::ffi::OsStringExt;
+
+/// Who called sudo.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Caller {
+    /// From SUDO_UID and SUDO_GID, when gpuwhy runs as root for somebody else.
+    pub(crate) fn from_env() -> Option<Self> {
+        // SAFETY: reads a number.
+        if unsafe { libc::geteuid() } != 0 {
+            return None;
+        }
+        let number = |name| std::env::var(name).ok()?.parse().ok();
+        let caller = Self { uid: number("SUDO_UID")?, gid: number("SUDO_GID")? };
+        (caller.uid != 0).then_some(caller)
+    }
+
+    /// As the store wants it.
+    pub(crate) fn owner(&self) -> Owner {
+        Owner { uid: self.uid, gid: self.gid }
+    }
+}
+
+/// The environment a job gets: without sudo, ours. With sudo, the one its caller had, because sudo
+/// replaces PATH and HOME and with them the virtual environment whose python3 was meant; variables given
+/// to sudo itself (`sudo A=1 gpuwhy …`) stay.
+pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsString)> {
+    let ours: Vec<_> = std::env::vars_os().collect();
+    let theirs = caller.and_then(|_| environment_of_sudo());
+    match theirs {
+        None => ours,
+        Some(theirs) => merge(ours, theirs),
+    }
+}
+
+/// What sudo sets for itself rather than passes on.
+const SUDOS_OWN: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "_"];
+
+fn merge(ours: Vec<(OsString, OsString)>, theirs: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {
+    let mut merged = theirs;
+    for (name, value) in ours {
+        let sudos = SUDOS_OWN.iter().any(|own| name == *own) || name.as_encoded_bytes().starts_with(b"SUDO_");
+        if sudos {
+            continue;
+        }
+        match merged.iter_mut().find(|(n, _)| *n == name) {
+            Some(entry) => entry.1 = value,
+            None => merged.push((name, value)),
+        }
+    }
+    merged
+}
+
+/// sudo, our parent, was started with its caller's environment.
+fn environment_of_sudo() -> Option<Vec<(OsString, OsString)>> {
+    // SAFETY: reads a number.
+    let parent = unsafe { libc::getppid() };
+    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
+    if name.trim() != "sudo" {
+        return None;
+    }
+    let bytes = std::fs::read(format!("/proc/{parent}/environ")).ok()?;
+    let pairs = bytes.split(|b| *b == 0).filter_map(|entry| {
+        let at = entry.iter().position(|b| *b == b'=')?;
+        Some((OsString::from_vec(entry[..at].to_vec()), OsString::from_vec(entry[at + 1..].to_vec())))
+    });
+    Some(pairs.collect())
+}
+
+/// A variable of an environment.
+pub(crate) fn variable<'a>(env: &'a [(OsString, OsString)], name: &str) -> Option<&'a OsStr> {
+    env.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_os_str())
+}
+
+/// The name of a user, from /etc/passwd; needed to give the job its groups.
+pub(crate) fn user_name(uid: u32) -> Option<CString> {
+    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
+    let line = passwd.lines().find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))?;
+    CString::new(line.split(':').next()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(pairs: &[(&str, &str)]) -> Vec<(OsString, OsString)> {
+        pairs.iter().map(|(n, v)| (OsString::from(n), OsString::from(v))).collect()
+    }
+
+    #[test]
+    fn the_callers_path_wins_and_what_was_given_to_sudo_stays() {
+        let merged = merge(
+            env(&[("PATH", "/usr/sbin"), ("A", "given"), ("SUDO_UID", "1000"), ("LANG", "C")]),
+            env(&[("PATH", "/home/me/venv/bin"), ("A", "old"), ("VIRTUAL_ENV", "/home/me/venv")]),
+        );
+        assert_eq!(variable(&merged, "PATH").unwrap(), "/home/me/venv/bin");
+        assert_eq!(variable(&merged, "A").unwrap(), "given");
+        assert_eq!(variable(&merged, "VIRTUAL_ENV").unwrap(), "/home/me/venv");
+        assert_eq!(variable(&merged, "LANG").unwrap(), "C");
+        assert_eq!(variable(&merged, "SUDO_UID"), None);
+    }
+
+    #[test]
+    fn root_has_a_name() {
+        assert_eq!(user_name(0).unwrap().to_str().unwrap(), "root");
+        assert_eq!(user_name(u32::MAX), None);
+    }
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is said when a trace ends: seen, stored, lost, where, and what it cost.
+
+use crate::trace::cost::OwnCost;
+use gpuwhy_model::{LossCause, units};
+use gpuwhy_view::{OpsTable, Style};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The end of a trace.
+#[derive(Debug)]
+pub(crate) struct Summary {
+    pub(crate) elapsed: Duration,
+    /// Calls the program made, as far as gpuwhy knows: stored and lost together.
+    pub(crate) seen: u64,
+    pub(crate) stored: u64,
+    pub(crate) lost: u64,
+    pub(crate) loss_by_cause: BTreeMap<LossCause, u64>,
+    pub(crate) path: PathBuf,
+    pub(crate) size_bytes: u64,
+    pub(crate) own: OwnCost,
+    pub(crate) libraries: usize,
+    pub(crate) problem: Option<String>,
+    pub(crate) table: OpsTable,
+}
+
+impl Summary {
+    /// For people.
+    pub(crate) fn lines(&self, with_table: bool, style: Style) -> Vec<String> {
+        let mut lines = Vec::new();
+        if with_table && !self.table.rows.is_empty() {
+            lines.push(String::new());
+            lines.extend(self.table.lines(40, style));
+            lines.push(String::new());
+        }
+        let lost = match self.lost {
+            0 => style.green("0 lost"),
+            n => style.red(&format!("{} lost ({})", units::count(n), self.causes())),
+        };
+        lines.push(format!(
+            "gpuwhy: {} calls seen, {} stored, {lost} in {}",
+            units::count(self.seen),
+            units::count(self.stored),
+            units::time(self.elapsed.as_nanos() as u64),
+        ));
+        let each = if self.stored > 0 { format!(", {} bytes a call", self.size_bytes / self.stored) } else { String::new() };
+        lines.push(format!("        {} ({}{each})", self.path.display(), units::bytes(self.size_bytes)));
+        lines.push(format!(
+            "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
+            units::time(self.own.cpu_ns),
+            units::percent(self.own.cpu_ns as f64, self.elapsed.as_nanos() as f64),
+            units::bytes(self.own.peak_memory_bytes),
+        ));
+        lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
+        lines
+    }
+
+    /// What to do when the outcome is not what was hoped for.
+    fn advice(&self) -> Option<String> {
+        if let Some(problem) = &self.problem {
+            return Some(problem.clone());
+        }
+        if self.libraries == 0 {
+            return Some("no CUDA library was loaded by what was traced: is it the process that uses the GPU?".into());
+        }
+        if self.seen == 0 {
+            return Some("CUDA was loaded, but no call was made while tracing".into());
+        }
+        self.loss_by_cause
+            .contains_key(&LossCause::RingFull)
+            .then(|| "the machine was too busy to keep up: counts are exact, the lost calls' details are not there".into())
+    }
+
+    fn causes(&self) -> String {
+        let causes: Vec<String> =
+            self.loss_by_cause.iter().map(|(cause, n)| format!("{} {}", cause.name(), units::count(*n))).collect();
+        causes.join(", ")
+    }
+
+    /// For programs.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let causes: BTreeMap<&str, u64> = self.loss_by_cause.iter().map(|(cause, n)| (cause.name(), *n)).collect();
+        serde_json::json!({
+            "type": "summary",
+            "elapsed_ns": self.elapsed.as_nanos() as u64,
+            "seen": self.seen,
+            "stored": self.stored,
+            "lost": self.lost,
+            "loss_by_cause": causes,
+            "file": self.path,
+            "size_bytes": self.size_bytes,
+            "own_cost": self.own,
+            "libraries": self.libraries,
+            "problem": self.problem,
+            "ops": self.table.rows,
+        })
+    }
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The thread that owns the run file. Capturing must not wait for a disk, so calls come to it through a
+//! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
+
+use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, Writer};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+
+/// Batches that may wait: with at most 8k calls each, about 12 MB.
+const QUEUE: usize = 16;
+/// Calls gathered before they are written: sorted together they make a denser file.
+const GATHER: usize = 32 * 1024;
+
+/// What the thread is told.
+enum Message {
+    Calls(Vec<Call>),
+    Process(u32, String),
+    Ended(u32, u64),
+    Loss(u64, LossCause, Option<OpId>, u64),
+    Library(LibraryRow),
+    Machine(Machine),
+    Tick,
+    Finish(RunEnd),
+}
+
+/// The figures as of the last tick.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Snapshot {
+    pub(crate) totals: Vec<(OpId, OpTotals)>,
+    pub(crate) stored: u64,
+    pub(crate) lost: u64,
+    /// The newest thing that went wrong with the file, until it goes right again.
+    pub(crate) trouble: Option<String>,
+}
+
+/// The thread, from outside.
+pub(crate) struct WriterThread {
+    queue: SyncSender<Message>,
+    snapshot: Arc<Mutex<Snapshot>>,
+    empty: Receiver<Vec<Call>>,
+    thread: JoinHandle<Option<Finished>>,
+}
+
+impl WriterThread {
+    /// Starts it.
+    pub(crate) fn start(writer: Writer) -> std::io::Result<Self> {
+        let (queue, messages) = sync_channel(QUEUE);
+        let (give_back, empty) = sync_channel(QUEUE);
+        let snapshot = Arc::new(Mutex::new(Snapshot::default()));
+        let shared = Arc::clone(&snapshot);
+        let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
+            Owner { writer, gathered: Vec::with_capacity(GATHER), shared, give_back, ticks: 0, trouble: None }
+                .run(&messages)
+        })?;
+        Ok(Self { queue, snapshot, empty, thread })
+    }
+
+    /// An empty batch, used before if there is one.
+    pub(crate) fn spare(&self) -> Vec<Call> {
+        self.empty.try_recv().unwrap_or_default()
+    }
+
+    pub(crate) fn calls(&self, calls: Vec<Call>) {
+        self.send(Message::Calls(calls));
+    }
+
+    pub(crate) fn process(&self, pid: u32, name: String) {
+        self.send(Message::Process(pid, name));
+    }
+
+    pub(crate) fn process_ended(&self, pid: u32, at_ns: u64) {
+        self.send(Message::Ended(pid, at_ns));
+    }
+
+    pub(crate) fn loss(&self, second: u64, cause: LossCause, op: Option<OpId>, count: u64) {
+        self.send(Message::Loss(second, cause, op, count));
+    }
+
+    pub(crate) fn library(&self, library: LibraryRow) {
+        self.send(Message::Library(library));
+    }
+
+    pub(crate) fn machine(&self, machine: Machine) {
+        self.send(Message::Machine(machine));
+    }
+
+    /// Four times a second: writes what was gathered; commits every other time.
+    pub(crate) fn tick(&self) {
+        self.send(Message::Tick);
+    }
+
+    /// The figures as of the last tick.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.snapshot.lock().map(|s| s.clone()).unwrap_or_default()
+    }
+
+    /// Writes everything and closes the file.
+    pub(crate) fn finish(self, end: RunEnd) -> (Option<Finished>, Snapshot) {
+        self.send(Message::Finish(end));
+        let finished = self.thread.join().ok().flatten();
+        let snapshot = self.snapshot.lock().map(|s| s.clone()).unwrap_or_default();
+        (finished, snapshot)
+    }
+
+    /// A thread that is gone has said why when it is joined.
+    fn send(&self, message: Message) {
+        let _ = self.queue.send(message);
+    }
+}
+
+/// The thread, from inside.
+struct Owner {
+    writer: Writer,
+    gathered: Vec<Call>,
+    shared: Arc<Mutex<Snapshot>>,
+    give_back: SyncSender<Vec<Call>>,
+    ticks: u64,
+    trouble: Option<String>,
+}
+
+impl Owner {
+    fn run(mut self, messages: &Receiver<Message>) -> Option<Finished> {
+        for message in messages {
+            match message {
+                Message::Calls(mut calls) => {
+                    self.gathered.append(&mut calls);
+                    let _ = self.give_back.try_send(calls);
+                    if self.gathered.len() >= GATHER {
+                        self.write();
+                    }
+                }
+                Message::Process(pid, name) => self.writer.set_process(pid, &name),
+                Message::Ended(pid, at_ns) => self.writer.set_process_times(pid, None, Some(at_ns)),
+                Message::Loss(second, cause, op, count) => self.writer.add_loss(second, cause, op, count),
+                Message::Library(library) => self.writer.add_library(library),
+                Message::Machine(machine) => self.writer.set_machine(machine),
+                Message::Tick => self.tick(),
+                Message::Finish(end) => {
+                    self.write();
+                    self.publish();
+                    return Some(self.writer.finish(&end));
+                }
+            }
+        }
+        None
+    }
+
+    /// The writer counts what an error loses; here it is only remembered to be told.
+    fn write(&mut self) {
+        if !self.gathered.is_empty() {
+            let outcome = self.writer.write_calls(&mut self.gathered);
+            self.gathered.clear();
+            self.note(outcome);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.write();
+        self.ticks += 1;
+        if self.ticks % 2 == 0 {
+            let outcome = self.writer.commit();
+            self.note(outcome);
+        }
+        if self.ticks % 4 == 0 {
+            self.publish();
+        }
+    }
+
+    fn note(&mut self, outcome: gpuwhy_store::Result<()>) {
+        self.trouble = outcome.err().map(|error| error.to_string());
+    }
+
+    fn publish(&self) {
+        let now = Snapshot {
+            totals: self.writer.totals().map(|(op, totals)| (op, totals.clone())).collect(),
+            stored: self.writer.rows(),
+            lost: self.writer.lost(),
+            trouble: self.trouble.clone(),
+        };
+        if let Ok(mut shared) = self.shared.lock() {
+            *shared = now;
+        }
+    }
+}

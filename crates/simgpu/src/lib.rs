@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A simulated CUDA stack for tests and demonstrations.
+//!
+//! The crate carries real shared libraries with the names and signatures of
+//! CUDA's driver and runtime, of NCCL, and of the part of PyTorch's `libc10`
+//! that reports memory. They drive a simulated GPU in real time, and write an
+//! independent log of what really happened, which [`log`] reads.
+//!
+//! [`install`] writes the libraries, the load generator `simjob` and a small
+//! Python training program into a folder. Environment variables configure
+//! the libraries: `SIMGPU_DEVICES`, `SIMGPU_MEM`, `SIMGPU_H2D_GBPS`,
+//! `SIMGPU_D2H_GBPS`, `SIMGPU_D2D_GBPS`, `SIMGPU_SYNC`, `SIMGPU_LOG` and
+//! `SIMGPU_LOG_LEVEL`.
+
+pub mod log;
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+macro_rules! built {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("OUT_DIR"), "/", $name)).as_slice()
+    };
+}
+
+/// Every file that [`install`] writes: path, contents, permissions.
+const FILES: &[(&str, &[u8], u32)] = &[
+    ("libcuda.so.1", built!("libcuda.so.1"), 0o755),
+    ("libcudart.so.13", built!("libcudart.so.13"), 0o755),
+    ("libc10.so", built!("libc10.so"), 0o755),
+    ("libnccl.so.2", built!("libnccl.so.2"), 0o755),
+    ("cet/libcuda.so.1", built!("cet/libcuda.so.1"), 0o755),
+    ("cet/libcudart.so.13", built!("cet/libcudart.so.13"), 0o755),
+    ("cet/libc10.so", built!("cet/libc10.so"), 0o755),
+    ("cet/libnccl.so.2", built!("cet/libnccl.so.2"), 0o755),
+    ("simjob", built!("simjob"), 0o755),
+    ("train.py", include_bytes!("../py/train.py"), 0o755),
+    ("simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
+];
+
+/// Where [`install`] put everything. All paths lie under `dir`.
+#[derive(Debug, Clone)]
+pub struct Installed {
+    /// The folder itself, absolute.
+    pub dir: PathBuf,
+    /// The driver, `libcuda.so.1`.
+    pub cuda: PathBuf,
+    /// The runtime, `libcudart.so.13`; it finds the driver beside itself.
+    pub cudart: PathBuf,
+    /// `libc10.so`, with PyTorch's memory reports and a caching allocator.
+    pub c10: PathBuf,
+    /// `libnccl.so.2`.
+    pub nccl: PathBuf,
+    /// The driver compiled for control-flow protection (`endbr64` first).
+    pub cet_cuda: PathBuf,
+    /// The runtime compiled for control-flow protection.
+    pub cet_cudart: PathBuf,
+    /// `libc10.so` compiled for control-flow protection.
+    pub cet_c10: PathBuf,
+    /// `libnccl.so.2` compiled for control-flow protection.
+    pub cet_nccl: PathBuf,
+    /// The load generator.
+    pub simjob: PathBuf,
+    /// The training program, to run with `python3`.
+    pub train_py: PathBuf,
+}
+
+/// Writes the simulated stack into `dir`, which is created if need be.
+///
+/// Files already there are replaced, not overwritten in place, so processes
+/// that still run the old ones are not disturbed.
+///
+/// # Errors
+///
+/// Whatever the file system reports.
+pub fn install(dir: &Path) -> io::Result<Installed> {
+    fs::create_dir_all(dir.join("cet"))?;
+    let dir = dir.canonicalize()?;
+    for (name, contents, mode) in FILES {
+        let path = dir.join(name);
+        let fresh = dir.join(format!("{name}.{}.new", std::process::id()));
+        fs::write(&fresh, contents)?;
+        fs::set_permissions(&fresh, fs::Permissions::from_mode(*mode))?;
+        fs::rename(&fresh, &path)?;
+    }
+    Ok(Installed {
+        cuda: dir.join("libcuda.so.1"),
+        cudart: dir.join("libcudart.so.13"),
+        c10: dir.join("libc10.so"),
+        nccl: dir.join("libnccl.so.2"),
+        cet_cuda: dir.join("cet/libcuda.so.1"),
+        cet_cudart: dir.join("cet/libcudart.so.13"),
+        cet_c10: dir.join("cet/libc10.so"),
+        cet_nccl: dir.join("cet/libnccl.so.2"),
+        simjob: dir.join("simjob"),
+        train_py: dir.join("train.py"),
+        dir,
+    })
+}
