@@ -71,7 +71,7 @@ impl Batch {
     }
 }
 
-/// A running capture. Dropping it detaches everything.
+/// A running capture. Dropping it detaches everything, if slowly; [`Capture::stop`] is quick.
 pub struct Capture {
     // The ring reads a map of `programs`, so it is dropped first.
     ring: RingBuffer<'static>,
@@ -194,6 +194,7 @@ impl Capture {
             }
             match self.attach_file(library, file) {
                 Ok(()) => any = true,
+                Err(CaptureError::LibraryGone { .. }) => {}
                 Err(error) => {
                     // Said once: an empty entry keeps a broken file from being tried at every mapping.
                     self.links.insert(file, Vec::new());
@@ -231,6 +232,8 @@ impl Capture {
                     attached.functions += 1;
                     attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
                 }
+                // Reached through its process, which has ended: there is nothing left to trace.
+                Err(_) if !library.open.exists() => return Err(CaptureError::LibraryGone { path: library.path.clone() }),
                 Err(error) => {
                     attached.refused += 1;
                     self.warnings.push(error.to_string());
@@ -300,11 +303,25 @@ impl Capture {
     /// Detaches every probe, then has open calls reported as unfinished. What is still in the ring is
     /// taken with [`Capture::take`] as before.
     pub fn stop(&mut self) {
-        self.links.clear();
+        detach(self.links.drain().flat_map(|(_, links)| links).collect());
         if let Err(error) = self.programs.report_open_calls() {
             self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
         }
     }
+}
+
+/// Detaches probes, many at a time: the kernel waits some 60 ms for each until no CPU can still be in it,
+/// and waits of several threads end together.
+fn detach(mut links: Vec<Link>) {
+    const AT_ONCE: usize = 64;
+    let share = links.len().div_ceil(AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        while !links.is_empty() {
+            let part = links.split_off(links.len().saturating_sub(share));
+            // Where no thread can be had, the closure and its links are dropped here, one after another.
+            let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, move || drop(part));
+        }
+    });
 }
 
 fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuffer<'static>> {

@@ -28,6 +28,8 @@ pub enum CaptureError {
     Attach { function: String, path: PathBuf, why: String },
     #[error("cannot read {path}: {source}")]
     Library { path: PathBuf, source: std::io::Error },
+    #[error("{path} went away with its process while gpuwhy attached to it")]
+    LibraryGone { path: String },
     #[error("{path} is no ELF library gpuwhy can read: {why}")]
     Elf { path: PathBuf, why: String },
     #[error("the kernel refused to report new library mappings: {source}; libraries loaded from now on will not be seen")]

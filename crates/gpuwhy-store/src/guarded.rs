@@ -224,11 +224,7 @@ impl Reader {
         let explain = |source| self.query_error(source, sql, limits);
         let mut statement = self.db.prepare(sql).map_err(explain)?;
         check(&statement)?;
-        let columns: Vec<String> = statement
-            .column_names()
-            .into_iter()
-            .map(str::to_owned)
-            .collect();
+        let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let (mut count, mut more) = (0, false);
         let mut rows = statement.raw_query();
         while let Some(row) = rows.next().map_err(explain)? {
