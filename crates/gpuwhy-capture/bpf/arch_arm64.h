@@ -5,17 +5,21 @@
 #define SP_DELTA_AT_RETURN 0
 
 #define REGISTER_SLOTS 8
+#define STACK_SLOTS 3
 
 struct input {
 	__u64 sp;
 	__u64 reg[REGISTER_SLOTS];
-	__u64 link;
+	struct {
+		__u64 return_address;
+		__u64 slot[STACK_SLOTS];
+	} stack;
 };
 
-static __always_inline void read_input(struct pt_regs *ctx, struct input *in)
+static __always_inline void read_registers(struct pt_regs *ctx, struct input *in)
 {
 	in->sp = PT_REGS_SP(ctx);
-	in->link = PT_REGS_RET(ctx);
+	in->stack.return_address = PT_REGS_RET(ctx);
 	in->reg[0] = PT_REGS_PARM1(ctx);
 	in->reg[1] = PT_REGS_PARM2(ctx);
 	in->reg[2] = PT_REGS_PARM3(ctx);
@@ -26,9 +30,9 @@ static __always_inline void read_input(struct pt_regs *ctx, struct input *in)
 	in->reg[7] = PT_REGS_PARM8(ctx);
 }
 
-static __always_inline __u64 stack_slot_address(const struct input *in, __u32 n)
+static __always_inline bool read_stack(struct input *in)
 {
-	return in->sp + 8 * (__u64)(n - REGISTER_SLOTS - 1);
+	return bpf_probe_read_user(in->stack.slot, sizeof(in->stack.slot), (void *)in->sp) == 0;
 }
 
 /* A struct larger than 16 bytes is passed by reference: the slot holds its address. */
@@ -36,10 +40,4 @@ static __always_inline __u64 by_value_address(const struct input *in, __u32 slot
 {
 	(void)offset;
 	return in->reg[(slot - 1) & (REGISTER_SLOTS - 1)];
-}
-
-static __always_inline bool return_address(const struct input *in, __u64 *address)
-{
-	*address = in->link;
-	return true;
 }

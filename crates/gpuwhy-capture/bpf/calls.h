@@ -44,15 +44,19 @@ static __always_inline void emit_life(__u16 op, struct task_struct *task, __u64 
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
-static __always_inline struct thread *thread_state(struct task_struct *task)
+/* A target's thread's state, made at its first call; NULL for a bystander. Only targets have one, so for
+ * all but the first call this is the whole filter. */
+static __always_inline struct thread *thread_state(struct task_struct *task, __u32 op)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
 
-	if (t)
+	if (t || !is_target(task->tgid))
 		return t;
 	t = bpf_task_storage_get(&threads, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	if (!t)
+	if (!t) {
+		count_loss(LOSS_MAP_FULL, op);
 		return NULL;
+	}
 	t->device = DEVICE_UNKNOWN;
 	t->born_ns = task->start_time;
 	emit_life(OP_THREAD, task, task->start_time);
@@ -93,11 +97,9 @@ static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, st
 static __always_inline bool called_by_runtime(const struct input *in, struct thread *t, struct task_struct *task, __u32 op)
 {
 	struct vma_question question = {};
-	__u64 address = 0;
+	__u64 address = in->stack.return_address;
 	__u32 i;
 
-	if (!return_address(in, &address) || !address)
-		return false;
 	i = (address ^ address >> 7) & (CALLER_CACHE - 1);
 	if (t->caller[i] == address)
 		return t->caller_is_runtime[i];
@@ -136,33 +138,38 @@ static __always_inline __u32 drop_stale(struct thread *t, __u64 sp)
 	return depth;
 }
 
-/* Returns 1 when the call's return is of no interest. */
+/* Whether something in the program's stack is wanted: who called, or an argument. */
+static __always_inline bool wants_stack(__u64 cookie, __u32 depth)
+{
+	__u32 stream = COOKIE_STREAM(cookie), shape = COOKIE_SHAPE(cookie);
+
+	if (!COOKIE_RUNTIME(cookie) && !depth)
+		return true;
+	return (stream > REGISTER_SLOTS && stream != STREAM_IN_CONFIG) || shape == COPY_2D ||
+	       COOKIE_A(cookie) > REGISTER_SLOTS || COOKIE_B(cookie) > REGISTER_SLOTS;
+}
+
+/* Returns 1 when the call's return is of no interest. Helper calls are what a probe's time goes into after
+ * the trap itself, so there are few: state, cookie, stack, clock. */
 static __always_inline int enter(struct pt_regs *ctx)
 {
-	__u64 pid_tgid = bpf_get_current_pid_tgid();
-	__u32 tgid = pid_tgid >> 32, op, depth, flags = 0;
-	struct task_struct *task;
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 cookie = bpf_get_attach_cookie(ctx), sp;
+	__u32 op = COOKIE_OP(cookie), depth, flags = 0;
+	struct thread *t = thread_state(task, op);
+	struct input in = {};
 	struct frame *f, *outer;
-	struct thread *t;
-	struct input in;
-	__u64 cookie, sp;
 	bool runtime;
 
-	if (!is_target(tgid))
+	if (!t)
 		return 1;
-	cookie = bpf_get_attach_cookie(ctx);
-	op = COOKIE_OP(cookie);
-	task = bpf_get_current_task_btf();
-	t = thread_state(task);
-	if (!t) {
-		count_loss(LOSS_MAP_FULL, op);
-		return 1;
-	}
-	read_input(ctx, &in);
+	read_registers(ctx, &in);
 	sp = in.sp;
 	depth = t->depth;
 	if (depth)
 		depth = drop_stale(t, sp);
+	if (wants_stack(cookie, depth) && !read_stack(&in))
+		count_loss(LOSS_ARG_UNREADABLE, op);
 	runtime = COOKIE_RUNTIME(cookie);
 	if (depth) {
 		flags = FLAG_INNER;
@@ -196,7 +203,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	f->arg0 = 0;
 	f->arg1 = 0;
 	f->stream = 0;
-	read_at_entry(&in, f, outer, tgid);
+	read_at_entry(&in, f, outer, task->tgid);
 	t->depth = depth + 1;
 	f->start_ns = bpf_ktime_get_ns();
 	return 0;
@@ -205,8 +212,9 @@ static __always_inline int enter(struct pt_regs *ctx)
 static __always_inline int leave(struct pt_regs *ctx)
 {
 	__u64 end_ns = bpf_ktime_get_ns();
-	__u64 pid_tgid, sp = PT_REGS_SP(ctx) - SP_DELTA_AT_RETURN;
-	struct thread *t = bpf_task_storage_get(&threads, bpf_get_current_task_btf(), 0, 0);
+	__u64 sp = PT_REGS_SP(ctx) - SP_DELTA_AT_RETURN;
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
 	__s32 ret = (__s32)PT_REGS_RC(ctx);
 	struct frame *f;
 	__u32 depth;
@@ -224,10 +232,9 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (f->sp != sp)
 		return 0;
 	t->depth = depth - 1;
-	pid_tgid = bpf_get_current_pid_tgid();
-	read_at_return(t, f, pid_tgid >> 32, ret != 0);
+	read_at_return(t, f, task->tgid, ret != 0);
 	if (!(f->flags & FLAG_QUIET))
-		emit(f, end_ns, pid_tgid >> 32, (__u32)pid_tgid, ret, t->device, 0);
+		emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0);
 	return 0;
 }
 

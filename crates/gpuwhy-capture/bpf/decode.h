@@ -11,14 +11,13 @@ static __always_inline bool read_user(void *to, __u32 size, __u64 from, __u32 op
 }
 
 /* The argument in slot n, counted from 1 as gpuwhy-model's decode.rs does. */
-static __always_inline __u64 slot(const struct input *in, __u32 n, __u32 op)
+static __always_inline __u64 slot(const struct input *in, __u32 n)
 {
-	__u64 value = 0;
+	__u32 above = n - REGISTER_SLOTS - 1;
 
 	if (n - 1 < REGISTER_SLOTS)
 		return in->reg[n - 1];
-	read_user(&value, sizeof(value), stack_slot_address(in, n), op);
-	return value;
+	return above < STACK_SLOTS ? in->stack.slot[above] : 0;
 }
 
 /* CUDA's codes for a copy's direction. */
@@ -78,7 +77,7 @@ static __always_inline void read_fill_3d(const struct input *in, struct frame *f
 	__u64 extent[3] = {};
 
 	if (read_user(extent, sizeof(extent), by_value_address(in, 3, 32), f->op))
-		set_args(f, extent[0] * extent[1] * extent[2], (__u32)slot(in, 1, f->op));
+		set_args(f, extent[0] * extent[1] * extent[2], (__u32)slot(in, 1));
 }
 
 /* The pointer about to be freed still belongs to its allocation now; once the call runs, another
@@ -129,28 +128,28 @@ static __always_inline void read_copy_or_fill(const struct input *in, struct fra
 {
 	switch (COOKIE_SHAPE(f->cookie)) {
 	case COPY:
-		set_args(f, slot(in, a, f->op), extra);
+		set_args(f, slot(in, a), extra);
 		break;
 	case COPY_KIND:
-		set_args(f, slot(in, a, f->op), (__u32)slot(in, b, f->op));
+		set_args(f, slot(in, a), (__u32)slot(in, b));
 		break;
 	case COPY_2D:
-		set_args(f, slot(in, a, f->op) * slot(in, a + 1, f->op), (__u32)slot(in, b, f->op));
+		set_args(f, slot(in, a) * slot(in, a + 1), (__u32)slot(in, b));
 		break;
 	case COPY_3D_RUNTIME:
-		read_copy_3d_runtime(f, slot(in, 1, f->op), extra);
+		read_copy_3d_runtime(f, slot(in, 1), extra);
 		break;
 	case COPY_2D_DRIVER:
-		read_copy_driver(f, slot(in, 1, f->op), false);
+		read_copy_driver(f, slot(in, 1), false);
 		break;
 	case COPY_3D_DRIVER:
-		read_copy_driver(f, slot(in, 1, f->op), true);
+		read_copy_driver(f, slot(in, 1), true);
 		break;
 	case FILL:
-		set_args(f, slot(in, a, f->op) << extra, (__u32)slot(in, b, f->op));
+		set_args(f, slot(in, a) << extra, (__u32)slot(in, b));
 		break;
 	case FILL_2D:
-		set_args(f, (slot(in, a, f->op) * slot(in, a + 1, f->op)) << extra, (__u32)slot(in, b, f->op));
+		set_args(f, (slot(in, a) * slot(in, a + 1)) << extra, (__u32)slot(in, b));
 		break;
 	case FILL_3D:
 		read_fill_3d(in, f);
@@ -167,64 +166,64 @@ static __always_inline void read_at_entry(const struct input *in, struct frame *
 	__u64 extent[3] = {};
 
 	if (s && s != STREAM_IN_CONFIG) {
-		f->stream = slot(in, s, op);
+		f->stream = slot(in, s);
 		f->flags |= FLAG_STREAM;
 	}
 	switch (COOKIE_SHAPE(cookie)) {
 	case LAUNCH:
-		set_args(f, slot(in, 1, op),
-			 (__u64)(__u32)slot(in, 2, op) * (__u32)slot(in, 3, op) * (__u32)slot(in, 4, op));
+		set_args(f, slot(in, 1),
+			 (__u64)(__u32)slot(in, 2) * (__u32)slot(in, 3) * (__u32)slot(in, 4));
 		break;
 	case LAUNCH_DIM3: {
-		__u64 xy = slot(in, 2, op);
+		__u64 xy = slot(in, 2);
 
-		set_args(f, slot(in, 1, op), (xy & 0xffffffff) * (xy >> 32) * (__u32)slot(in, 3, op));
+		set_args(f, slot(in, 1), (xy & 0xffffffff) * (xy >> 32) * (__u32)slot(in, 3));
 		break;
 	}
 	case LAUNCH_CONFIG:
-		read_launch_config(f, slot(in, 1, op), slot(in, 2, op));
+		read_launch_config(f, slot(in, 1), slot(in, 2));
 		break;
 	case ALLOC:
-		f->arg0 = slot(in, a, op);
-		f->arg1 = slot(in, b, op); /* where the pointer will be written */
+		f->arg0 = slot(in, a);
+		f->arg1 = slot(in, b); /* where the pointer will be written */
 		f->flags |= FLAG_ARG0;
 		break;
 	case ALLOC_OPAQUE:
-		f->arg1 = slot(in, b, op);
+		f->arg1 = slot(in, b);
 		break;
 	case ALLOC_AT:
-		set_args(f, slot(in, a, op), slot(in, b, op));
+		set_args(f, slot(in, a), slot(in, b));
 		break;
 	case ALLOC_PITCH:
-		f->arg0 = slot(in, 4, op);   /* height; the pitch is known at return */
-		f->arg1 = slot(in, 1, op);
-		f->stream = slot(in, 2, op); /* where the pitch will be written */
+		f->arg0 = slot(in, 4);   /* height; the pitch is known at return */
+		f->arg1 = slot(in, 1);
+		f->stream = slot(in, 2); /* where the pitch will be written */
 		break;
 	case ALLOC_3D:
 		if (read_user(extent, sizeof(extent), by_value_address(in, 2, 0), op))
 			f->arg0 = extent[1] * extent[2];
-		f->arg1 = slot(in, 1, op);
+		f->arg1 = slot(in, 1);
 		break;
 	case FREE:
-		read_free(f, outer, tgid, slot(in, a, op), extra);
+		read_free(f, outer, tgid, slot(in, a), extra);
 		break;
 	case FREE_SIZED:
-		read_free(f, outer, tgid, slot(in, a, op), false);
-		f->arg0 = slot(in, b, op);
+		read_free(f, outer, tgid, slot(in, a), false);
+		f->arg0 = slot(in, b);
 		f->flags |= FLAG_ARG0;
 		break;
 	case HANDLE:
 	case SET_CONTEXT:
-		f->arg0 = slot(in, a, op);
+		f->arg0 = slot(in, a);
 		f->flags |= FLAG_ARG0;
 		break;
 	case SET_DEVICE:
-		f->arg0 = (__u32)slot(in, a, op);
+		f->arg0 = (__u32)slot(in, a);
 		f->flags |= FLAG_ARG0;
 		break;
 	case NEW_CONTEXT:
-		f->arg0 = (__u32)slot(in, a, op);
-		f->arg1 = slot(in, b, op);
+		f->arg0 = (__u32)slot(in, a);
+		f->arg1 = slot(in, b);
 		f->flags |= FLAG_ARG0;
 		break;
 	default:

@@ -6,6 +6,7 @@ use crate::elf;
 use crate::error::{CaptureError, Result};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::MapWatch;
+use crate::process;
 use crate::programs::{Flavour, LoadOptions, Programs};
 use crate::record::{self, Life, LifeEvent, Record};
 use gpuwhy_model::{Call, LossCause, Op, OpId, ops};
@@ -93,11 +94,10 @@ impl Capture {
             Targets::All => (true, &[][..]),
             Targets::Pids(pids) => (false, pids.as_slice()),
         };
-        if let Some(pid) = pids.iter().find(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+        if let Some(pid) = pids.iter().find(|pid| !process::is_running(**pid)) {
             return Err(CaptureError::NoSuchProcess { pid: *pid });
         }
-        let load =
-            LoadOptions { all_processes, all_layers: options.all_layers, ring_bytes: options.ring_bytes };
+        let load = LoadOptions { all_processes, all_layers: options.all_layers, ring_bytes: options.ring_bytes };
         let programs = Programs::load(load, options.flavour)?;
         let inbox = Rc::new(RefCell::new(Batch::default()));
         let ring = open_ring(&programs, &inbox)?;
@@ -134,13 +134,18 @@ impl Capture {
         for pid in pids {
             self.programs.add_target(*pid)?;
             // Children that exist already; those to come are added by the kernel.
-            for child in crate::process::descendants(*pid) {
+            for child in process::descendants(*pid) {
                 self.programs.add_target(child)?;
-                self.attach_process(child);
+                if process::is_running(child) {
+                    self.attach_process(child);
+                } else {
+                    // Its end came before it was marked, so the kernel will not take the mark away.
+                    self.programs.remove_target(child);
+                }
             }
             let found = libraries::of_process(*pid)?;
             self.attach_all(&found);
-            if !std::path::Path::new(&format!("/proc/{pid}")).exists() {
+            if !process::is_running(*pid) {
                 return Err(CaptureError::ProcessDied { pid: *pid });
             }
         }
@@ -179,9 +184,11 @@ impl Capture {
 
     /// Attaches to libraries that are in use already: what their threads did before now is unknown.
     fn attach_all(&mut self, found: &[FoundLibrary]) {
-        if self.attach_files(found) {
-            self.programs.set_ready(now_ns());
-        }
+        // Until all probes are there, no thread counts as watched from its birth.
+        let before = self.programs.ready();
+        self.programs.set_ready(u64::MAX);
+        let any = self.attach_files(found);
+        self.programs.set_ready(if any { now_ns() } else { before });
     }
 
     /// Whether anything was attached that was not before.
@@ -233,7 +240,9 @@ impl Capture {
                     attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
                 }
                 // Reached through its process, which has ended: there is nothing left to trace.
-                Err(_) if !library.open.exists() => return Err(CaptureError::LibraryGone { path: library.path.clone() }),
+                Err(_) if !library.open.exists() => {
+                    return Err(CaptureError::LibraryGone { path: library.path.clone() });
+                }
                 Err(error) => {
                     attached.refused += 1;
                     self.warnings.push(error.to_string());

@@ -10,13 +10,19 @@ pub type Result<T> = std::result::Result<T, CaptureError>;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant's message says it
 pub enum CaptureError {
-    #[error("gpuwhy may not load eBPF programs as this user: run it with sudo, or give it CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE")]
+    #[error(
+        "gpuwhy may not load eBPF programs as this user: run it with sudo, or give it CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
+    )]
     NotPermitted,
-    #[error("this kernel ({release}) has no BTF at /sys/kernel/btf/vmlinux: gpuwhy needs one built with CONFIG_DEBUG_INFO_BTF=y (every current distribution kernel is)")]
+    #[error(
+        "this kernel ({release}) has no BTF at /sys/kernel/btf/vmlinux: gpuwhy needs one built with CONFIG_DEBUG_INFO_BTF=y (every current distribution kernel is)"
+    )]
     NoBtf { release: String },
     #[error("kernel {release} is too old: gpuwhy needs Linux 5.15 or newer")]
     OldKernel { release: String },
-    #[error("gpuwhy runs inside a PID namespace (a container), where it cannot tell processes apart as the kernel does: run it on the host, or start the container with --pid=host")]
+    #[error(
+        "gpuwhy runs inside a PID namespace (a container), where it cannot tell processes apart as the kernel does: run it on the host, or start the container with --pid=host"
+    )]
     PidNamespace,
     #[error("there is no process {pid}: `pgrep -a python` lists the running ones")]
     NoSuchProcess { pid: u32 },
@@ -32,6 +38,8 @@ pub enum CaptureError {
     LibraryGone { path: String },
     #[error("{path} is no ELF library gpuwhy can read: {why}")]
     Elf { path: PathBuf, why: String },
-    #[error("the kernel refused to report new library mappings: {source}; libraries loaded from now on will not be seen")]
+    #[error(
+        "the kernel refused to report new library mappings: {source}; libraries loaded from now on will not be seen"
+    )]
     MapWatch { source: std::io::Error },
 }

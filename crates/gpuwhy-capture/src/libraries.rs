@@ -147,12 +147,10 @@ fn neighbourhood(program: &Path) -> Vec<PathBuf> {
     for path in [Some(program), real.as_deref()].into_iter().flatten() {
         let Some(folder) = path.parent() else { continue };
         folders.push(folder.to_path_buf());
-        if folder.file_name() == Some(OsStr::new("bin")) {
-            if let Some(prefix) = folder.parent() {
-                folders.push(prefix.join("lib"));
-                folders.push(prefix.join("lib64"));
-                folders.extend(python_folders(prefix));
-            }
+        if let Some(prefix) = folder.parent().filter(|_| folder.file_name() == Some(OsStr::new("bin"))) {
+            folders.push(prefix.join("lib"));
+            folders.push(prefix.join("lib64"));
+            folders.extend(python_folders(prefix));
         }
     }
     folders

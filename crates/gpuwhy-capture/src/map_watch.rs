@@ -99,17 +99,15 @@ struct Ring {
 impl Ring {
     fn open(cpu: i32) -> std::io::Result<Self> {
         let attr = PerfEventAttr {
-            kind: 1,                               // PERF_TYPE_SOFTWARE
+            kind: 1, // PERF_TYPE_SOFTWARE
             size: size_of::<PerfEventAttr>() as u32,
-            config: 9,                             // PERF_COUNT_SW_DUMMY: side-band records only
-            flags: 1 << 8 | 1 << 14 | 1 << 23,     // mmap, watermark, mmap2
-            wakeup: 1,                             // bytes: wake at once
+            config: 9,                         // PERF_COUNT_SW_DUMMY: side-band records only
+            flags: 1 << 8 | 1 << 14 | 1 << 23, // mmap, watermark, mmap2
+            wakeup: 1,                         // bytes: wake at once
             ..Default::default()
         };
         // SAFETY: the attribute outlives the call and says its own size.
-        let fd = unsafe {
-            libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu, -1, FD_CLOEXEC)
-        };
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu, -1, FD_CLOEXEC) };
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }

@@ -97,9 +97,12 @@ fn programs() -> Need {
                 Some(why) => Need::new("eBPF programs", false, why.as_str(), "run with sudo").optional(),
             }
         }
-        Err(error) => {
-            Need { name: "eBPF programs", status: Status::Missing, found: "refused".into(), fix: Some(error.to_string()) }
-        }
+        Err(error) => Need {
+            name: "eBPF programs",
+            status: Status::Missing,
+            found: "refused".into(),
+            fix: Some(error.to_string()),
+        },
     }
 }
 

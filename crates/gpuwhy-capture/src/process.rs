@@ -14,9 +14,9 @@ fn name_from_cmdline(line: &[u8]) -> Option<String> {
     let words: Vec<String> =
         line.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).filter(|w| !w.is_empty()).collect();
     let program = base(words.first()?);
-    let interpreter = ["python", "bash", "sh", "perl", "ruby", "node", "julia"]
-        .iter()
-        .any(|name| program.strip_prefix(name).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.')));
+    let interpreter = ["python", "bash", "sh", "perl", "ruby", "node", "julia"].iter().any(|name| {
+        program.strip_prefix(name).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
+    });
     let script = if interpreter { script_of(&words[1..]) } else { None };
     Some(script.map_or_else(|| program.to_owned(), |script| format!("{program} {script}")))
 }
@@ -74,7 +74,11 @@ fn looks_secret(name: &str) -> bool {
 
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) { word.to_owned() } else { format!("'{}'", word.replace('\'', r"'\''")) }
+    if !word.is_empty() && word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
 }
 
 /// Every process below `pid`, children first.
@@ -96,10 +100,23 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
+/// Whether a process still runs. One that ended and waits for its parent to notice (a zombie) does not.
+pub fn is_running(pid: u32) -> bool {
+    let ended = stat_field(pid, 0).is_none_or(|state| matches!(state.as_str(), "Z" | "X"));
+    // A main thread may end before the others; then the process goes on.
+    !ended || std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
+}
+
 fn parent_of(pid: u32) -> Option<u32> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may itself contain parentheses and spaces: take what follows the last one.
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    stat_field(pid, 1)?.parse().ok()
+}
+
+/// A field of /proc/PID/stat, counted from the one after the name: state, parent, …
+fn stat_field(pid: u32, number: usize) -> Option<String> {
+    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may contain anything, parentheses too: take what follows the last one.
+    let stat = String::from_utf8_lossy(&stat);
+    stat.rsplit_once(')')?.1.split_whitespace().nth(number).map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -133,5 +150,18 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(found.contains(&child.id()));
+    }
+
+    #[test]
+    fn a_zombie_does_not_run() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        assert!(is_running(child.id()));
+        drop(child.stdin.take());
+        while is_running(child.id()) {
+            std::thread::yield_now();
+        }
+        assert!(std::path::Path::new(&format!("/proc/{}", child.id())).exists());
+        child.wait().unwrap();
+        assert!(!is_running(child.id()));
     }
 }

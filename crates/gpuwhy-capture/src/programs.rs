@@ -13,7 +13,7 @@ use std::mem::MaybeUninit;
 use std::path::Path;
 use std::sync::Mutex;
 
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::unwrap_used, clippy::undocumented_unsafe_blocks)]
+#[allow(missing_docs, unreachable_pub, clippy::all, clippy::restriction)]
 mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/gpuwhy.skel.rs"));
 }
@@ -69,10 +69,10 @@ const LOSS_CAUSES: usize = LossCause::ALL.len();
 static LIBBPF_SAID: Mutex<String> = Mutex::new(String::new());
 
 fn remember(_level: libbpf_rs::PrintLevel, text: String) {
-    if let Ok(mut said) = LIBBPF_SAID.lock() {
-        if said.len() < 64 * 1024 {
-            said.push_str(&text);
-        }
+    if let Ok(mut said) = LIBBPF_SAID.lock()
+        && said.len() < 64 * 1024
+    {
+        said.push_str(&text);
     }
 }
 
@@ -131,18 +131,20 @@ impl Programs {
             Flavour::Plain => plain(&progs.plain_leave, path, op, site, true)
                 .and_then(|leave| Ok(vec![leave, plain(&progs.plain_enter, path, op, site, false)?])),
         };
-        links.map_err(|e| CaptureError::Attach {
-            function: op.function.clone(),
-            path: path.into(),
-            why: e.to_string(),
-        })
+        links.map_err(|e| CaptureError::Attach { function: op.function.clone(), path: path.into(), why: e.to_string() })
     }
 
-    /// Says that everything mapped so far is probed as of now.
-    pub(crate) fn set_ready(&mut self, now_ns: u64) {
+    /// Says since when everything mapped is probed, `CLOCK_MONOTONIC` ns.
+    pub(crate) fn set_ready(&mut self, at_ns: u64) {
         if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
-            bss.ready_ns = now_ns;
+            // SAFETY: a plain word in memory shared with the kernel; volatile because that reads it.
+            unsafe { std::ptr::write_volatile(&raw mut bss.ready_ns, at_ns) };
         }
+    }
+
+    /// What [`Programs::set_ready`] said last.
+    pub(crate) fn ready(&self) -> u64 {
+        self.skel.maps.bss_data.as_deref().map_or(0, |bss| bss.ready_ns)
     }
 
     pub(crate) fn add_target(&self, pid: u32) -> Result<()> {
@@ -152,6 +154,11 @@ impl Programs {
             .targets
             .update(&pid.to_ne_bytes(), &one, MapFlags::ANY)
             .map_err(|e| CaptureError::Load { why: format!("process {pid} could not be marked as a target: {e}") })
+    }
+
+    pub(crate) fn remove_target(&self, pid: u32) {
+        // Gone already is just as well.
+        let _ = self.skel.maps.targets.delete(&pid.to_ne_bytes());
     }
 
     /// Whether a process is traced; children are added by the kernel itself.

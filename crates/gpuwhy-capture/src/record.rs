@@ -75,10 +75,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
                 arg0: known(FLAG_ARG0, word(16)),
                 arg1: known(FLAG_ARG1, word(24)),
                 ret: half(48) as i32,
-                flags: CallFlags {
-                    inner: flags & FLAG_INNER != 0,
-                    unfinished: flags & FLAG_UNFINISHED != 0,
-                },
+                flags: CallFlags { inner: flags & FLAG_INNER != 0, unfinished: flags & FLAG_UNFINISHED != 0 },
             }));
         }
     };

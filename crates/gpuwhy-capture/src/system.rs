@@ -43,8 +43,7 @@ impl System {
         self.driver = nvml.sys_driver_version().ok();
         self.cuda = nvml.sys_cuda_driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
         let count = nvml.device_count().unwrap_or(0);
-        let mut names: Vec<String> =
-            (0..count).filter_map(|i| nvml.device_by_index(i).ok()?.name().ok()).collect();
+        let mut names: Vec<String> = (0..count).filter_map(|i| nvml.device_by_index(i).ok()?.name().ok()).collect();
         names.dedup();
         self.gpu = match (count, names.len()) {
             (0, _) | (_, 0) => None,

@@ -203,10 +203,14 @@ impl Decode {
     pub fn meaning(self) -> (&'static str, &'static str) {
         match self {
             Self::Plain | Self::PopContext => ("", ""),
-            Self::Alloc { .. } | Self::AllocHandle { .. } | Self::AllocPitch | Self::Alloc3D => ("bytes", "new pointer or handle"),
+            Self::Alloc { .. } | Self::AllocHandle { .. } | Self::AllocPitch | Self::Alloc3D => {
+                ("bytes", "new pointer or handle")
+            }
             Self::AllocAt { .. } => ("bytes", "pointer"),
             Self::AllocOpaque { .. } => ("", "new handle"),
-            Self::Free { .. } | Self::FreeHandle { .. } => ("bytes freed (NULL: allocated before the trace)", "pointer or handle"),
+            Self::Free { .. } | Self::FreeHandle { .. } => {
+                ("bytes freed (NULL: allocated before the trace)", "pointer or handle")
+            }
             Self::FreeSized { .. } => ("bytes", "pointer"),
             Self::Copy { .. }
             | Self::CopyKind { .. }

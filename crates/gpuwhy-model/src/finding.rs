@@ -134,9 +134,7 @@ pub struct Finding {
 impl Finding {
     /// Worst first: by severity, then by what was lost.
     pub fn sort(findings: &mut [Self]) {
-        findings.sort_by(|a, b| {
-            (b.severity, b.lost.ns, b.lost.bytes).cmp(&(a.severity, a.lost.ns, a.lost.bytes))
-        });
+        findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.lost.ns, f.lost.bytes)));
     }
 
     /// The finding as a block of plain text. Names from the traced world are made safe to print.
@@ -229,7 +227,16 @@ mod tests {
     #[test]
     fn text_reads_from_the_waiter_to_the_fix() {
         let text = starved().to_text();
-        let order = ["[HIGH] GPU starved", "chain   python3 4821", "← pt_data_worker:0–3", "cause   4 data workers", "effect  launches", "fix     num_workers 4 → 6: saves up to 31.0 s", "cache decoded samples", "measured in part"];
+        let order = [
+            "[HIGH] GPU starved",
+            "chain   python3 4821",
+            "← pt_data_worker:0–3",
+            "cause   4 data workers",
+            "effect  launches",
+            "fix     num_workers 4 → 6: saves up to 31.0 s",
+            "cache decoded samples",
+            "measured in part",
+        ];
         let mut at = 0;
         for part in order {
             let found = text[at..].find(part).unwrap_or_else(|| panic!("{part:?} missing or out of order in:\n{text}"));

@@ -196,7 +196,11 @@ mod tests {
     fn merging_equals_counting_together_and_survives_storage() {
         let (mut a, mut b, mut both) = (Histogram::default(), Histogram::default(), Histogram::default());
         for (i, v) in values().enumerate() {
-            if i % 3 == 0 { a.record(v) } else { b.record(v) }
+            if i % 3 == 0 {
+                a.record(v)
+            } else {
+                b.record(v)
+            }
             both.record(v);
         }
         let mut merged = Histogram::decode(&a.encode()).unwrap();

@@ -7,13 +7,17 @@ use std::time::Duration;
 
 /// Tells why a GPU job is slow, stalls or runs out of memory, without touching its code.
 #[derive(Debug, Parser)]
-#[command(version, max_term_width = 100, after_help = "\
+#[command(
+    version,
+    max_term_width = 100,
+    after_help = "\
 Examples:
   gpuwhy check                                   can this machine be traced?
   sudo gpuwhy demo                               see it work, without a GPU
   sudo gpuwhy trace -- python3 train.py          start a job and trace it
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
-  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"")]
+  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\""
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -72,9 +76,9 @@ pub(crate) struct Trace {
     /// How to attach probes; by default the cheapest way this kernel has
     #[arg(long, value_enum, hide = true)]
     pub(crate) probes: Option<Probes>,
-    /// Size of the buffer between kernel and gpuwhy, MiB, a power of two
-    #[arg(long, default_value_t = 32, hide = true, value_parser = ring_size)]
-    pub(crate) ring_mib: u32,
+    /// Size of the buffer between kernel and gpuwhy, KiB, a power of two
+    #[arg(long, default_value_t = 32 * 1024, hide = true, value_parser = ring_size)]
+    pub(crate) ring_kib: u32,
     /// The command to trace, after `--`
     #[arg(last = true, value_name = "CMD")]
     pub(crate) cmd: Vec<std::ffi::OsString>,
@@ -178,8 +182,9 @@ fn duration(text: &str) -> Result<Duration, String> {
 }
 
 fn ring_size(text: &str) -> Result<u32, String> {
-    let size: u32 = text.parse().map_err(|_| "write a number of MiB".to_owned())?;
-    if size.is_power_of_two() && size <= 1024 { Ok(size) } else { Err("write a power of two up to 1024".into()) }
+    let size: u32 = text.parse().map_err(|_| "write a number of KiB".to_owned())?;
+    let fits = size.is_power_of_two() && (64..=1024 * 1024).contains(&size);
+    if fits { Ok(size) } else { Err("write a power of two from 64 to 1048576".into()) }
 }
 
 #[cfg(test)]

@@ -29,6 +29,6 @@ pub(crate) fn one_sentence(error: &anyhow::Error) -> String {
             parts.push(text);
         }
     }
-    let line = parts.join(": ").replace('\n', " ");
+    let line = parts.join(": ").replace('\n', "; ");
     gpuwhy_model::units::safe(&line, 2000)
 }

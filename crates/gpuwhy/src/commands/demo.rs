@@ -68,7 +68,11 @@ fn ask(db: &std::path::Path) -> anyhow::Result<()> {
     let style = output::stdout_style();
     let reader = Reader::open(db)?;
     for (question, sql) in QUESTIONS {
-        println!("\n{}\n{}", style.bold(question), style.dim(&format!("  gpuwhy query --db {} \"{sql}\"", db.display())));
+        println!(
+            "\n{}\n{}",
+            style.bold(question),
+            style.dim(&format!("  gpuwhy query --db {} \"{sql}\"", db.display()))
+        );
         let mut rows = Vec::new();
         let outcome = reader.query(sql, &Limits::default(), |_, row| {
             rows.push(row.iter().map(cell).collect());

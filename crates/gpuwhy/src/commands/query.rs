@@ -88,15 +88,14 @@ fn real(x: f64) -> String {
 fn print_json(reader: &Reader, sql: &str, limits: &Limits, out: &mut impl Write) -> anyhow::Result<()> {
     let mut first = true;
     let mut failed = None;
-    write!(out, "[")?;
     reader.query(sql, limits, |columns, row| {
         let object: serde_json::Map<String, serde_json::Value> =
             columns.iter().cloned().zip(row.iter().map(json)).collect();
-        let separator = if std::mem::take(&mut first) { "\n" } else { ",\n" };
+        let separator = if std::mem::take(&mut first) { "[\n" } else { ",\n" };
         let text = serde_json::Value::Object(object).to_string();
         keep_going(write!(out, "{separator}{text}"), &mut failed)
     })?;
-    writeln!(out, "{}]", if first { "" } else { "\n" })?;
+    writeln!(out, "{}]", if first { "[" } else { "\n" })?;
     failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
@@ -134,11 +133,12 @@ fn print_csv(reader: &Reader, sql: &str, limits: &Limits, out: &mut impl Write) 
 }
 
 fn csv_line(cells: impl Iterator<Item = String>) -> String {
-    let quoted: Vec<String> = cells
-        .map(|cell| {
-            if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
-        })
-        .collect();
+    let quoted: Vec<String> =
+        cells
+            .map(|cell| {
+                if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+            })
+            .collect();
     quoted.join(",") + "\r\n"
 }
 
@@ -165,7 +165,10 @@ mod tests {
         assert_eq!(real(0.1 + 0.2), "0.3");
         assert_eq!(real(2.0), "2.0");
         assert_eq!(real(f64::NAN), "NaN");
-        assert_eq!(csv_line(["a,b".to_owned(), "say \"x\"".to_owned(), "1".to_owned()].into_iter()), "\"a,b\",\"say \"\"x\"\"\",1\r\n");
+        assert_eq!(
+            csv_line(["a,b".to_owned(), "say \"x\"".to_owned(), "1".to_owned()].into_iter()),
+            "\"a,b\",\"say \"\"x\"\"\",1\r\n"
+        );
         assert_eq!(shown(&Value::Blob(&[1, 2])), "<2 bytes>");
     }
 }

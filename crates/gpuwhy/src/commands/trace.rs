@@ -25,7 +25,7 @@ fn settings(args: &Trace) -> Settings {
                 Probes::Multi => Flavour::Multi,
                 Probes::Plain => Flavour::Plain,
             }),
-            ring_bytes: args.ring_mib << 20,
+            ring_bytes: args.ring_kib << 10,
         },
         command: args.cmd.clone(),
         extra_env: Vec::new(),

@@ -52,13 +52,13 @@ impl Progress {
     /// Something to tell at once.
     pub(crate) fn note(&self, text: &str) {
         if self.display != Display::Quiet {
-            eprintln!("gpuwhy: {}\r", units::safe(text, 500));
+            eprintln!("gpuwhy: {}", units::safe(text, 500));
         }
     }
 
     /// Something that is wrong; told also when quiet.
     pub(crate) fn warn(&self, text: &str) {
-        eprintln!("gpuwhy: {} {}\r", self.style.yellow("warning:"), units::safe(text, 500));
+        eprintln!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500));
     }
 
     /// Once a second.

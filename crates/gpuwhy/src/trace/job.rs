@@ -42,7 +42,10 @@ impl Job {
         env.extend(extra.iter().cloned());
         let path = sudo::variable(&env, "PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         let Some(found) = find_program(Path::new(program), path) else {
-            bail!("there is no program {} in PATH: check its spelling, or give its full path", program.to_string_lossy());
+            bail!(
+                "there is no program {} in PATH: check its spelling, or give its full path",
+                program.to_string_lossy()
+            );
         };
         Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
     }
@@ -94,11 +97,6 @@ impl RunningJob {
     /// Its exit code if it has ended.
     pub(crate) fn ended(&mut self) -> Option<u8> {
         self.child.try_wait().ok().flatten().map(exit_code)
-    }
-
-    /// Waits for its end.
-    pub(crate) fn wait(&mut self) -> u8 {
-        self.child.wait().map_or(125, exit_code)
     }
 
     /// Passes a signal on.

@@ -17,6 +17,7 @@ use gpuwhy_store::{LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
+use signal_hook::low_level::siginfo::Origin;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -73,6 +74,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
         start_ns,
+        troubled: false,
         progress,
     };
     let mut running = match &job {
@@ -82,7 +84,27 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
     let summary = recorder.finish(stop);
-    Ok(Ended { exit_code: running.map_or(0, |mut job| job.wait()), summary })
+    Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
+}
+
+/// A job may outlive its trace; until it ends, signals meant for it still reach it.
+fn wait_for_end(mut job: RunningJob, signals: &mut SignalsInfo<WithOrigin>) -> u8 {
+    loop {
+        if let Some(code) = job.ended() {
+            return code;
+        }
+        for origin in signals.pending() {
+            pass_on(&job, &origin);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// Ctrl-C at a terminal reaches the job by itself; a signal sent to us alone is passed on.
+fn pass_on(job: &RunningJob, origin: &Origin) {
+    if origin.process.is_some_and(|sender| sender.pid != 0) {
+        job.signal(origin.signal);
+    }
 }
 
 struct Recorder {
@@ -96,6 +118,8 @@ struct Recorder {
     lost_by_op: HashMap<OpId, u64>,
     lost_by_cause: BTreeMap<LossCause, u64>,
     start_ns: u64,
+    /// Whether the file could not be written when last looked at: said once, when it begins.
+    troubled: bool,
     progress: Progress,
 }
 
@@ -119,15 +143,18 @@ impl Recorder {
         };
         let attached = self.capture.attached();
         let probes: usize = attached.iter().map(|library| library.functions).sum();
-        self.progress.note(&format!(
-            "tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C ends it",
-            attached.len()
-        ));
+        self.progress
+            .note(&format!("tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C ends it", attached.len()));
         self.note_libraries();
     }
 
     /// Until something ends it.
-    fn watch(&mut self, settings: &Settings, mut job: Option<&mut RunningJob>, signals: &mut SignalsInfo<WithOrigin>) -> Stop {
+    fn watch(
+        &mut self,
+        settings: &Settings,
+        mut job: Option<&mut RunningJob>,
+        signals: &mut SignalsInfo<WithOrigin>,
+    ) -> Stop {
         let mut ticks = 0u64;
         let mut interrupts = 0;
         loop {
@@ -137,19 +164,14 @@ impl Recorder {
             if elapsed.as_nanos() / TICK.as_nanos() > u128::from(ticks) {
                 ticks = (elapsed.as_nanos() / TICK.as_nanos()) as u64;
                 self.writer.tick();
-                if ticks % 4 == 0 {
+                if ticks.is_multiple_of(4) {
                     self.every_second(elapsed);
                 }
             }
             for origin in signals.pending() {
                 interrupts += 1;
                 match &job {
-                    // Ctrl-C at a terminal reaches the job by itself; a signal sent to us alone is passed on.
-                    Some(job) if interrupts == 1 => {
-                        if origin.process.is_some_and(|sender| sender.pid != 0) {
-                            job.signal(origin.signal);
-                        }
-                    }
+                    Some(job) if interrupts == 1 => pass_on(job, &origin),
                     _ => return Stop::Interrupted,
                 }
             }
@@ -236,6 +258,10 @@ impl Recorder {
             self.progress.warn(&warning);
         }
         let snapshot = self.writer.snapshot();
+        if let Some(trouble) = snapshot.trouble.as_ref().filter(|_| !self.troubled) {
+            self.progress.warn(trouble);
+        }
+        self.troubled = snapshot.trouble.is_some();
         self.progress.update(&snapshot, &self.lost_by_op, elapsed);
     }
 
@@ -293,8 +319,17 @@ impl Recorder {
         let (finished, snapshot) = self.writer.finish(end);
         let problem = match &finished {
             None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
-            Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+            Some(finished) => {
+                let closing = finished.problem.as_ref().map(ToString::to_string);
+                let all: Vec<String> = snapshot.trouble.iter().cloned().chain(closing).collect();
+                (!all.is_empty()).then(|| all.join("; "))
+            }
         };
+        let before: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
+        if snapshot.lost > before {
+            // What the writer lost itself.
+            self.lost_by_cause.insert(LossCause::WriteFailed, snapshot.lost - before);
+        }
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
         let summary = Summary {
             elapsed,
@@ -331,7 +366,7 @@ fn machine() -> Machine {
 fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
     let words: Vec<String> = settings.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     let flags: Vec<String> =
-        std::env::args().skip(1).take_while(|a| a != "--").collect();
+        std::env::args_os().skip(1).take_while(|a| a != "--").map(|a| a.to_string_lossy().into_owned()).collect();
     NewRun {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         start_unix_ns: unix_ns(),

@@ -44,7 +44,7 @@ impl Summary {
             units::count(self.stored),
             units::time(self.elapsed.as_nanos() as u64),
         ));
-        let each = if self.stored > 0 { format!(", {} bytes a call", self.size_bytes / self.stored) } else { String::new() };
+        let each = self.size_bytes.checked_div(self.stored).map(|n| format!(", {n} bytes a call")).unwrap_or_default();
         lines.push(format!("        {} ({}{each})", self.path.display(), units::bytes(self.size_bytes)));
         lines.push(format!(
             "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
@@ -67,9 +67,9 @@ impl Summary {
         if self.seen == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
         }
-        self.loss_by_cause
-            .contains_key(&LossCause::RingFull)
-            .then(|| "the machine was too busy to keep up: counts are exact, the lost calls' details are not there".into())
+        self.loss_by_cause.contains_key(&LossCause::RingFull).then(|| {
+            "the machine was too busy to keep up: counts are exact, the lost calls' details are not there".into()
+        })
     }
 
     fn causes(&self) -> String {

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the tests share: the simulated stack, gpuwhy runs, the truth log and the run file side by side.
+//!
+//! Everything here is real but the GPU: real processes, real probes in this kernel, a real run file.
+#![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
+
+pub mod compare;
+
+use simgpu::Installed;
+use simgpu::log::Truth;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// The binary under test.
+pub const GPUWHY: &str = env!("CARGO_BIN_EXE_gpuwhy");
+
+/// Whether this test can run here. Under CI a machine that cannot trace is a failure, not a reason to skip.
+pub fn can_trace() -> bool {
+    let root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
+    assert!(root || std::env::var_os("CI").is_none(), "this test needs root, and CI must not skip it");
+    if !root {
+        eprintln!("skipped: needs root");
+    }
+    root
+}
+
+/// One trace at a time: two would compete for the two cores, and "every process" would see the other's.
+pub fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// The simulated stack, installed once before this test process starts any other.
+pub fn sim() -> &'static Installed {
+    static SIM: OnceLock<(TempDir, Installed)> = OnceLock::new();
+    let (_, installed) = SIM.get_or_init(|| {
+        let dir = tempfile::Builder::new().prefix("gpuwhy-test-sim-").tempdir().unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), mode).unwrap();
+        let installed = simgpu::install(dir.path()).unwrap();
+        (dir, installed)
+    });
+    installed
+}
+
+/// A folder for one test's run file and truth log.
+pub struct Place {
+    pub dir: TempDir,
+}
+
+impl Place {
+    pub fn new() -> Self {
+        Self { dir: tempfile::Builder::new().prefix("gpuwhy-test-").tempdir().unwrap() }
+    }
+
+    pub fn db(&self) -> PathBuf {
+        self.dir.path().join("run.db")
+    }
+
+    pub fn log(&self) -> PathBuf {
+        self.dir.path().join("truth")
+    }
+
+    pub fn truth(&self) -> Truth {
+        Truth::read(&self.log()).unwrap()
+    }
+
+    pub fn run_file(&self) -> rusqlite::Connection {
+        open(&self.db())
+    }
+
+    /// `gpuwhy trace` with this place's file; add arguments, then run it.
+    pub fn trace(&self) -> Command {
+        let mut command = Command::new(GPUWHY);
+        command.arg("trace").arg("--db").arg(self.db());
+        command.env("SIMGPU_LOG", self.log()).env("SIMGPU_LOG_LEVEL", "full");
+        command.env("LD_LIBRARY_PATH", &sim().dir);
+        command
+    }
+
+    /// simjob by itself, logging into this place.
+    pub fn simjob(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&sim().simjob);
+        command.arg("--cudart").arg(&sim().cudart).args(args);
+        command.env("SIMGPU_LOG", self.log()).env("SIMGPU_LOG_LEVEL", "full");
+        command
+    }
+}
+
+/// Opens a run file with plain SQLite, as any other client would.
+pub fn open(path: &Path) -> rusqlite::Connection {
+    rusqlite::Connection::open_with_flags(path, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap()
+}
+
+/// Runs a command to its end and insists that it succeeded.
+pub fn succeed(command: &mut Command) -> Output {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?} failed: {}\n{}", output.status, text(&output));
+    output
+}
+
+/// Everything a command printed.
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// One number from a run file.
+pub fn number(db: &rusqlite::Connection, sql: &str) -> i64 {
+    db.query_row(sql, [], |row| row.get::<_, Option<i64>>(0)).unwrap().unwrap_or(0)
+}
+
+/// Waits until a condition holds; fails after half a minute.
+pub fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(start.elapsed() < Duration::from_secs(30), "never happened: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A simjob that waits to be told to go on, its processes known.
+pub struct HeldSimjob {
+    child: Child,
+    stdout: BufReader<std::process::ChildStdout>,
+    pub pids: Vec<u32>,
+}
+
+impl HeldSimjob {
+    /// Starts it (`--hold` is added) and waits until its libraries are loaded.
+    pub fn start(command: &mut Command) -> Self {
+        let mut child = command.arg("--hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        let pids = line.strip_prefix("ready ").unwrap_or_else(|| panic!("simjob said {line:?}"));
+        let pids = pids.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
+        Self { child, stdout, pids }
+    }
+
+    /// The process that started the others.
+    pub fn parent(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on.
+    pub fn go(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"go\n").unwrap();
+    }
+
+    /// Its end and what it said.
+    pub fn end(mut self) -> (ExitStatus, String) {
+        let mut said = String::new();
+        self.stdout.read_line(&mut said).unwrap();
+        (self.child.wait().unwrap(), said)
+    }
+}
+
+/// A gpuwhy in the background.
+pub struct Tracing {
+    child: Child,
+    db: PathBuf,
+}
+
+impl Tracing {
+    /// Starts it and waits until it has attached to this many libraries.
+    pub fn start(command: &mut Command, place: &Place, libraries: i64) -> Self {
+        let child = command.arg("--quiet").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let tracing = Self { child, db: place.db() };
+        tracing.wait_for_libraries(libraries);
+        tracing
+    }
+
+    /// Waits until the run file, read while it is written, tells of this many libraries.
+    pub fn wait_for_libraries(&self, libraries: i64) {
+        until("gpuwhy attaches", || {
+            let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+            let Ok(db) = rusqlite::Connection::open_with_flags(&self.db, flags) else { return false };
+            let count = db.query_row("SELECT COUNT(*) FROM libraries", [], |row| row.get::<_, i64>(0));
+            count.is_ok_and(|n| n >= libraries)
+        });
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: &str) {
+        succeed(Command::new("kill").arg(format!("-{signal}")).arg(self.child.id().to_string()));
+    }
+
+    /// Waits for its end.
+    pub fn end(self) -> Output {
+        self.child.wait_with_output().unwrap()
+    }
+
+    /// Ctrl-C, and its end.
+    pub fn interrupt(self) -> Output {
+        self.signal("INT");
+        self.end()
+    }
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Exactness: what gpuwhy records equals what the simulated stack's own log says was done.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::compare::{assert_same_calls, list, recorded_sums, true_sums};
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text};
+use gpuwhy_model::ops;
+use std::process::Command;
+
+/// Traces a simjob started by gpuwhy itself.
+fn trace_simjob(place: &Place, gpuwhy: &[&str], simjob: &[&str]) -> String {
+    let mut command = place.trace();
+    command.args(gpuwhy).arg("--").arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(simjob);
+    text(&succeed(&mut command))
+}
+
+/// Insists that nothing was lost and that counts, errors and bytes are the log's, function by function.
+fn assert_exact(place: &Place) {
+    let (truth, db) = (place.truth(), place.run_file());
+    assert_eq!(number(&db, "SELECT events_lost FROM sessions"), 0, "events lost");
+    assert_eq!(number(&db, "SELECT COALESCE(SUM(count), 0) FROM loss"), 0, "any loss, details included");
+    assert_eq!(recorded_sums(&db, &truth), true_sums(&truth));
+    let calls: u64 = true_sums(&truth).values().map(|sums| sums.calls).sum();
+    let summed = format!("SELECT SUM(calls) FROM seconds WHERE pid IN ({})", list(&truth.pids()));
+    assert_eq!(number(&db, &summed), calls as i64, "per-second sums cover every call");
+}
+
+#[test]
+fn two_million_calls_at_100k_a_second_are_counted_exactly() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let job = ["--procs", "2", "--threads", "2", "--mix", "mixed", "--calls", "2000000", "--rate", "100000"];
+    let mut command = place.trace();
+    command.env("SIMGPU_LOG_LEVEL", "counts").arg("--quiet").arg("--");
+    succeed(command.arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(job));
+    let truth = place.truth();
+    assert!(true_sums(&truth).len() >= 12, "twelve ops and more: {:?}", true_sums(&truth).keys());
+    assert_eq!((truth.pids().len(), truth.threads.iter().filter(|t| !t.counters.is_empty()).count() >= 4), (2, true));
+    assert_exact(&place);
+}
+
+/// However little gpuwhy keeps up with, every call is either stored or counted as lost.
+fn assert_nothing_vanishes(place: &Place) -> i64 {
+    let (truth, db) = (place.truth(), place.run_file());
+    let mut made = std::collections::BTreeMap::new();
+    for (function, sums) in true_sums(&truth) {
+        *made.entry(ops::short_name(&function)).or_insert(0) += sums.calls as i64;
+    }
+    let mut accounted = std::collections::BTreeMap::new();
+    let sql = "SELECT op, SUM(n) FROM (SELECT op, COUNT(*) AS n FROM events GROUP BY op \
+               UNION ALL SELECT op, SUM(count) FROM loss WHERE loses_event GROUP BY op) GROUP BY op";
+    let mut statement = db.prepare(sql).unwrap();
+    let rows = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?))).unwrap();
+    accounted.extend(rows.map(Result::unwrap));
+    assert_eq!(accounted, made, "stored and lost together are what was made, op by op");
+    let seen = number(&db, "SELECT events_seen FROM sessions");
+    assert_eq!(seen, made.values().sum::<i64>());
+    assert_eq!(number(&db, "SELECT events_stored + events_lost FROM sessions"), seen);
+    number(&db, "SELECT events_lost FROM sessions")
+}
+
+#[test]
+fn at_full_speed_seen_and_lost_together_are_what_was_made() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let job = ["--procs", "2", "--threads", "2", "--mix", "mixed", "--calls", "4000000", "--rate", "1000000"];
+    let mut command = place.trace();
+    command.env("SIMGPU_LOG_LEVEL", "counts").arg("--quiet").arg("--");
+    succeed(command.arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(job));
+    assert_nothing_vanishes(&place);
+}
+
+#[test]
+fn a_ring_too_small_loses_events_and_counts_every_one() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let job = ["--threads", "2", "--mix", "mixed", "--calls", "1000000"];
+    let mut command = place.trace();
+    command.env("SIMGPU_LOG_LEVEL", "counts").args(["--quiet", "--ring-kib", "64"]).arg("--");
+    let said = text(&succeed(command.arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(job)));
+    let lost = assert_nothing_vanishes(&place);
+    assert!(lost > 0, "64 KiB cannot hold 10 ms of calls at full speed");
+    assert!(said.contains("ring_full"), "the loss is told with its cause: {said}");
+}
+
+#[test]
+fn every_function_is_decoded_as_the_library_saw_it() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    trace_simjob(&place, &["--quiet"], &["--tour"]);
+    let (truth, db) = (place.truth(), place.run_file());
+    assert_same_calls(&truth, &db);
+    let functions = number(&db, "SELECT COUNT(DISTINCT function) FROM events");
+    assert!(functions >= 80, "the tour calls every function the simulated stack has: {functions}");
+    let guessed = "SELECT COUNT(*) FROM events WHERE layer = 'runtime' AND device IS NULL";
+    assert_eq!(number(&db, guessed), 0, "watched from its birth, a thread's device is known");
+}
+
+#[test]
+fn each_way_of_attaching_records_the_same() {
+    if !can_trace() {
+        return;
+    }
+    for probes in ["session", "multi", "plain"] {
+        let (_lock, place) = (one_at_a_time(), Place::new());
+        let job = ["--threads", "2", "--mix", "mixed", "--calls", "20000"];
+        trace_simjob(&place, &["--quiet", "--probes", probes], &job);
+        assert_exact(&place);
+        assert_same_calls(&place.truth(), &place.run_file());
+    }
+}
+
+#[test]
+fn libraries_that_begin_with_endbr64_are_the_same() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut command = place.trace();
+    command.env("LD_LIBRARY_PATH", sim().cet_cudart.parent().unwrap()).arg("--quiet").arg("--");
+    command.arg(&sim().simjob).arg("--cudart").arg(&sim().cet_cudart).args(["--mix", "mixed", "--calls", "50000"]);
+    succeed(&mut command);
+    assert_exact(&place);
+    assert_same_calls(&place.truth(), &place.run_file());
+    let dear = "SELECT COUNT(*) FROM libraries WHERE note LIKE '%dear%'";
+    assert_eq!(number(&place.run_file(), dear), 0, "no probe sits on an endbr64");
+}
+
+#[test]
+fn libraries_loaded_before_tracing_and_two_copies_of_them_are_the_same() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let copy = tempfile::tempdir().unwrap();
+    let second = simgpu_copy(copy.path());
+    let mut job = place.simjob(&["--procs", "2", "--threads", "2", "--mix", "mixed", "--calls", "100000"]);
+    let mut job = HeldSimjob::start(job.arg("--cudart").arg(&second));
+    let mut command = place.trace();
+    for pid in &job.pids {
+        command.arg("--pid").arg(pid.to_string());
+    }
+    let tracing = Tracing::start(&mut command, &place, 4);
+    job.go();
+    assert!(job.end().0.success());
+    assert!(tracing.end().status.success(), "gpuwhy ends when the processes it was given have");
+    assert_exact(&place);
+    assert_same_calls(&place.truth(), &place.run_file());
+    assert_eq!(number(&place.run_file(), "SELECT COUNT(DISTINCT path) FROM libraries"), 4);
+}
+
+/// Another copy of the libraries, at another path.
+fn simgpu_copy(dir: &std::path::Path) -> std::path::PathBuf {
+    for file in [&sim().cuda, &sim().cudart] {
+        succeed(Command::new("cp").arg(file).arg(dir));
+    }
+    dir.join(sim().cudart.file_name().unwrap())
+}
+
+#[test]
+fn a_late_attach_never_guesses_the_device() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut job = place.simjob(&["--threads", "1", "--mix", "mixed", "--calls", "20000", "--rate", "20000"]);
+    job.env("SIMGPU_DEVICES", "2");
+    let mut job = HeldSimjob::start(&mut job);
+    // Some calls are made before gpuwhy looks: what they chose is not known to it.
+    job.go();
+    common::until("the job works", || place.log().exists() && place.truth().outer_calls() > 1000);
+    let tracing = Tracing::start(place.trace().arg("--pid").arg(job.pids[0].to_string()), &place, 2);
+    assert!(job.end().0.success());
+    assert!(tracing.end().status.success());
+    let db = place.run_file();
+    assert!(number(&db, "SELECT COUNT(*) FROM events") > 0);
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE device IS NOT NULL AND op <> 'cudaSetDevice'"), 0);
+}
+
+#[test]
+fn nested_and_recursive_calls_pair_with_their_own_returns() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    trace_simjob(&place, &["--quiet"], &["--reenter", "--calls", "500"]);
+    assert_same_calls(&place.truth(), &place.run_file());
+}
+
+#[test]
+fn with_all_layers_inner_calls_are_kept_apart_and_nothing_is_counted_twice() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    trace_simjob(&place, &["--quiet", "--layers", "all"], &["--mix", "mixed", "--calls", "20000"]);
+    let (truth, db) = (place.truth(), place.run_file());
+    assert_eq!(recorded_sums(&db, &truth), true_sums(&truth), "the program's own calls are as ever");
+    assert_same_calls(&truth, &db);
+    let counters = truth.counters();
+    for (function, inner) in counters.iter().filter(|(f, c)| ops::by_function(f).is_some() && c.inner_calls > 0) {
+        let sql = format!("SELECT COUNT(*) FROM inner_events WHERE function = '{function}'");
+        assert_eq!(number(&db, &sql) as u64, inner.inner_calls, "inner calls of {function}");
+    }
+    assert!(number(&db, "SELECT COUNT(*) FROM inner_events WHERE op = 'cuLaunchKernel'") > 0);
+}
+
+#[test]
+fn failed_allocations_are_recorded_as_failed() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    trace_simjob(&place, &["--quiet"], &["--oom"]);
+    assert_exact(&place);
+    assert_same_calls(&place.truth(), &place.run_file());
+    assert!(number(&place.run_file(), "SELECT COUNT(*) FROM events WHERE op = 'cudaMalloc' AND ret = 2") > 0);
+}
+
+#[test]
+fn a_call_cut_off_by_death_is_recorded_as_unfinished() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    trace_simjob(&place, &["--quiet"], &["--exit-in-call"]);
+    let (truth, db) = (place.truth(), place.run_file());
+    let open: Vec<_> = truth.threads.iter().flat_map(|thread| &thread.open).filter(|call| call.depth == 0).collect();
+    assert_eq!(open.len(), 1, "simjob was killed inside one call");
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE unfinished"), 1);
+    let function: String = db.query_row("SELECT function FROM events WHERE unfinished", [], |row| row.get(0)).unwrap();
+    assert_eq!(function, *open[0].function);
+}
+
+#[test]
+fn a_call_still_open_when_tracing_ends_is_recorded_as_unfinished() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    // A kernel of 20 s: the job's own synchronisation waits for it long after the trace has ended.
+    let mut job = HeldSimjob::start(&mut place.simjob(&["--calls", "1", "--kernel-ns", "20000000000"]));
+    let pid = job.pids[0];
+    let tracing = Tracing::start(place.trace().arg("--pid").arg(pid.to_string()), &place, 2);
+    job.go();
+    common::until("the job waits in a call", || {
+        place.log().exists() && place.truth().threads.iter().any(|t| t.open.iter().any(|c| c.function.contains("Sync")))
+    });
+    assert!(tracing.interrupt().status.success());
+    succeed(Command::new("kill").arg("-9").arg(pid.to_string()));
+    job.end();
+    let db = place.run_file();
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE unfinished AND class = 'sync'"), 1);
+}
+
+#[test]
+fn children_of_a_traced_process_are_followed_and_strangers_are_not() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place, stranger) = (one_at_a_time(), Place::new(), Place::new());
+    let mut other = HeldSimjob::start(&mut stranger.simjob(&["--mix", "mixed", "--calls", "5000"]));
+    // The parent loads nothing and calls nothing: what is recorded are its children's calls.
+    let mut job = HeldSimjob::start(&mut place.simjob(&["--procs", "3", "--mix", "mixed", "--calls", "9000"]));
+    let tracing = Tracing::start(place.trace().arg("--pid").arg(job.parent().to_string()), &place, 2);
+    other.go();
+    job.go();
+    assert!(other.end().0.success());
+    assert!(job.end().0.success());
+    assert!(tracing.end().status.success());
+    assert_exact(&place);
+    assert_eq!(number(&place.run_file(), "SELECT COUNT(DISTINCT pid) FROM events"), 3);
+}
+
+#[test]
+fn without_a_pid_every_process_that_uses_cuda_is_traced_also_one_started_later() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let copy = tempfile::tempdir().unwrap();
+    let second = simgpu_copy(copy.path());
+    let args = ["--mix", "mixed", "--calls", "10000"];
+    let mut early = HeldSimjob::start(&mut place.simjob(&args));
+    let tracing = Tracing::start(&mut place.trace(), &place, 2);
+    // Its libraries are files gpuwhy has never seen: it must notice that they are mapped.
+    let mut late = Command::new(&sim().simjob);
+    late.arg("--cudart").arg(&second).args(args).env("SIMGPU_LOG", place.log());
+    let mut late = HeldSimjob::start(&mut late);
+    tracing.wait_for_libraries(4);
+    early.go();
+    late.go();
+    assert!(early.end().0.success());
+    assert!(late.end().0.success());
+    assert!(tracing.interrupt().status.success());
+    assert_exact(&place);
+    assert_eq!(place.truth().pids().len(), 2);
+}
