@@ -56,12 +56,7 @@ const LIBRARIES: &[Library] = &[
     },
     Library {
         file: "libcudart.so.13",
-        sources: &[
-            "runtime_core.c",
-            "runtime_exec.c",
-            "runtime_memory.c",
-            "runtime_copy.c",
-        ],
+        sources: &["runtime_core.c", "runtime_exec.c", "runtime_memory.c", "runtime_copy.c"],
         needs: &["libcuda.so.1"],
         version_script: Some("libcudart.map"),
     },
@@ -71,27 +66,15 @@ const LIBRARIES: &[Library] = &[
         needs: &["libcudart.so.13", "libcuda.so.1"],
         version_script: None,
     },
-    Library {
-        file: "libnccl.so.2",
-        sources: &["nccl.c"],
-        needs: &["libcuda.so.1"],
-        version_script: None,
-    },
+    Library { file: "libnccl.so.2", sources: &["nccl.c"], needs: &["libcuda.so.1"], version_script: None },
 ];
 
-const SIMJOB: &[&str] = &[
-    "simjob.c",
-    "simjob_load.c",
-    "simjob_modes.c",
-    "simjob_tour.c",
-];
+const SIMJOB: &[&str] = &["simjob.c", "simjob_load.c", "simjob_modes.c", "simjob_tour.c"];
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 fn run(mut command: Command) -> Outcome {
-    let status = command
-        .status()
-        .map_err(|error| format!("cannot run {command:?}: {error}"))?;
+    let status = command.status().map_err(|error| format!("cannot run {command:?}: {error}"))?;
     if !status.success() {
         return Err(format!("{command:?} failed: {status}").into());
     }

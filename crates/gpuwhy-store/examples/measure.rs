@@ -30,19 +30,13 @@ fn call(i: u64) -> Call {
         "cudaMalloc" => (512 * (1 + i % 100_000), 0x7f11_0000_0000 + i * 512),
         _ => (0x5555_7000_0000, 0),
     };
-    let duration_ns = if i % 6 == 5 {
-        20_000 + i * 7919 % 4_000_000
-    } else {
-        2_000 + i * 7919 % 30_000
-    };
+    let duration_ns = if i % 6 == 5 { 20_000 + i * 7919 % 4_000_000 } else { 2_000 + i * 7919 % 30_000 };
     Call {
         start_ns: 1_000_000_000 + (i * PACE).saturating_sub(duration_ns),
         duration_ns,
         pid: 4_000,
         tid: 4_000 + (i / 7 % 4) as u32,
-        op: ops::by_function(function)
-            .map(|op| op.id)
-            .unwrap_or(gpuwhy_model::OpId(0)),
+        op: ops::by_function(function).map(|op| op.id).unwrap_or(gpuwhy_model::OpId(0)),
         device: Some((i / 7 % 2) as u8),
         stream: (i % 6 != 4).then_some(0x5555_7000_0000 + i % 3 * 4096),
         arg0: Some(arg0),
@@ -54,18 +48,9 @@ fn call(i: u64) -> Call {
 
 fn main() -> gpuwhy_store::Result<()> {
     let mut args = std::env::args().skip(1);
-    let calls: u64 = args
-        .next()
-        .and_then(|n| n.parse().ok())
-        .unwrap_or(2_000_000);
-    let path: PathBuf = args.next().map_or_else(
-        || std::env::temp_dir().join("gpuwhy-measure.db"),
-        PathBuf::from,
-    );
-    let run = NewRun {
-        start_monotonic_ns: 1_000_000_000,
-        ..NewRun::default()
-    };
+    let calls: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(2_000_000);
+    let path: PathBuf = args.next().map_or_else(|| std::env::temp_dir().join("gpuwhy-measure.db"), PathBuf::from);
+    let run = NewRun { start_monotonic_ns: 1_000_000_000, ..NewRun::default() };
     let mut writer = Writer::create(&path, &run)?.writer;
     let (mut spent, mut longest_commit) = (Duration::ZERO, Duration::ZERO);
     for first in (0..calls).step_by(BATCH as usize) {
@@ -81,10 +66,7 @@ fn main() -> gpuwhy_store::Result<()> {
         spent += begin.elapsed();
     }
     let begin = Instant::now();
-    let done = writer.finish(&RunEnd {
-        stop_reason: "done".into(),
-        ..RunEnd::default()
-    });
+    let done = writer.finish(&RunEnd { stop_reason: "done".into(), ..RunEnd::default() });
     spent += begin.elapsed();
     println!(
         "{calls} calls in {spent:.2?}: {:.3} µs a call, {:.1} bytes a call, longest commit {longest_commit:.1?}, closing {:.1?}",
@@ -115,8 +97,5 @@ const QUERIES: [(&str, &str); 4] = [
         "waits by window",
         "SELECT (timestamp / 10000000000) * 10 AS window_sec, COUNT(CASE WHEN op = 'sched_switch' THEN 1 END) AS ctx_switches, COUNT(CASE WHEN op = 'cudaStreamSync' THEN 1 END) AS sync_calls, AVG(CASE WHEN op = 'cudaStreamSync' THEN duration_ns END)/1000 AS sync_avg_us FROM events GROUP BY window_sec ORDER BY window_sec;",
     ),
-    (
-        "everything by op",
-        "SELECT op, COUNT(*), SUM(duration_ns), SUM(bytes) FROM events GROUP BY op",
-    ),
+    ("everything by op", "SELECT op, COUNT(*), SUM(duration_ns), SUM(bytes) FROM events GROUP BY op"),
 ];

@@ -78,22 +78,13 @@ pub struct Aggregator {
 impl Aggregator {
     /// Starts with nothing; `origin_ns` is the run's beginning on `CLOCK_MONOTONIC`.
     pub fn new(origin_ns: u64) -> Self {
-        Self {
-            origin_ns,
-            cells: FastMap::default(),
-            totals: Vec::new(),
-            newest_second: 0,
-        }
+        Self { origin_ns, cells: FastMap::default(), totals: Vec::new(), newest_second: 0 }
     }
 
     /// Counts a call. `false` when there was no room for its second, which leaves it out of the seconds
     /// but not of [`Aggregator::totals`].
     pub fn add(&mut self, call: &Call) -> bool {
-        let second = call
-            .start_ns
-            .saturating_add(call.duration_ns)
-            .saturating_sub(self.origin_ns)
-            / SECOND;
+        let second = call.start_ns.saturating_add(call.duration_ns).saturating_sub(self.origin_ns) / SECOND;
         self.newest_second = self.newest_second.max(second);
         if call.flags.inner {
             return true;
@@ -105,12 +96,7 @@ impl Aggregator {
         }
         self.totals[op].get_or_insert_default().add(call, bytes);
 
-        let key = CellKey {
-            second,
-            pid: call.pid,
-            op: call.op,
-            device: call.device,
-        };
+        let key = CellKey { second, pid: call.pid, op: call.op, device: call.device };
         if self.cells.len() >= MAX_CELLS && !self.cells.contains_key(&key) {
             return false;
         }
@@ -120,9 +106,7 @@ impl Aggregator {
 
     /// Sums of the whole run so far, by function.
     pub fn totals(&self) -> impl Iterator<Item = (OpId, &OpTotals)> {
-        (0u16..)
-            .zip(&self.totals)
-            .filter_map(|(id, totals)| Some((OpId(id), totals.as_deref()?)))
+        (0u16..).zip(&self.totals).filter_map(|(id, totals)| Some((OpId(id), totals.as_deref()?)))
     }
 
     /// The sums that have not been stored yet.
@@ -148,9 +132,7 @@ impl Aggregator {
 
 fn bytes_of(call: &Call) -> u64 {
     let is_size = call.op.get().is_some_and(|op| op.decode.arg0_is_bytes());
-    call.arg0
-        .filter(|n| is_size && *n <= i64::MAX as u64)
-        .unwrap_or(0)
+    call.arg0.filter(|n| is_size && *n <= i64::MAX as u64).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -185,26 +167,9 @@ mod tests {
     #[test]
     fn inner_calls_are_not_counted_and_unfinished_ones_are_no_errors() {
         let mut sums = Aggregator::new(0);
-        sums.add(&Call {
-            flags: CallFlags {
-                inner: true,
-                unfinished: false,
-            },
-            ..call(1, 1)
-        });
-        sums.add(&Call {
-            flags: CallFlags {
-                inner: false,
-                unfinished: true,
-            },
-            ret: 7,
-            ..call(1, 1)
-        });
-        sums.add(&Call {
-            ret: -3,
-            arg0: Some(u64::MAX),
-            ..call(1, 1)
-        });
+        sums.add(&Call { flags: CallFlags { inner: true, unfinished: false }, ..call(1, 1) });
+        sums.add(&Call { flags: CallFlags { inner: false, unfinished: true }, ret: 7, ..call(1, 1) });
+        sums.add(&Call { ret: -3, arg0: Some(u64::MAX), ..call(1, 1) });
         let (_, totals) = sums.totals().next().unwrap();
         assert_eq!((totals.calls, totals.errors, totals.bytes), (2, 1, 100));
     }
@@ -212,14 +177,7 @@ mod tests {
     #[test]
     fn waiting_sums_are_bounded_and_what_does_not_fit_is_told() {
         let mut sums = Aggregator::new(0);
-        let refused = (0..MAX_CELLS as u32 + 10)
-            .filter(|pid| {
-                !sums.add(&Call {
-                    pid: *pid,
-                    ..call(1, 1)
-                })
-            })
-            .count();
+        let refused = (0..MAX_CELLS as u32 + 10).filter(|pid| !sums.add(&Call { pid: *pid, ..call(1, 1) })).count();
         assert_eq!((refused, sums.waiting()), (10, MAX_CELLS));
         assert_eq!(sums.totals().next().unwrap().1.calls, MAX_CELLS as u64 + 10);
     }

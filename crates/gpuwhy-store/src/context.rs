@@ -53,8 +53,7 @@ impl Contexts {
             schema::insert_op(db, call.op)?;
         }
         // Every pid that made a call has a row, so that a join with process_names drops no call.
-        db.prepare_cached("INSERT OR IGNORE INTO process_ (pid) VALUES (?1)")?
-            .execute([call.pid])?;
+        db.prepare_cached("INSERT OR IGNORE INTO process_ (pid) VALUES (?1)")?.execute([call.pid])?;
         let id = self.last_id + 1;
         db.prepare_cached(
             "INSERT INTO context_ (id, flags, op, pid, tid, device, stream, ret) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",

@@ -44,14 +44,8 @@ const TELLING_PRAGMAS: [&str; 12] = [
     "collation_list",
 ];
 /// Pragmas that tell something without an argument, and set it with one.
-const TELLING_WITHOUT_ARGUMENT: [&str; 6] = [
-    "application_id",
-    "user_version",
-    "schema_version",
-    "page_count",
-    "page_size",
-    "encoding",
-];
+const TELLING_WITHOUT_ARGUMENT: [&str; 6] =
+    ["application_id", "user_version", "schema_version", "page_count", "page_size", "encoding"];
 
 /// How much a query may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,10 +58,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self {
-            time: Duration::from_secs(30),
-            rows: u64::MAX,
-        }
+        Self { time: Duration::from_secs(30), rows: u64::MAX }
     }
 }
 
@@ -126,20 +117,12 @@ impl Guard {
         ] {
             db.set_limit(limit, value)?;
         }
-        let guard = Arc::new(Self {
-            opened: Instant::now(),
-            deadline: AtomicU64::new(NEVER),
-            refused: Mutex::new(None),
-        });
+        let guard =
+            Arc::new(Self { opened: Instant::now(), deadline: AtomicU64::new(NEVER), refused: Mutex::new(None) });
         let watch = Arc::clone(&guard);
-        db.progress_handler(
-            STEPS_BETWEEN_LOOKS,
-            Some(move || watch.now() > watch.deadline.load(Ordering::Relaxed)),
-        )?;
+        db.progress_handler(STEPS_BETWEEN_LOOKS, Some(move || watch.now() > watch.deadline.load(Ordering::Relaxed)))?;
         let gate = Arc::clone(&guard);
-        db.authorizer(Some(move |context: AuthContext<'_>| {
-            gate.judge(context.action)
-        }))?;
+        db.authorizer(Some(move |context: AuthContext<'_>| gate.judge(context.action)))?;
         Ok(guard)
     }
 
@@ -160,25 +143,14 @@ impl Guard {
 
 /// `None` for what only reads; otherwise what it would do.
 fn refusal(action: AuthAction<'_>) -> Option<String> {
-    let named =
-        |list: &[&str], name: &str| list.iter().any(|known| known.eq_ignore_ascii_case(name));
+    let named = |list: &[&str], name: &str| list.iter().any(|known| known.eq_ignore_ascii_case(name));
     match action {
         AuthAction::Select | AuthAction::Read { .. } | AuthAction::Recursive => None,
-        AuthAction::Function { function_name } => named(
-            &[
-                "load_extension",
-                "fts3_tokenizer",
-                "edit",
-                "readfile",
-                "writefile",
-            ],
-            function_name,
-        )
-        .then(|| format!("the function {function_name}")),
-        AuthAction::Pragma {
-            pragma_name,
-            pragma_value,
-        } => {
+        AuthAction::Function { function_name } => {
+            named(&["load_extension", "fts3_tokenizer", "edit", "readfile", "writefile"], function_name)
+                .then(|| format!("the function {function_name}"))
+        }
+        AuthAction::Pragma { pragma_name, pragma_value } => {
             let harmless = named(&TELLING_PRAGMAS, pragma_name)
                 || pragma_value.is_none() && named(&TELLING_WITHOUT_ARGUMENT, pragma_name);
             (!harmless).then(|| format!("PRAGMA {pragma_name}"))
@@ -188,9 +160,7 @@ fn refusal(action: AuthAction<'_>) -> Option<String> {
         AuthAction::Delete { .. } => Some("DELETE".into()),
         AuthAction::Attach { .. } => Some("ATTACH".into()),
         AuthAction::Detach { .. } => Some("DETACH".into()),
-        AuthAction::Transaction { .. } | AuthAction::Savepoint { .. } => {
-            Some("a transaction".into())
-        }
+        AuthAction::Transaction { .. } | AuthAction::Savepoint { .. } => Some("a transaction".into()),
         _ => Some("changing the schema".into()),
     }
 }
@@ -203,15 +173,9 @@ impl Reader {
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
     {
         let guard = &self.guard;
-        guard
-            .refused
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take();
+        guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         let allowed = u64::try_from(limits.time.as_nanos()).unwrap_or(NEVER);
-        guard
-            .deadline
-            .store(guard.now().saturating_add(allowed), Ordering::Relaxed);
+        guard.deadline.store(guard.now().saturating_add(allowed), Ordering::Relaxed);
         let outcome = self.run(sql, limits, on_row);
         guard.deadline.store(NEVER, Ordering::Relaxed);
         outcome
@@ -242,42 +206,25 @@ impl Reader {
             let taken = self.guard.now() - before;
             // A pager that waits for its user must not count as a slow query.
             let deadline = self.guard.deadline.load(Ordering::Relaxed);
-            self.guard
-                .deadline
-                .store(deadline.saturating_add(taken), Ordering::Relaxed);
+            self.guard.deadline.store(deadline.saturating_add(taken), Ordering::Relaxed);
             if flow.is_break() {
                 break;
             }
         }
-        Ok(Outcome {
-            columns,
-            rows: count,
-            more,
-        })
+        Ok(Outcome { columns, rows: count, more })
     }
 
     fn query_error(&self, source: rusqlite::Error, sql: &str, limits: &Limits) -> Error {
         match source.sqlite_error_code() {
             Some(ErrorCode::OperationInterrupted) => return Error::TimedOut { limit: limits.time },
             Some(ErrorCode::AuthorizationForStatementDenied) => {
-                let what = self
-                    .guard
-                    .refused
-                    .lock()
-                    .unwrap_or_else(PoisonError::into_inner)
-                    .take();
-                return Error::Refused {
-                    what: what.unwrap_or_else(|| "this".into()),
-                };
+                let what = self.guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
+                return Error::Refused { what: what.unwrap_or_else(|| "this".into()) };
             }
             Some(ErrorCode::ReadOnly) => {
-                return Error::Refused {
-                    what: "writing".into(),
-                };
+                return Error::Refused { what: "writing".into() };
             }
-            Some(
-                ErrorCode::DatabaseCorrupt | ErrorCode::DatabaseBusy | ErrorCode::SystemIoFailure,
-            ) => {
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::DatabaseBusy | ErrorCode::SystemIoFailure) => {
                 return self.error(source);
             }
             _ => {}
@@ -302,16 +249,8 @@ impl Reader {
         }
         let meant: Vec<String> = schema::VIEWS
             .iter()
-            .filter(|view| {
-                sql.split(|c: char| !(c.is_alphanumeric() || c == '_'))
-                    .any(|word| word == **view)
-            })
-            .filter_map(|view| {
-                Some(format!(
-                    "{view} has {}",
-                    self.columns_of(view).ok()?.join(", ")
-                ))
-            })
+            .filter(|view| sql.split(|c: char| !(c.is_alphanumeric() || c == '_')).any(|word| word == **view))
+            .filter_map(|view| Some(format!("{view} has {}", self.columns_of(view).ok()?.join(", "))))
             .collect();
         (!meant.is_empty()).then(|| meant.join("; "))
     }
@@ -326,9 +265,7 @@ impl Reader {
 /// no columns.
 fn check(statement: &Statement<'_>) -> Result<()> {
     if !statement.readonly() {
-        return Err(Error::Refused {
-            what: "writing".into(),
-        });
+        return Err(Error::Refused { what: "writing".into() });
     }
     if statement.column_count() == 0 {
         return Err(Error::NotOneStatement { many: false });

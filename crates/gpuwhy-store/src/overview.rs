@@ -110,9 +110,7 @@ impl Reader {
                 gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python,
                 events_seen, events_stored, events_lost, seconds_missing, own_cost
             FROM session_";
-        self.db
-            .query_row(sql, [], session)
-            .map_err(|source| self.error(source))
+        self.db.query_row(sql, [], session).map_err(|source| self.error(source))
     }
 
     /// Sums over all outermost calls, by function, those that took most time first.
@@ -165,17 +163,9 @@ impl Reader {
 
     /// Every process that made a call, by pid.
     pub fn processes(&self) -> Result<Vec<Process>> {
-        self.rows(
-            "SELECT pid, name, started, ended FROM processes ORDER BY pid",
-            |row| {
-                Ok(Process {
-                    pid: row.get(0)?,
-                    name: row.get(1)?,
-                    started: row.get(2)?,
-                    ended: row.get(3)?,
-                })
-            },
-        )
+        self.rows("SELECT pid, name, started, ended FROM processes ORDER BY pid", |row| {
+            Ok(Process { pid: row.get(0)?, name: row.get(1)?, started: row.get(2)?, ended: row.get(3)? })
+        })
     }
 
     /// The traced libraries, in the order of attaching.
@@ -193,13 +183,8 @@ impl Reader {
         })
     }
 
-    fn rows<T>(
-        &self,
-        sql: &str,
-        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
-    ) -> Result<Vec<T>> {
-        let all =
-            || -> rusqlite::Result<Vec<T>> { self.db.prepare(sql)?.query_map([], read)?.collect() };
+    fn rows<T>(&self, sql: &str, read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>) -> Result<Vec<T>> {
+        let all = || -> rusqlite::Result<Vec<T>> { self.db.prepare(sql)?.query_map([], read)?.collect() };
         all().map_err(|source| self.error(source))
     }
 }
@@ -209,9 +194,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
         version: row.get(0)?,
         start_unix_ns: unsigned(row, 1)?,
         start_monotonic_ns: unsigned(row, 2)?,
-        stop_unix_ns: row
-            .get::<_, Option<i64>>(3)?
-            .map(|n| n.max(0).cast_unsigned()),
+        stop_unix_ns: row.get::<_, Option<i64>>(3)?.map(|n| n.max(0).cast_unsigned()),
         duration_ns: unsigned(row, 4)?,
         stop_reason: row.get(5)?,
         command: row.get(6)?,
@@ -222,9 +205,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
             cuda: row.get(10)?,
             cpu: row.get(11)?,
             cores: row.get(12)?,
-            memory_bytes: row
-                .get::<_, Option<i64>>(13)?
-                .map(|n| n.max(0).cast_unsigned()),
+            memory_bytes: row.get::<_, Option<i64>>(13)?.map(|n| n.max(0).cast_unsigned()),
             kernel: row.get(14)?,
             python: row.get(15)?,
         },

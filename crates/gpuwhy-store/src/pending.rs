@@ -94,9 +94,7 @@ impl Pending {
         self.write_processes(db)?;
         self.write_loss(db)?;
         self.write_libraries(db)?;
-        self.machine
-            .as_ref()
-            .map_or(Ok(()), |machine| write_machine(db, machine))
+        self.machine.as_ref().map_or(Ok(()), |machine| write_machine(db, machine))
     }
 
     /// Forgets what the committed transaction holds.
@@ -132,14 +130,7 @@ impl Pending {
             "INSERT INTO library_ (path, library, inode, functions, attached_at, note) VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
         )?;
         for (row, attached) in &self.libraries {
-            insert.execute(params![
-                row.path,
-                row.library,
-                row.inode,
-                row.functions,
-                attached,
-                row.note
-            ])?;
+            insert.execute(params![row.path, row.library, row.inode, row.functions, attached, row.note])?;
         }
         Ok(())
     }
@@ -179,9 +170,7 @@ pub(crate) fn write_sums(db: &Connection, sums: &Aggregator) -> rusqlite::Result
     for (key, added) in cells {
         let device = key.device.map_or(-1, i32::from);
         let id = params![stored(key.second), key.pid, key.op.0, device];
-        let before = select
-            .query_row(id, |row| sums_from_row(row, 0))
-            .optional()?;
+        let before = select.query_row(id, |row| sums_from_row(row, 0)).optional()?;
         let merged = before.map(|mut sums| {
             sums.merge(added);
             sums
@@ -205,10 +194,7 @@ pub(crate) fn write_sums(db: &Connection, sums: &Aggregator) -> rusqlite::Result
 
 /// Reads calls, errors, total_ns, max_ns, bytes and histogram from neighbouring columns.
 pub(crate) fn sums_from_row(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::Result<OpTotals> {
-    let number = |i: usize| {
-        row.get::<_, i64>(first + i)
-            .map(|n| n.max(0).cast_unsigned())
-    };
+    let number = |i: usize| row.get::<_, i64>(first + i).map(|n| n.max(0).cast_unsigned());
     let blob = row.get_ref(first + 5)?.as_blob()?;
     let damaged = || rusqlite::Error::InvalidColumnType(first + 5, "histogram".into(), Type::Blob);
     Ok(OpTotals {

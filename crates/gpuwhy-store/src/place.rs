@@ -45,10 +45,7 @@ pub(crate) struct Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        WRITTEN_HERE
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|id| *id != self.identity);
+        WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).retain(|id| *id != self.identity);
     }
 }
 
@@ -57,10 +54,7 @@ pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
     let path = resolve(path)?;
     refuse_if_written(&path)?;
     let moved = move_aside(&path)?;
-    let cannot_create = |source| Error::CannotCreate {
-        path: path.clone(),
-        source,
-    };
+    let cannot_create = |source| Error::CannotCreate { path: path.clone(), source };
     let file = OpenOptions::new()
         .read(true)
         .write(true)
@@ -71,47 +65,29 @@ pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
         .map_err(cannot_create)?;
     let ours = file.metadata().map_err(cannot_create)?;
     // Between creating and locking, another gpuwhy may have taken the file for an old one and moved it.
-    let still_ours = lock(&file)
-        && fs::symlink_metadata(&path).is_ok_and(|now| identity(&now) == identity(&ours));
+    let still_ours = lock(&file) && fs::symlink_metadata(&path).is_ok_and(|now| identity(&now) == identity(&ours));
     if !still_ours {
         return Err(Error::BeingWritten { path });
     }
     if let Some(Owner { uid, gid }) = owner {
         fchown(&file, Some(uid), Some(gid)).map_err(cannot_create)?;
     }
-    WRITTEN_HERE
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .push(identity(&ours));
-    Ok(Claim {
-        path,
-        moved,
-        identity: identity(&ours),
-        _file: file,
-    })
+    WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).push(identity(&ours));
+    Ok(Claim { path, moved, identity: identity(&ours), _file: file })
 }
 
 /// The path with its folder made absolute and free of symbolic links; the last part stays as it is.
 fn resolve(path: &Path) -> Result<PathBuf> {
-    let name = path
-        .file_name()
-        .ok_or_else(|| Error::NotAFile { path: path.into() })?;
+    let name = path.file_name().ok_or_else(|| Error::NotAFile { path: path.into() })?;
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
     };
     match fs::canonicalize(folder) {
         Ok(resolved) if resolved.is_dir() => Ok(resolved.join(name)),
-        Ok(_) => Err(Error::FolderMissing {
-            folder: folder.into(),
-        }),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::FolderMissing {
-            folder: folder.into(),
-        }),
-        Err(source) => Err(Error::CannotCreate {
-            path: path.into(),
-            source,
-        }),
+        Ok(_) => Err(Error::FolderMissing { folder: folder.into() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::FolderMissing { folder: folder.into() }),
+        Err(source) => Err(Error::CannotCreate { path: path.into(), source }),
     }
 }
 
@@ -126,37 +102,20 @@ fn refuse_if_written(path: &Path) -> Result<()> {
     if !found.is_file() {
         return Err(Error::NotAFile { path: path.into() });
     }
-    if WRITTEN_HERE
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .contains(&identity(&found))
-    {
+    if WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity(&found)) {
         return Err(Error::BeingWritten { path: path.into() });
     }
     let file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC)
         .open(path)
-        .map_err(|source| Error::CannotMoveAside {
-            path: path.into(),
-            source,
-        })?;
-    if is_locked(&file) {
-        Err(Error::BeingWritten { path: path.into() })
-    } else {
-        Ok(())
-    }
+        .map_err(|source| Error::CannotMoveAside { path: path.into(), source })?;
+    if is_locked(&file) { Err(Error::BeingWritten { path: path.into() }) } else { Ok(()) }
 }
 
 /// A lock for writing on the first byte.
 fn first_byte() -> libc::flock {
-    libc::flock {
-        l_type: libc::F_WRLCK as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: 0,
-        l_len: 1,
-        l_pid: 0,
-    }
+    libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 }
 }
 
 /// Takes the lock; it goes with the descriptor, however the process ends. `false` if another has it. A file
@@ -165,11 +124,7 @@ fn lock(file: &File) -> bool {
     let wanted = first_byte();
     // SAFETY: the descriptor is open for as long as `file` is borrowed, and `wanted` is a valid flock.
     let done = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const wanted) };
-    done == 0
-        || !matches!(
-            io::Error::last_os_error().raw_os_error(),
-            Some(libc::EAGAIN | libc::EACCES)
-        )
+    done == 0 || !matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EAGAIN | libc::EACCES))
 }
 
 /// Whether another descriptor holds the lock, without taking it.
@@ -186,21 +141,14 @@ const PARTS: [&str; 3] = ["", "-wal", "-shm"];
 
 /// Renames the file at `path` and what belongs to it to a free name that tells when it was last written.
 fn move_aside(path: &Path) -> Result<Option<PathBuf>> {
-    let modified = PARTS
-        .iter()
-        .filter_map(|end| Some(found(path, end)?.mtime()))
-        .max();
+    let modified = PARTS.iter().filter_map(|end| Some(found(path, end)?.mtime())).max();
     let Some(modified) = modified else {
         return Ok(None);
     };
     let target = free_name(path, &utc::stamp(modified));
     for end in PARTS.iter().filter(|end| found(path, end).is_some()) {
-        rename_no_replace(&with_end(path, end), &with_end(&target, end)).map_err(|source| {
-            Error::CannotMoveAside {
-                path: path.into(),
-                source,
-            }
-        })?;
+        rename_no_replace(&with_end(path, end), &with_end(&target, end))
+            .map_err(|source| Error::CannotMoveAside { path: path.into(), source })?;
     }
     Ok(Some(target))
 }
@@ -231,13 +179,7 @@ fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
     let c_to = CString::new(to.as_os_str().as_bytes())?;
     // SAFETY: both are NUL-terminated strings that outlive the call.
     let done = unsafe {
-        libc::renameat2(
-            libc::AT_FDCWD,
-            c_from.as_ptr(),
-            libc::AT_FDCWD,
-            c_to.as_ptr(),
-            libc::RENAME_NOREPLACE,
-        )
+        libc::renameat2(libc::AT_FDCWD, c_from.as_ptr(), libc::AT_FDCWD, c_to.as_ptr(), libc::RENAME_NOREPLACE)
     };
     if done == 0 {
         return Ok(());

@@ -40,11 +40,7 @@ impl Reader {
         };
         let mut db = opened?;
         let guard = Guard::install(&mut db).map_err(|source| read_error(path, source))?;
-        Ok(Self {
-            db,
-            path: path.into(),
-            guard,
-        })
+        Ok(Self { db, path: path.into(), guard })
     }
 
     /// Where the file is.
@@ -73,14 +69,12 @@ fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
         Ok((application, version))
     };
     match marks().map_err(|source| read_error(path, source))? {
-        (schema::APPLICATION_ID, version) if version > schema::VERSION => Err(Error::Newer {
-            path: path.into(),
-            version,
-        }),
+        (schema::APPLICATION_ID, version) if version > schema::VERSION => {
+            Err(Error::Newer { path: path.into(), version })
+        }
         (schema::APPLICATION_ID, 1..) => {
             // A run file has its one session from the moment it has anything.
-            db.query_row("SELECT 1 FROM session_", [], |_| Ok(()))
-                .map_err(|source| read_error(path, source))?;
+            db.query_row("SELECT 1 FROM session_", [], |_| Ok(())).map_err(|source| read_error(path, source))?;
             Ok(db)
         }
         _ => Err(Error::NotARun { path: path.into() }),
@@ -93,9 +87,7 @@ fn immutable_uri(path: &Path) -> String {
     let mut uri = String::from("file://");
     for byte in absolute.as_os_str().as_bytes() {
         match byte {
-            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
-                uri.push(char::from(*byte))
-            }
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => uri.push(char::from(*byte)),
             // Writing to a String cannot fail.
             _ => _ = write!(uri, "%{byte:02x}"),
         }

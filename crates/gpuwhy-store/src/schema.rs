@@ -72,9 +72,7 @@ pub(crate) fn insert_op(db: &Connection, id: OpId) -> rusqlite::Result<()> {
         }
         None => {
             let name = format!("op {}", id.0);
-            insert.execute(params![
-                id.0, name, name, "unknown", "unknown", false, false, "", ""
-            ])?
+            insert.execute(params![id.0, name, name, "unknown", "unknown", false, false, "", ""])?
         }
     };
     Ok(())

@@ -27,7 +27,8 @@ const BUSY: Duration = Duration::from_secs(1);
 /// become millions of attempts.
 const SMALL_STEPS: i64 = 64;
 
-const INSERT_CALL: &str = "INSERT OR IGNORE INTO call_ (start, duration, context, arg0, arg1) VALUES (?1, ?2, ?3, ?4, ?5)";
+const INSERT_CALL: &str =
+    "INSERT OR IGNORE INTO call_ (start, duration, context, arg0, arg1) VALUES (?1, ?2, ?3, ?4, ?5)";
 
 /// What is known when a run begins.
 #[derive(Debug, Clone, Default)]
@@ -173,8 +174,7 @@ impl Writer {
     /// most processes are older than the run.
     pub fn set_process_times(&mut self, pid: u32, started_ns: Option<u64>, ended_ns: Option<u64>) {
         let relative = |ns: u64| ns.wrapping_sub(self.origin_ns).cast_signed();
-        self.pending
-            .time_process(pid, started_ns.map(relative), ended_ns.map(relative));
+        self.pending.time_process(pid, started_ns.map(relative), ended_ns.map(relative));
     }
 
     /// Counts loss in a second of the run. `write_failed` is counted by the writer itself.
@@ -216,9 +216,7 @@ impl Writer {
 
     /// Makes everything so far durable: after `kill -9` the file opens and has it.
     pub fn commit(&mut self) -> Result<()> {
-        let committed = self
-            .write_rest()
-            .and_then(|()| self.db.execute_batch("COMMIT"));
+        let committed = self.write_rest().and_then(|()| self.db.execute_batch("COMMIT"));
         self.settle(committed)?;
         self.counts.committed += std::mem::take(&mut self.counts.open);
         self.counts.summed_in_open = 0;
@@ -238,23 +236,12 @@ impl Writer {
             problem = problem.or(Some(write_error(&self.claim.path, 0, source)));
         }
         if let Err(source) = merge_wal(&self.db) {
-            problem = problem.or(Some(Error::NotMerged {
-                path: self.claim.path.clone(),
-                source,
-            }));
+            problem = problem.or(Some(Error::NotMerged { path: self.claim.path.clone(), source }));
         }
-        let Self {
-            db, claim, counts, ..
-        } = self;
+        let Self { db, claim, counts, .. } = self;
         drop(db);
-        let size =
-            |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
-        Finished {
-            size_bytes: size("") + size("-wal"),
-            rows: counts.committed,
-            problem,
-            path: claim.path.clone(),
-        }
+        let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
+        Finished { size_bytes: size("") + size("-wal"), rows: counts.committed, problem, path: claim.path.clone() }
     }
 
     /// Moves the waiting sums into the transaction when the next chunk could overflow them.
@@ -276,9 +263,7 @@ impl Writer {
         for call in calls {
             let context = self.contexts.id_of(&self.db, call)?;
             // A call older than the run would have a negative time; half the range leaves room for ties.
-            let start = stored(call.start_ns.saturating_sub(self.origin_ns))
-                .min(i64::MAX / 2)
-                .max(previous + 1);
+            let start = stored(call.start_ns.saturating_sub(self.origin_ns)).min(i64::MAX / 2).max(previous + 1);
             insert.raw_bind_parameter(2, stored(call.duration_ns))?;
             insert.raw_bind_parameter(3, context)?;
             insert.raw_bind_parameter(4, call.arg0.map(u64::cast_signed))?;
@@ -293,15 +278,7 @@ impl Writer {
         self.begin()?;
         self.pending.write(&self.db)?;
         write_sums(&self.db, &self.sums)?;
-        let Counts {
-            given,
-            committed,
-            open,
-            lost_before,
-            lost_here,
-            unsummed,
-            ..
-        } = self.counts;
+        let Counts { given, committed, open, lost_before, lost_here, unsummed, .. } = self.counts;
         self.db
             .prepare_cached(
                 "UPDATE session_ SET events_seen = ?1, events_stored = ?2, events_lost = ?3, seconds_missing = ?4",
@@ -329,11 +306,7 @@ impl Writer {
     }
 
     fn begin(&self) -> rusqlite::Result<()> {
-        if self.db.is_autocommit() {
-            self.db.execute_batch("BEGIN IMMEDIATE")
-        } else {
-            Ok(())
-        }
+        if self.db.is_autocommit() { self.db.execute_batch("BEGIN IMMEDIATE") } else { Ok(()) }
     }
 
     /// After an error: rolls the transaction back and counts what went with it.
@@ -348,12 +321,7 @@ impl Writer {
         self.counts.lost_here += lost;
         self.counts.unsummed += std::mem::take(&mut self.counts.summed_in_open);
         if lost > 0 {
-            self.pending.add_loss(
-                self.sums.newest_second(),
-                LossCause::WriteFailed,
-                None,
-                lost,
-            );
+            self.pending.add_loss(self.sums.newest_second(), LossCause::WriteFailed, None, lost);
         }
         Err(write_error(&self.claim.path, lost, source))
     }
@@ -375,9 +343,7 @@ fn insert_at_free_time(insert: &mut CachedStatement<'_>, start: i64) -> rusqlite
 
 /// Opens the claimed, empty file and makes it a run file.
 fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
-        | OpenFlags::SQLITE_OPEN_NO_MUTEX
-        | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let db = Connection::open_with_flags(path, flags)?;
     db.busy_timeout(BUSY)?;
     db.pragma_update(None, "page_size", 4096)?;
@@ -387,13 +353,7 @@ fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
     db.execute(
         "INSERT INTO session_ (id, version, start_unix_ns, start_monotonic_ns, command, flags)
          VALUES (1, ?1, ?2, ?3, ?4, ?5)",
-        params![
-            run.version,
-            stored(run.start_unix_ns),
-            stored(run.start_monotonic_ns),
-            run.command,
-            run.flags
-        ],
+        params![run.version, stored(run.start_unix_ns), stored(run.start_monotonic_ns), run.command, run.flags],
     )?;
     write_machine(&db, &run.machine)?;
     db.execute_batch("COMMIT")?;
@@ -413,10 +373,6 @@ fn write_error(path: &Path, lost_calls: u64, source: rusqlite::Error) -> Error {
     let path = path.to_owned();
     match source.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => Error::DiskFull { path, lost_calls },
-        _ => Error::CannotWrite {
-            path,
-            lost_calls,
-            source,
-        },
+        _ => Error::CannotWrite { path, lost_calls, source },
     }
 }

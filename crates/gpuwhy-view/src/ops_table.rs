@@ -51,9 +51,12 @@ impl OpsTable {
     /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line.
     pub fn lines(&self, max_rows: usize, style: Style) -> Vec<String> {
         let heads = ["op", "calls", "calls/s", "p50", "p95", "p99", "max", "time", "bytes", "loss"];
-        let mut table = Table::new(heads.iter().enumerate().map(|(i, name)| {
-            ((*name).to_owned(), Some(if i == 0 { Align::Left } else { Align::Right }))
-        }));
+        let mut table = Table::new(
+            heads
+                .iter()
+                .enumerate()
+                .map(|(i, name)| ((*name).to_owned(), Some(if i == 0 { Align::Left } else { Align::Right }))),
+        );
         let hidden = self.rows.len().saturating_sub(max_rows);
         let shown = if hidden > 0 { max_rows.saturating_sub(1) } else { self.rows.len() };
         for row in &self.rows[..shown] {
@@ -99,7 +102,8 @@ mod tests {
 
     #[test]
     fn the_dearest_op_comes_first_and_the_rest_is_counted() {
-        let mut table = OpsTable { rows: vec![row("cudaMalloc", 3, 10), row("cudaStreamSync", 2, 90), row("cudaFree", 4, 5)] };
+        let mut table =
+            OpsTable { rows: vec![row("cudaMalloc", 3, 10), row("cudaStreamSync", 2, 90), row("cudaFree", 4, 5)] };
         table.sort();
         let lines = table.lines(2, Style::PLAIN);
         assert!(lines[0].starts_with("op "));

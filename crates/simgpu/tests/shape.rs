@@ -13,10 +13,7 @@ use std::process::Command;
 use common::{Bench, output_of};
 
 fn number(bytes: &[u8], at: usize, size: usize) -> usize {
-    bytes[at..at + size]
-        .iter()
-        .rev()
-        .fold(0, |value, &byte| value << 8 | usize::from(byte))
+    bytes[at..at + size].iter().rev().fold(0, |value, &byte| value << 8 | usize::from(byte))
 }
 
 /// The contents of the first section of a type (64-bit little-endian ELF),
@@ -28,10 +25,7 @@ fn section(elf: &[u8], wanted: usize) -> (&[u8], usize) {
     let header = headers.clone().find(|at| number(elf, at + 4, 4) == wanted);
     let at = header.expect("the section");
     let start = number(elf, at + 24, 8);
-    (
-        &elf[start..start + number(elf, at + 32, 8)],
-        number(elf, at + 40, 4),
-    )
+    (&elf[start..start + number(elf, at + 32, 8)], number(elf, at + 40, 4))
 }
 
 fn file_offset(elf: &[u8], address: usize) -> usize {
@@ -62,15 +56,9 @@ fn exported(library: &Path) -> Vec<(String, Vec<u8>)> {
             continue;
         }
         let name = &names[number(symbol, 0, 4)..];
-        let end = name
-            .iter()
-            .position(|&byte| byte == 0)
-            .expect("end of the name");
+        let end = name.iter().position(|&byte| byte == 0).expect("end of the name");
         let code = file_offset(&elf, address);
-        found.push((
-            String::from_utf8(name[..end].to_vec()).expect("text"),
-            elf[code..code + 8].to_vec(),
-        ));
+        found.push((String::from_utf8(name[..end].to_vec()).expect("text"), elf[code..code + 8].to_vec()));
     }
     found
 }
@@ -89,12 +77,7 @@ fn exported_functions_begin_with_push() {
             checked += 1;
         }
     }
-    for library in [
-        &stack.cet_cuda,
-        &stack.cet_cudart,
-        &stack.cet_c10,
-        &stack.cet_nccl,
-    ] {
+    for library in [&stack.cet_cuda, &stack.cet_cudart, &stack.cet_c10, &stack.cet_nccl] {
         for (name, code) in exported(library) {
             assert_eq!(code[..4], ENDBR64, "{name}: {code:x?}");
             assert_eq!(code[4], PUSH_RBP, "{name}: {code:x?}");
@@ -125,9 +108,7 @@ fn runtime_symbols_have_the_real_version() {
     let mut objdump = Command::new("objdump");
     objdump.arg("-T").arg(&bench.installed.cudart);
     let symbols = output_of(objdump);
-    let defined = symbols
-        .lines()
-        .filter(|line| line.contains(".text") && line.contains(" cuda"));
+    let defined = symbols.lines().filter(|line| line.contains(".text") && line.contains(" cuda"));
     let mut count = 0;
     for line in defined {
         assert!(line.contains(" libcudart.so.13 "), "{line}");

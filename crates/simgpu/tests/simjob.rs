@@ -19,10 +19,7 @@ fn assert_engines_serial(truth: &Truth) {
     for busy in truth.busy() {
         assert!(busy.start_ns < busy.end_ns);
         let key = (busy.pid, busy.device, busy.engine);
-        by_engine
-            .entry(key)
-            .or_default()
-            .push((busy.start_ns, busy.end_ns));
+        by_engine.entry(key).or_default().push((busy.start_ns, busy.end_ns));
     }
     for (key, mut intervals) in by_engine {
         intervals.sort_unstable();
@@ -62,18 +59,7 @@ fn counter(truth: &Truth, function: &str) -> Counter {
     truth.counters().get(function).copied().unwrap_or_default()
 }
 
-const LOAD: &[&str] = &[
-    "--procs",
-    "2",
-    "--threads",
-    "2",
-    "--calls",
-    "20011",
-    "--mix",
-    "mixed",
-    "--kernel-ns",
-    "300",
-];
+const LOAD: &[&str] = &["--procs", "2", "--threads", "2", "--calls", "20011", "--mix", "mixed", "--kernel-ns", "300"];
 
 #[test]
 fn mixed_load_is_exact() {
@@ -96,24 +82,14 @@ fn mixed_load_is_exact() {
     // Every layer was passed: each runtime launch made one driver launch.
     let launches = counter(&truth, "cudaLaunchKernel");
     assert!(launches.outer_calls > 1000);
-    assert_eq!(
-        counter(&truth, "cuLaunchKernel").inner_calls,
-        launches.outer_calls
-    );
+    assert_eq!(counter(&truth, "cuLaunchKernel").inner_calls, launches.outer_calls);
     assert!(counter(&truth, "cuLaunchKernel").outer_calls > 100);
 
     // Every byte that calls were asked to move was moved by the right engine.
     for direction in [Engine::HostToDevice, Engine::DeviceToHost] {
-        let asked: u64 = truth
-            .calls()
-            .filter(|call| call.depth == 0 && call.direction == direction)
-            .map(|call| call.bytes)
-            .sum();
-        let moved: u64 = truth
-            .busy()
-            .filter(|busy| busy.engine == direction)
-            .map(|busy| busy.bytes)
-            .sum();
+        let asked: u64 =
+            truth.calls().filter(|call| call.depth == 0 && call.direction == direction).map(|call| call.bytes).sum();
+        let moved: u64 = truth.busy().filter(|busy| busy.engine == direction).map(|busy| busy.bytes).sum();
         assert!(asked > 0);
         assert_eq!(asked, moved, "{direction:?}");
     }
@@ -130,9 +106,7 @@ fn counts_level_counts_the_same() {
     assert_eq!(counts.truth().records().count(), 0);
     let without_time = |truth: &Truth| {
         let mut counters = truth.counters();
-        counters
-            .values_mut()
-            .for_each(|counter| counter.outer_ns = 0);
+        counters.values_mut().for_each(|counter| counter.outer_ns = 0);
         counters
     };
     assert_eq!(without_time(&counts.truth()), without_time(&full.truth()));
@@ -142,9 +116,7 @@ fn counts_level_counts_the_same() {
 fn hold_waits_for_a_line() {
     let bench = Bench::new("hold");
     let mut job = bench
-        .simjob(&[
-            "--procs", "2", "--calls", "1000", "--rate", "100000", "--hold",
-        ])
+        .simjob(&["--procs", "2", "--calls", "1000", "--rate", "100000", "--hold"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -159,19 +131,12 @@ fn hold_waits_for_a_line() {
         .collect();
     waiting.sort_unstable();
     assert!(bench.truth().threads.is_empty(), "no call before the line");
-    job.stdin
-        .take()
-        .expect("stdin")
-        .write_all(b"\n")
-        .expect("send the line");
+    job.stdin.take().expect("stdin").write_all(b"\n").expect("send the line");
     let report = lines.next().expect("a report").expect("text");
     assert!(job.wait().expect("wait").success());
     assert_eq!(pids(&report), waiting);
     assert_eq!(number(&report, "calls"), 1000);
-    assert_eq!(
-        counter(&bench.truth(), "cudaLaunchKernel").outer_calls,
-        1000
-    );
+    assert_eq!(counter(&bench.truth(), "cudaLaunchKernel").outer_calls, 1000);
 }
 
 #[test]
@@ -207,11 +172,7 @@ fn memory_runs_out_and_fragments() {
     let made = number(&report, "calls") + number(&report, "setup_calls");
     assert_eq!(truth.outer_calls(), made);
     assert_eq!(counter(&truth, "cudaFree").outer_calls, 64);
-    let failed: Vec<i32> = truth
-        .calls()
-        .map(|c| c.ret)
-        .filter(|ret| *ret != 0)
-        .collect();
+    let failed: Vec<i32> = truth.calls().map(|c| c.ret).filter(|ret| *ret != 0).collect();
     assert_eq!(failed, [2, 2, 2, 2], "inner and outer, twice out of memory");
     assert!(truth.live().is_empty());
 }
@@ -244,9 +205,7 @@ fn tour(bench: &Bench, cet: bool) {
     let truth = bench.truth();
     let counters = truth.counters();
     for function in truth.threads[0].functions() {
-        let calls = counters
-            .get(function)
-            .map_or(0, |counter| counter.outer_calls);
+        let calls = counters.get(function).map_or(0, |counter| counter.outer_calls);
         assert!(calls > 0, "{function} was not called");
     }
     // Captured launches run when the graph is launched, not before.
@@ -281,9 +240,6 @@ fn the_training_program_trains() {
     let truth = bench.truth();
     assert_eq!(truth.pids().len(), 1, "the workers make no calls");
     assert_eq!(counter(&truth, "cudaStreamSynchronize").outer_calls, 6);
-    assert_eq!(
-        counter(&truth, "cudaLaunchKernel").outer_calls,
-        3 * (24 * 13 + 1)
-    );
+    assert_eq!(counter(&truth, "cudaLaunchKernel").outer_calls, 3 * (24 * 13 + 1));
     assert!(truth.live().is_empty());
 }

@@ -17,14 +17,12 @@ fn what_is_not_a_run_file_is_told_apart() {
     let path = folder.path().join("run.db");
     assert!(matches!(refusal(&path), Error::NotFound { .. }));
     assert!(matches!(refusal(folder.path()), Error::NotSqlite { .. }));
-    fs::write(&path, "just text, but long enough that it could have been a database header of SQLite, it is not one").unwrap();
+    fs::write(&path, "just text, but long enough that it could have been a database header of SQLite, it is not one")
+        .unwrap();
     assert!(matches!(refusal(&path), Error::NotSqlite { .. }));
     fs::write(&path, "").unwrap();
     assert!(matches!(refusal(&path), Error::NotARun { .. }));
-    Connection::open(&path)
-        .unwrap()
-        .execute_batch("CREATE TABLE cats (name)")
-        .unwrap();
+    Connection::open(&path).unwrap().execute_batch("CREATE TABLE cats (name)").unwrap();
     assert!(matches!(refusal(&path), Error::NotARun { .. }));
 }
 
@@ -33,18 +31,10 @@ fn a_file_from_the_future_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     write(&path, &mut any_calls(10, 12));
-    Connection::open(&path)
-        .unwrap()
-        .pragma_update(None, "user_version", 7)
-        .unwrap();
+    Connection::open(&path).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let error = refusal(&path);
     assert!(matches!(error, Error::Newer { version: 7, .. }));
-    assert!(
-        error
-            .to_string()
-            .contains("run-file version 7; this one reads up to 1: update gpuwhy"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("run-file version 7; this one reads up to 1: update gpuwhy"), "{error}");
 }
 
 #[test]
@@ -57,40 +47,24 @@ fn a_read_only_disk_is_enough_to_read() {
     // As after a copy of the main file alone: in WAL mode, but no -wal beside it.
     let alone = disk.path().join("odd name?#%.db");
     write(&alone, &mut any_calls(10, 13));
-    Connection::open(&alone)
-        .unwrap()
-        .pragma_update(None, "journal_mode", "WAL")
-        .unwrap();
+    Connection::open(&alone).unwrap().pragma_update(None, "journal_mode", "WAL").unwrap();
     // As a killed run leaves it.
     let elsewhere = tempfile::tempdir().unwrap();
     let source = elsewhere.path().join("run.db");
     let mut writer = create(&source);
     writer.write_calls(&mut any_calls(10, 13)).unwrap();
     writer.commit().unwrap();
-    for (end, name) in [
-        ("", "killed"),
-        ("-wal", "killed"),
-        ("-shm", "killed"),
-        ("", "torn"),
-        ("-wal", "torn"),
-    ] {
+    for (end, name) in [("", "killed"), ("-wal", "killed"), ("-shm", "killed"), ("", "torn"), ("-wal", "torn")] {
         let from = elsewhere.path().join(format!("run.db{end}"));
         fs::copy(from, disk.path().join(format!("{name}.db{end}"))).unwrap();
     }
     disk.make_read_only();
     for path in [closed, alone, disk.path().join("killed.db")] {
         let reader = Reader::open(&path).unwrap_or_else(|e| panic!("{e}"));
-        assert!(
-            number(&reader, "SELECT COUNT(*) FROM events") > 0,
-            "{}",
-            path.display()
-        );
+        assert!(number(&reader, "SELECT COUNT(*) FROM events") > 0, "{}", path.display());
     }
     // Reading it without its -wal would be reading half of it.
-    assert!(matches!(
-        refusal(&disk.path().join("torn.db")),
-        Error::CannotRead { .. }
-    ));
+    assert!(matches!(refusal(&disk.path().join("torn.db")), Error::CannotRead { .. }));
 }
 
 /// Reads everything there is; any outcome but a panic will do.
@@ -98,13 +72,7 @@ fn read_all(path: &Path) {
     let Ok(reader) = Reader::open(path) else {
         return;
     };
-    let _ = (
-        reader.session(),
-        reader.op_totals(),
-        reader.loss(),
-        reader.processes(),
-        reader.libraries(),
-    );
+    let _ = (reader.session(), reader.op_totals(), reader.loss(), reader.processes(), reader.libraries());
     for view in gpuwhy_store::schema::VIEWS {
         let _ = ask(&reader, &format!("SELECT * FROM {view}"));
     }
@@ -121,11 +89,7 @@ fn damage_anywhere_is_an_error_at_worst() {
         let mut bytes = whole.clone();
         for _ in 0..1 + dice.below(20) {
             // Every third round hits the first page, where the schema and the file's marks are.
-            let span = if round % 3 == 0 {
-                4096
-            } else {
-                bytes.len() as u64
-            };
+            let span = if round % 3 == 0 { 4096 } else { bytes.len() as u64 };
             let at = dice.below(span) as usize;
             bytes[at] ^= 1 << dice.below(8);
         }
@@ -136,10 +100,7 @@ fn damage_anywhere_is_an_error_at_worst() {
         read_all(&path);
     }
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
-    let error = Reader::open(&path).and_then(|reader| {
-        reader
-            .op_totals()
-            .and(ask(&reader, "SELECT COUNT(*) FROM call_"))
-    });
+    let error =
+        Reader::open(&path).and_then(|reader| reader.op_totals().and(ask(&reader, "SELECT COUNT(*) FROM call_")));
     assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
 }

@@ -72,22 +72,13 @@ fn a_refusal_says_what_was_refused() {
     let reader = sample(&folder.path().join("run.db"));
     for (sql, said) in [
         ("DELETE FROM call_", "DELETE is refused"),
-        (
-            "PRAGMA journal_mode = OFF",
-            "PRAGMA journal_mode is refused",
-        ),
+        ("PRAGMA journal_mode = OFF", "PRAGMA journal_mode is refused"),
         ("SELECT load_extension('x')", "load_extension"),
         ("SELECT 1; SELECT 2", "more than one"),
         ("SELECT 1;;  /* end */ -- of it", ""),
     ] {
-        let text = ask(&reader, sql)
-            .err()
-            .map(|e| e.to_string())
-            .unwrap_or_default();
-        assert!(
-            text.contains(said) && text.is_empty() == said.is_empty(),
-            "{sql}: {text}"
-        );
+        let text = ask(&reader, sql).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(text.contains(said) && text.is_empty() == said.is_empty(), "{sql}: {text}");
     }
 }
 
@@ -116,42 +107,27 @@ fn what_only_tells_something_is_allowed() {
 fn endless_queries_stop_at_their_limit() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
-    let limits = Limits {
-        time: Duration::from_millis(300),
-        ..Limits::default()
-    };
+    let limits = Limits { time: Duration::from_millis(300), ..Limits::default() };
     for sql in [
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n",
         "SELECT COUNT(*) FROM events a, events b, events c, events d, events e",
     ] {
         let begin = Instant::now();
         let outcome = reader.query(sql, &limits, |_, _| ControlFlow::Continue(()));
-        assert!(
-            matches!(outcome, Err(Error::TimedOut { .. })),
-            "{sql}: {outcome:?}"
-        );
+        assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{sql}: {outcome:?}");
         assert!(begin.elapsed() < Duration::from_secs(5));
     }
     // The limit belongs to the query, not to the reader.
     assert_eq!(ask(&reader, "SELECT 1").unwrap(), ["1"]);
-    let text = Error::TimedOut {
-        limit: Duration::from_secs(30),
-    }
-    .to_string();
-    assert_eq!(
-        text,
-        "stopped after 30 s; narrow it with a time range or raise --timeout"
-    );
+    let text = Error::TimedOut { limit: Duration::from_secs(30) }.to_string();
+    assert_eq!(text, "stopped after 30 s; narrow it with a time range or raise --timeout");
 }
 
 #[test]
 fn time_the_caller_takes_is_not_the_querys() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
-    let limits = Limits {
-        time: Duration::from_millis(200),
-        ..Limits::default()
-    };
+    let limits = Limits { time: Duration::from_millis(200), ..Limits::default() };
     let outcome = reader.query("SELECT * FROM events LIMIT 8", &limits, |_, _| {
         std::thread::sleep(Duration::from_millis(50));
         ControlFlow::Continue(())
@@ -163,35 +139,12 @@ fn time_the_caller_takes_is_not_the_querys() {
 fn rows_are_counted_and_cut() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
-    let limits = Limits {
-        rows: 3,
-        ..Limits::default()
-    };
-    let outcome = reader
-        .query("SELECT pid, tid FROM events", &limits, |_, _| {
-            ControlFlow::Continue(())
-        })
-        .unwrap();
-    assert_eq!(
-        (outcome.rows, outcome.more, outcome.columns),
-        (3, true, vec!["pid".into(), "tid".into()])
-    );
-    let outcome = reader
-        .query(
-            "SELECT 1 WHERE 0",
-            &limits,
-            |_, _| ControlFlow::Continue(()),
-        )
-        .unwrap();
-    assert_eq!(
-        (outcome.rows, outcome.more, outcome.columns.len()),
-        (0, false, 1)
-    );
-    let outcome = reader
-        .query("SELECT 1 FROM events", &limits, |_, _| {
-            ControlFlow::Break(())
-        })
-        .unwrap();
+    let limits = Limits { rows: 3, ..Limits::default() };
+    let outcome = reader.query("SELECT pid, tid FROM events", &limits, |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!((outcome.rows, outcome.more, outcome.columns), (3, true, vec!["pid".into(), "tid".into()]));
+    let outcome = reader.query("SELECT 1 WHERE 0", &limits, |_, _| ControlFlow::Continue(())).unwrap();
+    assert_eq!((outcome.rows, outcome.more, outcome.columns.len()), (0, false, 1));
+    let outcome = reader.query("SELECT 1 FROM events", &limits, |_, _| ControlFlow::Break(())).unwrap();
     assert_eq!(outcome.rows, 1);
 }
 
@@ -200,14 +153,10 @@ fn mistakes_come_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
     let said = |sql: &str| ask(&reader, sql).unwrap_err().to_string();
-    assert!(
-        said("SELECT * FROM event")
-            .contains("no such table: event\nhint: the run file has events, ")
-    );
+    assert!(said("SELECT * FROM event").contains("no such table: event\nhint: the run file has events, "));
     let text = said("SELECT duration FROM events");
     assert!(
-        text.contains("no such column: duration")
-            && text.contains("events has timestamp, duration_ns, pid"),
+        text.contains("no such column: duration") && text.contains("events has timestamp, duration_ns, pid"),
         "{text}"
     );
     assert!(said("SELEC 1").contains("syntax error"));

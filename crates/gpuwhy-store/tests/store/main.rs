@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The run file against an independent truth: what was put in is what comes out, whatever happens between.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "clippy.toml allows it in test functions; their helpers are the same"
-)]
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; their helpers are the same")]
 
 mod damage;
 mod guarded;

@@ -14,12 +14,7 @@ fn refusal(path: &Path) -> Error {
 
 fn set_modified(path: &Path) {
     let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1_735_689_600);
-    fs::File::options()
-        .write(true)
-        .open(path)
-        .unwrap()
-        .set_modified(time)
-        .unwrap();
+    fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
 }
 
 #[test]
@@ -36,18 +31,9 @@ fn an_earlier_file_is_moved_aside_with_its_wal() {
     let moved = created.moved_to.unwrap();
     assert_eq!(moved.file_name().unwrap(), "run-20250101-000000-2.db");
     assert_eq!(fs::read_to_string(&moved).unwrap(), "main");
-    assert_eq!(
-        fs::read_to_string(folder.path().join("run-20250101-000000-2.db-wal")).unwrap(),
-        "log"
-    );
-    assert_eq!(
-        fs::read_to_string(folder.path().join("run-20250101-000000-2.db-shm")).unwrap(),
-        "index"
-    );
-    assert_eq!(
-        fs::read_to_string(folder.path().join("run-20250101-000000.db")).unwrap(),
-        "taken"
-    );
+    assert_eq!(fs::read_to_string(folder.path().join("run-20250101-000000-2.db-wal")).unwrap(), "log");
+    assert_eq!(fs::read_to_string(folder.path().join("run-20250101-000000-2.db-shm")).unwrap(), "index");
+    assert_eq!(fs::read_to_string(folder.path().join("run-20250101-000000.db")).unwrap(), "taken");
     created.writer.finish(&end());
     assert!(Reader::open(&path).is_ok());
 }
@@ -62,12 +48,7 @@ fn a_second_writer_is_refused_and_the_first_goes_on() {
     first.write_calls(&mut any_calls(100, 8)).unwrap();
     first.finish(&end());
     // Closed, it is an earlier file like any other.
-    assert!(
-        Writer::create(&path, &new_run())
-            .unwrap()
-            .moved_to
-            .is_some()
-    );
+    assert!(Writer::create(&path, &new_run()).unwrap().moved_to.is_some());
 }
 
 #[test]
@@ -96,23 +77,14 @@ fn a_folder_reached_through_a_link_is_fine() {
 fn what_is_no_file_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();
     assert!(matches!(refusal(folder.path()), Error::NotAFile { .. }));
-    assert!(matches!(
-        refusal(Path::new("/dev/null")),
-        Error::NotAFile { .. }
-    ));
+    assert!(matches!(refusal(Path::new("/dev/null")), Error::NotAFile { .. }));
     assert!(matches!(refusal(Path::new("/")), Error::NotAFile { .. }));
     let missing = folder.path().join("no/such/run.db");
     let error = refusal(&missing);
-    assert!(
-        matches!(error, Error::FolderMissing { .. }) && error.to_string().contains("create it"),
-        "{error}"
-    );
+    assert!(matches!(error, Error::FolderMissing { .. }) && error.to_string().contains("create it"), "{error}");
     let below_a_file = folder.path().join("file");
     fs::write(&below_a_file, "").unwrap();
-    assert!(matches!(
-        refusal(&below_a_file.join("run.db")),
-        Error::CannotCreate { .. } | Error::FolderMissing { .. }
-    ));
+    assert!(matches!(refusal(&below_a_file.join("run.db")), Error::CannotCreate { .. } | Error::FolderMissing { .. }));
     // Even root cannot create files here.
     let error = refusal(Path::new("/proc/run.db"));
     assert!(matches!(error, Error::CannotCreate { .. }), "{error}");
@@ -125,13 +97,7 @@ fn the_file_is_its_users_from_the_first_moment() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
-    let run = NewRun {
-        owner: Some(Owner {
-            uid: 12_345,
-            gid: 23_456,
-        }),
-        ..new_run()
-    };
+    let run = NewRun { owner: Some(Owner { uid: 12_345, gid: 23_456 }), ..new_run() };
     let mut writer = Writer::create(&path, &run).unwrap().writer;
     writer.write_calls(&mut any_calls(100, 10)).unwrap();
     writer.commit().unwrap();
@@ -148,9 +114,6 @@ fn closed_it_is_one_plain_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     write(&path, &mut any_calls(1_000, 11));
-    let names: Vec<_> = fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name())
-        .collect();
+    let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["run.db"]);
 }

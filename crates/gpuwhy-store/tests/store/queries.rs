@@ -17,18 +17,8 @@ const WAITS: &str = "SELECT (timestamp / 10000000000) * 10 AS window_sec, COUNT(
 fn minute(path: &Path) {
     let mut calls: Vec<Call> = (0..600)
         .flat_map(|i| {
-            let malloc = Call {
-                arg0: Some(1 << 20),
-                ..call("cudaMalloc", i * 100_000_000, 4_000)
-            };
-            [
-                malloc,
-                call(
-                    "cudaStreamSynchronize_ptsz",
-                    i * 100_000_000 + 50_000,
-                    2_000,
-                ),
-            ]
+            let malloc = Call { arg0: Some(1 << 20), ..call("cudaMalloc", i * 100_000_000, 4_000) };
+            [malloc, call("cudaStreamSynchronize_ptsz", i * 100_000_000 + 50_000, 2_000)]
         })
         .collect();
     write(path, &mut calls);
@@ -40,19 +30,13 @@ fn the_three_queries_run_unchanged_and_tell_the_truth() {
     let path = folder.path().join("run.db");
     minute(&path);
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(
-        ask(&reader, ALLOCATIONS).unwrap(),
-        ["0|300|4|4|300", "30|300|4|4|300"]
-    );
+    assert_eq!(ask(&reader, ALLOCATIONS).unwrap(), ["0|300|4|4|300", "30|300|4|4|300"]);
     assert!(ask(&reader, OFF_CPU).unwrap().is_empty());
     let waits: Vec<String> = (0..6).map(|i| format!("{}|0|100|2", i * 10)).collect();
     assert_eq!(ask(&reader, WAITS).unwrap(), waits);
     // The same join with an op that exists.
     let by_process = OFF_CPU.replace("sched_switch", "cudaMalloc");
-    assert_eq!(
-        ask(&reader, &by_process).unwrap(),
-        ["pid 100|600|0.0024|0.004"]
-    );
+    assert_eq!(ask(&reader, &by_process).unwrap(), ["pid 100|600|0.0024|0.004"]);
 }
 
 #[test]
@@ -71,26 +55,13 @@ fn any_sqlite_client_can_ask_them() {
         assert_eq!(count, rows, "{sql}");
         match Command::new("sqlite3").arg(&path).arg(sql).output() {
             Ok(output) => {
-                assert!(
-                    output.status.success(),
-                    "{}",
-                    String::from_utf8_lossy(&output.stderr)
-                );
-                assert_eq!(
-                    String::from_utf8_lossy(&output.stdout).lines().count(),
-                    rows,
-                    "{sql}"
-                );
+                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+                assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), rows, "{sql}");
             }
             Err(e) => assert_eq!(e.kind(), std::io::ErrorKind::NotFound),
         }
     }
-    assert_eq!(
-        plain
-            .query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0))
-            .unwrap(),
-        "ok"
-    );
+    assert_eq!(plain.query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0)).unwrap(), "ok");
 }
 
 #[test]
@@ -115,32 +86,17 @@ fn plans_scan_calls_once_and_build_no_index() {
     let range = "SELECT op, COUNT(*) FROM events WHERE timestamp BETWEEN 5 AND 9 GROUP BY op";
     let newest = "SELECT timestamp FROM events ORDER BY timestamp DESC LIMIT 5";
     for sql in [ALLOCATIONS, OFF_CPU, WAITS, range, newest] {
-        let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {sql}"))
-            .unwrap()
-            .join("\n");
+        let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {sql}")).unwrap().join("\n");
         assert!(!plan.contains("AUTOMATIC"), "{sql}\n{plan}");
-        assert!(
-            !plan.contains("MATERIALIZE") && !plan.contains("CO-ROUTINE"),
-            "{sql}\n{plan}"
-        );
+        assert!(!plan.contains("MATERIALIZE") && !plan.contains("CO-ROUTINE"), "{sql}\n{plan}");
         let first = plan.lines().next().unwrap();
-        assert!(
-            first.contains("SCAN c") || first.contains("SEARCH c USING INTEGER PRIMARY KEY"),
-            "{sql}\n{plan}"
-        );
+        assert!(first.contains("SCAN c") || first.contains("SEARCH c USING INTEGER PRIMARY KEY"), "{sql}\n{plan}");
         for line in plan.lines().filter(|line| line.contains("SCAN")) {
             assert!(line.ends_with("SCAN c"), "{sql}\n{plan}");
         }
     }
-    let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {range}"))
-        .unwrap()
-        .join("\n");
-    assert!(
-        plan.contains("SEARCH c USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"),
-        "{plan}"
-    );
-    let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {newest}"))
-        .unwrap()
-        .join("\n");
+    let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {range}")).unwrap().join("\n");
+    assert!(plan.contains("SEARCH c USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)"), "{plan}");
+    let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {newest}")).unwrap().join("\n");
     assert!(!plan.contains("TEMP B-TREE"), "{plan}");
 }

@@ -54,11 +54,7 @@ pub(crate) fn any_calls(count: usize, seed: u64) -> Vec<Call> {
     let table = ops::table();
     (0..count as u64)
         .map(|i| {
-            let late = if dice.below(50) == 0 {
-                dice.below(3_000_000_000)
-            } else {
-                dice.below(40)
-            };
+            let late = if dice.below(50) == 0 { dice.below(3_000_000_000) } else { dice.below(40) };
             let spread = dice.below(40);
             Call {
                 start_ns: (ORIGIN + i / 3 * 50_000).saturating_sub(late),
@@ -67,36 +63,11 @@ pub(crate) fn any_calls(count: usize, seed: u64) -> Vec<Call> {
                 tid: 100 + dice.below(20) as u32,
                 op: table[dice.below(table.len() as u64) as usize].id,
                 device: (dice.below(4) > 0).then(|| dice.below(8) as u8),
-                stream: (dice.below(3) > 0).then(|| {
-                    if dice.below(9) == 0 {
-                        u64::MAX
-                    } else {
-                        dice.below(4)
-                    }
-                }),
-                arg0: (dice.below(9) > 0).then(|| {
-                    if dice.below(30) == 0 {
-                        u64::MAX
-                    } else {
-                        dice.below(1 << 30)
-                    }
-                }),
-                arg1: (dice.below(4) > 0).then(|| {
-                    if dice.below(9) == 0 {
-                        dice.next()
-                    } else {
-                        dice.below(6)
-                    }
-                }),
-                ret: if dice.below(20) == 0 {
-                    dice.next() as i32
-                } else {
-                    0
-                },
-                flags: CallFlags {
-                    inner: dice.below(7) == 0,
-                    unfinished: dice.below(200) == 0,
-                },
+                stream: (dice.below(3) > 0).then(|| if dice.below(9) == 0 { u64::MAX } else { dice.below(4) }),
+                arg0: (dice.below(9) > 0).then(|| if dice.below(30) == 0 { u64::MAX } else { dice.below(1 << 30) }),
+                arg1: (dice.below(4) > 0).then(|| if dice.below(9) == 0 { dice.next() } else { dice.below(6) }),
+                ret: if dice.below(20) == 0 { dice.next() as i32 } else { 0 },
+                flags: CallFlags { inner: dice.below(7) == 0, unfinished: dice.below(200) == 0 },
             }
         })
         .collect()
@@ -176,10 +147,7 @@ impl SmallDisk {
                 .arg(folder.path())
                 .status()
                 .is_ok_and(|status| status.success());
-        assert!(
-            mounted || std::env::var_os("CI").is_none_or(|ci| ci != "true"),
-            "CI must be able to mount a tmpfs"
-        );
+        assert!(mounted || std::env::var_os("CI").is_none_or(|ci| ci != "true"), "CI must be able to mount a tmpfs");
         mounted.then_some(Self(folder))
     }
 
@@ -188,20 +156,13 @@ impl SmallDisk {
     }
 
     pub(crate) fn make_read_only(&self) {
-        let status = Command::new("mount")
-            .args(["-o", "remount,ro"])
-            .arg(self.path())
-            .status()
-            .unwrap();
+        let status = Command::new("mount").args(["-o", "remount,ro"]).arg(self.path()).status().unwrap();
         assert!(status.success());
     }
 }
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount")
-            .arg("--lazy")
-            .arg(self.0.path())
-            .status();
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
     }
 }

@@ -28,9 +28,7 @@ fn child_that_writes_until_killed() {
 }
 
 fn thousand(second: u64) -> Vec<Call> {
-    (0..1_000)
-        .map(|i| call("cudaMalloc", second * 1_000_000_000 + i * 1_000, 10 + i))
-        .collect()
+    (0..1_000).map(|i| call("cudaMalloc", second * 1_000_000_000 + i * 1_000, 10 + i)).collect()
 }
 
 #[test]
@@ -38,28 +36,16 @@ fn killed_with_nine_it_has_everything_up_to_the_last_commit() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     let mut child = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "survival::child_that_writes_until_killed",
-            "--exact",
-            "--nocapture",
-        ])
+        .args(["survival::child_that_writes_until_killed", "--exact", "--nocapture"])
         .env(CHILD, &path)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let committed = |line: std::io::Result<String>| {
-        line.unwrap()
-            .strip_prefix("committed ")?
-            .parse::<i64>()
-            .ok()
-    };
+    let committed = |line: std::io::Result<String>| line.unwrap().strip_prefix("committed ")?.parse::<i64>().ok();
     let told = lines.filter_map(committed).find(|n| *n >= 20_000).unwrap();
     let error = Writer::create(&path, &new_run()).map(|_| ()).unwrap_err();
-    assert!(
-        matches!(error, Error::BeingWritten { .. }),
-        "another process writes it: {error}"
-    );
+    assert!(matches!(error, Error::BeingWritten { .. }), "another process writes it: {error}");
     child.kill().unwrap();
     child.wait().unwrap();
 
@@ -68,10 +54,7 @@ fn killed_with_nine_it_has_everything_up_to_the_last_commit() {
     let stored = number(&reader, "SELECT COUNT(*) FROM events");
     assert!(stored >= told && stored % 1_000 == 0, "{stored} of {told}");
     assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), stored);
-    assert_eq!(
-        number(&reader, "SELECT events_stored FROM sessions"),
-        stored
-    );
+    assert_eq!(number(&reader, "SELECT events_stored FROM sessions"), stored);
     assert_eq!(reader.session().unwrap().stop_reason, None);
     assert!(reader.session().unwrap().duration_ns >= (told as u64 / 1_000 - 1) * 1_000_000_000);
     drop(reader);
@@ -90,34 +73,16 @@ fn it_can_be_read_while_it_is_written() {
     let reader = Reader::open(&path).unwrap();
     for second in 0..5 {
         writer.write_calls(&mut thousand(second)).unwrap();
-        assert_eq!(
-            number(&reader, "SELECT COUNT(*) FROM events"),
-            second as i64 * 1_000
-        );
+        assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), second as i64 * 1_000);
         writer.commit().unwrap();
-        assert_eq!(
-            number(&reader, "SELECT COUNT(*) FROM events"),
-            (second as i64 + 1) * 1_000
-        );
+        assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), (second as i64 + 1) * 1_000);
     }
     // An open reader keeps the file from being merged into one; nothing is lost by that, and it is said.
     let done = writer.finish(&end());
-    assert!(
-        matches!(done.problem, None | Some(Error::NotMerged { .. })),
-        "{:?}",
-        done.problem
-    );
+    assert!(matches!(done.problem, None | Some(Error::NotMerged { .. })), "{:?}", done.problem);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), 5_000);
     drop(reader);
-    assert_eq!(
-        Reader::open(&path)
-            .unwrap()
-            .session()
-            .unwrap()
-            .stop_reason
-            .as_deref(),
-        Some("exit")
-    );
+    assert_eq!(Reader::open(&path).unwrap().session().unwrap().stop_reason.as_deref(), Some("exit"));
 }
 
 #[test]
@@ -129,10 +94,7 @@ fn a_writer_dropped_without_finishing_leaves_the_last_commit() {
     writer.commit().unwrap();
     writer.write_calls(&mut thousand(1)).unwrap();
     drop(writer);
-    assert_eq!(
-        number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"),
-        1_000
-    );
+    assert_eq!(number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"), 1_000);
 }
 
 #[test]
@@ -148,35 +110,19 @@ fn a_full_disk_costs_what_was_not_committed_and_no_more() {
     let error = (0..10_000)
         .find_map(|second| {
             given += 1_000;
-            let written = writer
-                .write_calls(&mut thousand(second))
-                .and_then(|()| writer.commit());
+            let written = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit());
             committed += if written.is_ok() { 1_000 } else { 0 };
             written.err()
         })
         .unwrap();
-    assert!(
-        matches!(
-            error,
-            Error::DiskFull {
-                lost_calls: 1_000,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, Error::DiskFull { lost_calls: 1_000, .. }), "{error}");
     assert!(committed > 10_000);
-    assert_eq!(
-        number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"),
-        committed as i64
-    );
+    assert_eq!(number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"), committed as i64);
 
     // It stays full for a while, then somebody makes room.
     for second in 10_000..10_005 {
         given += 1_000;
-        let written = writer
-            .write_calls(&mut thousand(second))
-            .and_then(|()| writer.commit());
+        let written = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit());
         committed += if written.is_ok() { 1_000 } else { 0 };
     }
     fs::remove_file(&ballast).unwrap();
@@ -188,28 +134,14 @@ fn a_full_disk_costs_what_was_not_committed_and_no_more() {
 
     let reader = Reader::open(&path).unwrap();
     assert_eq!(done.rows, committed);
-    assert_eq!(
-        number(&reader, "SELECT COUNT(*) FROM events"),
-        committed as i64,
-        "{:?}",
-        done.problem
-    );
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), committed as i64, "{:?}", done.problem);
     let session = reader.session().unwrap();
-    assert_eq!(
-        (session.events_seen, session.events_stored),
-        (given, committed)
-    );
+    assert_eq!((session.events_seen, session.events_stored), (given, committed));
     assert_eq!(session.events_lost, given - committed);
     let loss = reader.loss().unwrap();
-    assert_eq!(
-        (loss[0].cause.as_str(), loss[0].count),
-        (LossCause::WriteFailed.name(), given - committed)
-    );
+    assert_eq!((loss[0].cause.as_str(), loss[0].count), (LossCause::WriteFailed.name(), given - committed));
     // The sums kept counting.
-    assert_eq!(
-        number(&reader, "SELECT SUM(calls) FROM seconds"),
-        given as i64
-    );
+    assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64);
 }
 
 #[test]
@@ -221,11 +153,7 @@ fn a_run_can_end_on_a_full_disk() {
     let mut writer = create(&path);
     let mut committed = 0;
     for second in 0.. {
-        if writer
-            .write_calls(&mut thousand(second))
-            .and_then(|()| writer.commit())
-            .is_err()
-        {
+        if writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit()).is_err() {
             break;
         }
         committed += 1_000;
@@ -233,8 +161,5 @@ fn a_run_can_end_on_a_full_disk() {
     let done = writer.finish(&end());
     assert_eq!(done.rows, committed);
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(
-        number(&reader, "SELECT COUNT(*) FROM events"),
-        committed as i64
-    );
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), committed as i64);
 }

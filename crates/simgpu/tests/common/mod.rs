@@ -17,9 +17,7 @@ use simgpu::{Installed, install};
 fn installed() -> Installed {
     static INSTALLED: OnceLock<Installed> = OnceLock::new();
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join("stack");
-    INSTALLED
-        .get_or_init(|| install(&dir).expect("install"))
-        .clone()
+    INSTALLED.get_or_init(|| install(&dir).expect("install")).clone()
 }
 
 /// The stack, and a folder of its own for one test, removed at the end.
@@ -32,10 +30,7 @@ impl Bench {
     pub(crate) fn new(name: &str) -> Bench {
         let root = std::env::temp_dir().join(format!("simgpu-{name}-{}", std::process::id()));
         fs::create_dir_all(root.join("log")).expect("create the test's folder");
-        Bench {
-            root,
-            installed: installed(),
-        }
+        Bench { root, installed: installed() }
     }
 
     /// simjob, ready to run with logging into the bench's folder.
@@ -65,12 +60,7 @@ impl Drop for Bench {
 /// Runs a command to its end and returns what it printed.
 pub(crate) fn output_of(mut command: Command) -> String {
     let output = command.output().expect("run the command");
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).expect("text")
 }
 
@@ -78,10 +68,7 @@ pub(crate) fn output_of(mut command: Command) -> String {
 pub(crate) fn number(json: &str, key: &str) -> u64 {
     let label = format!("\"{key}\":");
     let start = json.find(&label).expect("the key") + label.len();
-    let digits: String = json[start..]
-        .chars()
-        .take_while(char::is_ascii_digit)
-        .collect();
+    let digits: String = json[start..].chars().take_while(char::is_ascii_digit).collect();
     digits.parse().expect("a number")
 }
 
@@ -89,10 +76,7 @@ pub(crate) fn number(json: &str, key: &str) -> u64 {
 pub(crate) fn pids(json: &str) -> Vec<u32> {
     let list = json.split_once("\"pids\":[").expect("pids").1;
     let list = list.split_once(']').expect("end of the list").0;
-    let mut pids: Vec<u32> = list
-        .split(',')
-        .map(|pid| pid.parse().expect("a pid"))
-        .collect();
+    let mut pids: Vec<u32> = list.split(',').map(|pid| pid.parse().expect("a pid")).collect();
     pids.sort_unstable();
     pids
 }

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# make demo    build gpuwhy and see it work on a simulated GPU
+# make test    every check: format, lints, docs, tests (root: they load eBPF programs)
+# make build   target/release/gpuwhy, which needs only libc and libgcc_s and can be copied
+# make bench   what tracing costs, beside perf
+#
+# On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
+# apt when it is already there.
+.PHONY: build demo test bench deps deps-bench clean
+
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+CARGO ?= cargo
+
+build: deps
+	$(CARGO) build --release --locked
+
+demo: build
+	$(SUDO) target/release/gpuwhy demo
+
+# One build serves everything: tests run in the release profile, too. The tests need root for eBPF; cargo
+# itself stays the caller's, so that target/ does.
+test: deps
+	$(CARGO) fmt --check
+	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
+	$(CARGO) build --release --locked
+	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" \
+		$(CARGO) test --release --locked
+
+bench: build deps-bench
+	$(SUDO) python3 bench/run.py
+
+deps:
+	@sh scripts/deps.sh build
+
+deps-bench:
+	@sh scripts/deps.sh bench
+
+clean:
+	$(CARGO) clean
