@@ -22,7 +22,7 @@ enum shape {
 	ALLOC_3D = 4,
 	ALLOC_OPAQUE = 5,
 	FREE = 6,
-	FREE_SIZED = 7,
+	RANGE = 7,
 	COPY = 8,
 	COPY_KIND = 9,
 	COPY_2D = 10,

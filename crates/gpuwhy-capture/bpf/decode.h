@@ -192,6 +192,7 @@ static __always_inline void read_at_entry(const struct input *in, struct frame *
 		f->arg1 = slot(in, b);
 		break;
 	case ALLOC_AT:
+	case RANGE:
 		set_args(f, slot(in, a), slot(in, b));
 		break;
 	case ALLOC_PITCH:
@@ -206,11 +207,6 @@ static __always_inline void read_at_entry(const struct input *in, struct frame *
 		break;
 	case FREE:
 		read_free(f, outer, tgid, slot(in, a), extra);
-		break;
-	case FREE_SIZED:
-		read_free(f, outer, tgid, slot(in, a), false);
-		f->arg0 = slot(in, b);
-		f->flags |= FLAG_ARG0;
 		break;
 	case HANDLE:
 	case SET_CONTEXT:

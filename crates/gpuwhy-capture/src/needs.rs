@@ -73,14 +73,17 @@ pub fn look() -> Vec<Need> {
 
 /// The first need that is missing, as an error; used before a trace so that it fails with one clear line.
 pub fn require() -> Result<(), CaptureError> {
-    let release = system::kernel_release();
+    judge(system::kernel_release(), Path::new("/sys/kernel/btf/vmlinux").exists(), in_first_pid_namespace())
+}
+
+fn judge(release: String, has_btf: bool, first_pid_namespace: bool) -> Result<(), CaptureError> {
     if system::kernel_version(&release).is_some_and(|v| v < (5, 15)) {
         return Err(CaptureError::OldKernel { release });
     }
-    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+    if !has_btf {
         return Err(CaptureError::NoBtf { release });
     }
-    if !in_first_pid_namespace() {
+    if !first_pid_namespace {
         return Err(CaptureError::PidNamespace);
     }
     Ok(())
@@ -149,4 +152,25 @@ fn is_root() -> bool {
 /// The first PID namespace has a fixed inode number (PROC_PID_INIT_INO).
 fn in_first_pid_namespace() -> bool {
     std::fs::read_link("/proc/self/ns/pid").is_ok_and(|link| link.as_os_str() == "pid:[4026531836]")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_said_in_one_line_with_the_fix() {
+        let said = |release: &str, btf, namespace| match judge(release.to_owned(), btf, namespace) {
+            Ok(()) => String::new(),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(said("6.8.0-45-generic", true, true), "");
+        for (line, parts) in [
+            (said("5.10.0-8-amd64", true, true), ["5.10.0-8-amd64", "5.15 or newer"]),
+            (said("6.1.0", false, true), ["6.1.0", "CONFIG_DEBUG_INFO_BTF=y"]),
+            (said("6.1.0", true, false), ["PID namespace", "--pid=host"]),
+        ] {
+            assert!(parts.iter().all(|part| line.contains(part)) && !line.contains('\n'), "{line}");
+        }
+    }
 }

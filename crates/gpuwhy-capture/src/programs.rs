@@ -4,7 +4,6 @@
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
 use gpuwhy_model::{LossCause, Op, OpId};
-use libbpf_rs::query::ProgInfoIter;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
@@ -213,22 +212,13 @@ impl Programs {
 
     /// Times the kernel skipped one of our probe programs because one was already running on that CPU.
     fn recursion_misses(&self) -> u64 {
-        const OURS: [&str; 5] = ["session", "multi_enter", "multi_leave", "plain_enter", "plain_leave"];
-        let own: Vec<u32> = self.probe_program_ids();
-        ProgInfoIter::default()
-            .filter(|info| own.contains(&info.id) && OURS.iter().any(|n| info.name == *n))
-            .map(|info| info.recursion_misses)
-            .sum()
-    }
-
-    fn probe_program_ids(&self) -> Vec<u32> {
         let progs = &self.skel.progs;
         let ours: &[&ProgramMut<'_>] = match self.flavour {
             Flavour::Session => &[&progs.session],
             Flavour::Multi => &[&progs.multi_enter, &progs.multi_leave],
             Flavour::Plain => &[&progs.plain_enter, &progs.plain_leave],
         };
-        ours.iter().filter_map(|p| program_id(p)).collect()
+        ours.iter().map(|program| recursion_misses_of(program)).sum()
     }
 
     /// Has the kernel report every call that is still open as unfinished.
@@ -240,7 +230,7 @@ impl Programs {
     }
 }
 
-fn program_id(program: &ProgramMut<'_>) -> Option<u32> {
+fn recursion_misses_of(program: &ProgramMut<'_>) -> u64 {
     use std::os::fd::{AsFd, AsRawFd};
     let mut info = libbpf_rs::libbpf_sys::bpf_prog_info::default();
     let mut size = size_of_val(&info) as u32;
@@ -252,7 +242,7 @@ fn program_id(program: &ProgramMut<'_>) -> Option<u32> {
             &raw mut size,
         )
     };
-    (rc == 0).then_some(info.id)
+    if rc == 0 { info.recursion_misses } else { 0 }
 }
 
 fn configure(open: &mut OpenGpuwhySkel<'_>, options: LoadOptions, flavour: Flavour) -> libbpf_rs::Result<()> {

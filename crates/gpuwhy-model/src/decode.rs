@@ -54,7 +54,7 @@ pub enum Decode {
         /// Slot of the pointer to the result.
         out: u8,
     },
-    /// Memory that exists already and is registered or mapped: pointer and size are both arguments.
+    /// Memory that exists already and is registered: pointer and size are both arguments.
     AllocAt {
         /// Slot of the size.
         bytes: u8,
@@ -87,8 +87,8 @@ pub enum Decode {
         /// Slot of the handle.
         handle: u8,
     },
-    /// Gives memory back and says how much.
-    FreeSized {
+    /// A range of addresses: pointer and size are both arguments, and nothing is remembered.
+    Range {
         /// Slot of the pointer.
         ptr: u8,
         /// Slot of the size.
@@ -206,12 +206,11 @@ impl Decode {
             Self::Alloc { .. } | Self::AllocHandle { .. } | Self::AllocPitch | Self::Alloc3D => {
                 ("bytes", "new pointer or handle")
             }
-            Self::AllocAt { .. } => ("bytes", "pointer"),
+            Self::AllocAt { .. } | Self::Range { .. } => ("bytes", "pointer"),
             Self::AllocOpaque { .. } => ("", "new handle"),
             Self::Free { .. } | Self::FreeHandle { .. } => {
                 ("bytes freed (NULL: allocated before the trace)", "pointer or handle")
             }
-            Self::FreeSized { .. } => ("bytes", "pointer"),
             Self::Copy { .. }
             | Self::CopyKind { .. }
             | Self::Copy2D { .. }
@@ -259,7 +258,7 @@ impl Decode {
             Self::AllocOpaque { out } => (5, 0, out, 1),
             Self::Free { ptr } => (6, ptr, 0, 0),
             Self::FreeHandle { handle } => (6, handle, 0, 1),
-            Self::FreeSized { ptr, bytes } => (7, ptr, bytes, 0),
+            Self::Range { ptr, bytes } => (7, bytes, ptr, 0),
             Self::Copy { bytes, direction } => (8, bytes, 0, direction as u8),
             Self::CopyKind { bytes, kind } => (9, bytes, kind, 0),
             Self::Copy2D { width, kind } => (10, width, kind, 0),

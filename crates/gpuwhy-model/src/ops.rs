@@ -60,6 +60,8 @@ pub enum Class {
     Alloc,
     /// Gives memory back.
     Free,
+    /// Gives memory that exists an address, or takes the address away: no memory comes or goes.
+    Map,
     /// Starts GPU work.
     Launch,
     /// Copies memory.
@@ -80,6 +82,7 @@ impl Class {
         match self {
             Self::Alloc => "alloc",
             Self::Free => "free",
+            Self::Map => "map",
             Self::Launch => "launch",
             Self::Copy => "copy",
             Self::Fill => "fill",
@@ -283,7 +286,6 @@ const DRIVER: &[(Class, &[Row])] = &[
             f("cuArray3DCreate_v2", AllocOpaque { out: 1 }),
             f("cuMipmappedArrayCreate", AllocOpaque { out: 1 }),
             f("cuMemCreate", AllocHandle { bytes: 2, out: 1 }),
-            f("cuMemMap", AllocAt { bytes: 2, ptr: 1 }),
         ],
     ),
     (
@@ -296,9 +298,9 @@ const DRIVER: &[(Class, &[Row])] = &[
             f("cuArrayDestroy", FreeHandle { handle: 1 }),
             f("cuMipmappedArrayDestroy", FreeHandle { handle: 1 }),
             f("cuMemRelease", FreeHandle { handle: 1 }),
-            f("cuMemUnmap", FreeSized { ptr: 1, bytes: 2 }),
         ],
     ),
+    (Class::Map, &[f("cuMemMap", Range { ptr: 1, bytes: 2 }), f("cuMemUnmap", Range { ptr: 1, bytes: 2 })]),
     (
         Class::Launch,
         &[

@@ -22,6 +22,7 @@ pub mod overview;
 mod pending;
 mod place;
 mod reader;
+mod reserve;
 pub mod schema;
 mod utc;
 mod writer;

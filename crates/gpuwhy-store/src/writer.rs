@@ -9,9 +9,10 @@ use crate::aggregate::{Aggregator, MAX_CELLS, OpTotals};
 use crate::context::Contexts;
 use crate::pending::{LibraryRow, Machine, Pending, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
-use crate::{Error, Result, schema};
+use crate::{Error, Result, reserve, schema};
 use gpuwhy_model::{Call, LossCause, OpId};
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params};
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -112,6 +113,8 @@ pub struct Writer {
     pending: Pending,
     counts: Counts,
     origin_ns: u64,
+    /// Space to end the run with when the disk is full.
+    reserve: Option<File>,
 }
 
 impl Writer {
@@ -124,6 +127,7 @@ impl Writer {
             write_error(&claim.path, 0, source)
         })?;
         let moved_to = claim.moved.clone();
+        let reserve = claim.path.parent().and_then(reserve::take);
         let writer = Self {
             db,
             claim,
@@ -132,6 +136,7 @@ impl Writer {
             pending: Pending::default(),
             counts: Counts::default(),
             origin_ns: run.start_monotonic_ns,
+            reserve,
         };
         Ok(Created { writer, moved_to })
     }
@@ -228,8 +233,9 @@ impl Writer {
     /// Ends the run and closes the file into one plain SQLite file. Does as much as the disk allows.
     pub fn finish(mut self, end: &RunEnd) -> Finished {
         let mut problem = self.commit().err();
+        drop(self.reserve.take());
         if problem.is_some() {
-            // The calls are gone; the rest is small and worth another try.
+            // The calls are gone; the rest is small and has the space that was set aside.
             problem = problem.or(self.commit().err());
         }
         if let Err(source) = self.write_end(end) {

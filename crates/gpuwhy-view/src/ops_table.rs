@@ -50,7 +50,7 @@ impl OpsTable {
 
     /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line.
     pub fn lines(&self, max_rows: usize, style: Style) -> Vec<String> {
-        let heads = ["op", "calls", "calls/s", "p50", "p95", "p99", "max", "time", "bytes", "loss"];
+        let heads = ["op", "calls", "calls/s", "p50", "p95", "p99", "max", "of wall", "bytes", "loss"];
         let mut table = Table::new(
             heads
                 .iter()

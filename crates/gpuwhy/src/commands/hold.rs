@@ -4,28 +4,38 @@
 
 use crate::cli::Hold;
 use anyhow::Context;
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::fd::FromRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitCode};
 
 pub(crate) fn run(args: &Hold) -> anyhow::Result<ExitCode> {
     // SAFETY: the descriptor was made for this process alone by the gpuwhy that started it.
     let mut pipe = unsafe { std::fs::File::from_raw_fd(args.fd) };
-    let mut byte = [0u8; 1];
-    if pipe.read(&mut byte).unwrap_or(0) == 0 {
+    let mut packed = Vec::new();
+    let Some((b'g', environment)) = pipe.read_to_end(&mut packed).ok().and_then(|_| packed.split_first()) else {
         // gpuwhy ended before it let us go: there is nothing to run.
         return Ok(ExitCode::from(125));
-    }
+    };
     drop(pipe);
     if let Some(user) = &args.user {
         become_user(user)?;
     }
     let Some((program, rest)) = args.cmd.split_first() else { return Ok(ExitCode::from(125)) };
-    let error = Command::new(program).args(rest).exec();
+    let error = Command::new(program).args(rest).env_clear().envs(unpack(environment)).exec();
     eprintln!("gpuwhy: cannot run {}: {error}", program.to_string_lossy());
     let code = if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 };
     Ok(ExitCode::from(code))
+}
+
+/// The environment as `trace/job.rs` packs it.
+fn unpack(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
+    environment.split(|byte| *byte == 0).filter_map(|entry| {
+        let at = entry.iter().position(|byte| *byte == b'=')?;
+        Some((OsStr::from_bytes(&entry[..at]), OsStr::from_bytes(&entry[at + 1..])))
+    })
 }
 
 fn become_user(user: &str) -> anyhow::Result<()> {

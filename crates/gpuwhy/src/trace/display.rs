@@ -61,33 +61,34 @@ impl Progress {
         eprintln!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500));
     }
 
-    /// Once a second.
-    pub(crate) fn update(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>, elapsed: Duration) {
+    /// With new figures, about once a second.
+    pub(crate) fn update(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) {
+        let elapsed = snapshot.elapsed;
         match self.display {
             Display::Quiet => {}
             Display::Json => {
-                let table = self.figures.table(snapshot, lost, elapsed);
-                println!("{}", progress_json(&table, snapshot, elapsed));
+                let table = self.figures.table(snapshot, lost);
+                println!("{}", progress_json(&table, snapshot));
             }
             Display::Human if self.screen.is_some() => {
-                let table = self.figures.table(snapshot, lost, elapsed);
-                self.redraw(&table, snapshot, elapsed);
+                let table = self.figures.table(snapshot, lost);
+                self.redraw(&table, snapshot);
             }
             Display::Human => {
                 if elapsed.saturating_sub(self.last_line) >= PLAIN_EVERY {
                     self.last_line = elapsed;
-                    let table = self.figures.table(snapshot, lost, elapsed);
-                    eprintln!("gpuwhy: {}", plain_line(&table, snapshot, elapsed));
+                    let table = self.figures.table(snapshot, lost);
+                    eprintln!("gpuwhy: {}", plain_line(&table, snapshot));
                 }
             }
         }
     }
 
-    fn redraw(&mut self, table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) {
+    fn redraw(&mut self, table: &OpsTable, snapshot: &Snapshot) {
         let Some(screen) = &mut self.screen else { return };
         let mut head = format!(
             "gpuwhy  {}  {} calls stored  {}",
-            units::time(elapsed.as_nanos() as u64),
+            units::time(snapshot.elapsed.as_nanos() as u64),
             units::count(snapshot.stored),
             loss_text(snapshot.lost, self.style),
         );
@@ -121,12 +122,12 @@ fn loss_text(lost: u64, style: Style) -> String {
     }
 }
 
-fn plain_line(table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) -> String {
+fn plain_line(table: &OpsTable, snapshot: &Snapshot) -> String {
     let calls: u64 = table.rows.iter().map(|row| row.calls).sum();
     let rate: f64 = table.rows.iter().map(|row| row.per_second).sum();
     let mut line = format!(
         "{:>5.0} s  {} calls  {}/s  {}",
-        elapsed.as_secs_f64(),
+        snapshot.elapsed.as_secs_f64(),
         units::count(calls),
         units::count(rate.round() as u64),
         loss_text(snapshot.lost, Style::PLAIN),
@@ -146,10 +147,10 @@ fn plain_line(table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) -> Strin
     line
 }
 
-fn progress_json(table: &OpsTable, snapshot: &Snapshot, elapsed: Duration) -> serde_json::Value {
+fn progress_json(table: &OpsTable, snapshot: &Snapshot) -> serde_json::Value {
     serde_json::json!({
         "type": "progress",
-        "elapsed_ns": elapsed.as_nanos() as u64,
+        "elapsed_ns": snapshot.elapsed.as_nanos() as u64,
         "stored": snapshot.stored,
         "lost": snapshot.lost,
         "trouble": snapshot.trouble,

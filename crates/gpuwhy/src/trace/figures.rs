@@ -16,8 +16,9 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// The table as of `elapsed`, functions of one op merged. `lost` is by function.
-    pub(crate) fn table(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>, elapsed: Duration) -> OpsTable {
+    /// The table as of the snapshot, functions of one op merged. `lost` is by function.
+    pub(crate) fn table(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) -> OpsTable {
+        let elapsed = snapshot.elapsed;
         let mut by_op: BTreeMap<&str, (OpTotals, u64)> = BTreeMap::new();
         let name = |id: OpId| id.get().map_or("unknown", |op| op.name.as_str());
         for (id, totals) in &snapshot.totals {
@@ -39,8 +40,8 @@ impl Figures {
     }
 
     /// The table at the end: rates are over the whole run.
-    pub(crate) fn final_table(snapshot: &Snapshot, lost: &HashMap<OpId, u64>, elapsed: Duration) -> OpsTable {
-        Self::default().table(snapshot, lost, elapsed)
+    pub(crate) fn final_table(snapshot: &Snapshot, lost: &HashMap<OpId, u64>) -> OpsTable {
+        Self::default().table(snapshot, lost)
     }
 }
 

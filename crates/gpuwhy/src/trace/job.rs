@@ -6,6 +6,7 @@ use anyhow::{Context, bail};
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,7 @@ pub(crate) struct Job {
 pub(crate) struct HeldJob {
     child: Child,
     gate: std::io::PipeWriter,
+    environment: Vec<u8>,
 }
 
 /// A job on its way.
@@ -60,7 +62,9 @@ impl Job {
             command.arg("--user").arg(format!("{}:{}", caller.uid, caller.gid));
         }
         command.arg("--").arg(&self.program).args(&self.arguments);
-        command.env_clear().envs(self.env.iter().map(|(n, v)| (n, v)));
+        // The job's environment is its user's: it must not reach the loader of this process, which is still
+        // root's. It comes through the gate instead.
+        command.env_clear();
         if stdout_to_stderr {
             let stderr = std::io::stderr();
             command.stdout(Stdio::from(std::os::fd::AsFd::as_fd(&stderr).try_clone_to_owned()?));
@@ -75,7 +79,19 @@ impl Job {
         }
         let child = command.spawn().context("cannot start the job")?;
         drop(read);
-        Ok(HeldJob { child, gate })
+        Ok(HeldJob { child, gate, environment: self.packed_environment() })
+    }
+
+    /// As `commands/hold.rs` reads it: the byte that lets go, then `NAME=value` entries, each ended by a zero.
+    fn packed_environment(&self) -> Vec<u8> {
+        let mut packed = vec![b'g'];
+        for (name, value) in &self.env {
+            packed.extend_from_slice(name.as_bytes());
+            packed.push(b'=');
+            packed.extend_from_slice(value.as_bytes());
+            packed.push(0);
+        }
+        packed
     }
 }
 
@@ -87,8 +103,8 @@ impl HeldJob {
 
     /// Lets it go.
     pub(crate) fn release(self) -> anyhow::Result<RunningJob> {
-        let Self { child, mut gate } = self;
-        gate.write_all(b"g").context("the job ended before it began")?;
+        let Self { child, mut gate, environment } = self;
+        gate.write_all(&environment).context("the job ended before it began")?;
         Ok(RunningJob { child })
     }
 }

@@ -6,7 +6,7 @@ use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::job::{Job, RunningJob};
 use crate::trace::sudo::Caller;
-use crate::trace::writer::WriterThread;
+use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
 use anyhow::Context;
 use gpuwhy_capture::capture::{Batch, Capture, now_ns};
@@ -136,10 +136,13 @@ impl Recorder {
         let what = match &settings.capture.targets {
             _ if has_job => "the job and its children".to_owned(),
             Targets::All => "every process that uses CUDA".to_owned(),
-            Targets::Pids(pids) => {
-                let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
-                format!("process {} and its children", pids.join(", "))
-            }
+            Targets::Pids(pids) => match pids.as_slice() {
+                [pid] => format!("process {pid} and its children"),
+                pids => {
+                    let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+                    format!("processes {} and their children", pids.join(", "))
+                }
+            },
         };
         let attached = self.capture.attached();
         let probes: usize = attached.iter().map(|library| library.functions).sum();
@@ -163,11 +166,12 @@ impl Recorder {
             let elapsed = self.elapsed();
             if elapsed.as_nanos() / TICK.as_nanos() > u128::from(ticks) {
                 ticks = (elapsed.as_nanos() / TICK.as_nanos()) as u64;
-                self.writer.tick();
+                self.writer.tick(elapsed);
                 if ticks.is_multiple_of(4) {
                     self.every_second(elapsed);
                 }
             }
+            self.show_progress();
             for origin in signals.pending() {
                 interrupts += 1;
                 match &job {
@@ -234,7 +238,8 @@ impl Recorder {
         match life.event {
             LifeEvent::FirstCall if self.names.contains(&life.pid) => {}
             LifeEvent::FirstCall | LifeEvent::Exec => self.name_process(life.pid, Some(&life.comm)),
-            LifeEvent::Exit if self.names.contains(&life.pid) => self.writer.process_ended(life.pid, life.at_ns),
+            // Forgotten: the number may come back as another process.
+            LifeEvent::Exit if self.names.remove(&life.pid) => self.writer.process_ended(life.pid, life.at_ns),
             LifeEvent::Exit => {}
         }
     }
@@ -257,12 +262,15 @@ impl Recorder {
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
-        let snapshot = self.writer.snapshot();
+    }
+
+    fn show_progress(&mut self) {
+        let Some(snapshot) = self.writer.new_snapshot() else { return };
         if let Some(trouble) = snapshot.trouble.as_ref().filter(|_| !self.troubled) {
             self.progress.warn(trouble);
         }
         self.troubled = snapshot.trouble.is_some();
-        self.progress.update(&snapshot, &self.lost_by_op, elapsed);
+        self.progress.update(&snapshot, &self.lost_by_op);
     }
 
     fn collect_loss(&mut self, elapsed: Duration) {
@@ -316,7 +324,8 @@ impl Recorder {
             stop_reason: stop.name().to_owned(),
             own_cost: serde_json::to_string(&own).ok(),
         };
-        let (finished, snapshot) = self.writer.finish(end);
+        let (finished, snapshot) = self.writer.finish(end).unzip();
+        let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
         let problem = match &finished {
             None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
             Some(finished) => {
@@ -325,12 +334,12 @@ impl Recorder {
                 (!all.is_empty()).then(|| all.join("; "))
             }
         };
+        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
         let before: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
         if snapshot.lost > before {
             // What the writer lost itself.
             self.lost_by_cause.insert(LossCause::WriteFailed, snapshot.lost - before);
         }
-        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
         let summary = Summary {
             elapsed,
             seen: stored + snapshot.lost,
@@ -342,7 +351,7 @@ impl Recorder {
             own: OwnCost::so_far(),
             libraries: self.libraries_noted,
             problem,
-            table: Figures::final_table(&snapshot, &self.lost_by_op, elapsed),
+            table: Figures::final_table(&snapshot, &self.lost_by_op),
         };
         self.progress.finish(&summary);
         summary

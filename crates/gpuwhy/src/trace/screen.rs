@@ -50,16 +50,17 @@ impl Screen {
 
     /// Makes room and sets the scroll region above it.
     fn reserve(&self) {
-        let top = self.rows - self.kept;
-        let room = "\n".repeat(usize::from(self.kept));
-        write(&format!("{room}\x1b[1;{top}r\x1b[{top};1H"));
+        let Self { rows, kept, .. } = self;
+        let room = "\n".repeat(usize::from(*kept));
+        // Up again by as many lines as were made; setting the region would move the cursor home.
+        write(&format!("{room}\x1b[{kept}A\x1b7\x1b[1;{}r\x1b8", rows - kept));
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The whole terminal scrolls again; the kept lines are cleared and the cursor stands there.
-        write(&format!("\x1b[r\x1b[{};1H\x1b[J", self.rows - self.kept + 1));
+        // The whole terminal scrolls again, the kept lines are cleared, the cursor is the job's.
+        write(&format!("\x1b7\x1b[r\x1b[{};1H\x1b[J\x1b8", self.rows - self.kept + 1));
     }
 }
 

@@ -5,8 +5,8 @@
 use gpuwhy_model::{Call, LossCause, OpId};
 use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Batches that may wait: with at most 8k calls each, about 12 MB.
 const QUEUE: usize = 16;
@@ -21,13 +21,15 @@ enum Message {
     Loss(u64, LossCause, Option<OpId>, u64),
     Library(LibraryRow),
     Machine(Machine),
-    Tick,
+    Tick(Duration),
     Finish(RunEnd),
 }
 
-/// The figures as of the last tick.
+/// The figures as of a moment.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
+    /// The moment, since the run began.
+    pub(crate) elapsed: Duration,
     pub(crate) totals: Vec<(OpId, OpTotals)>,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
@@ -38,9 +40,9 @@ pub(crate) struct Snapshot {
 /// The thread, from outside.
 pub(crate) struct WriterThread {
     queue: SyncSender<Message>,
-    snapshot: Arc<Mutex<Snapshot>>,
+    snapshots: Receiver<Snapshot>,
     empty: Receiver<Vec<Call>>,
-    thread: JoinHandle<Option<Finished>>,
+    thread: JoinHandle<Option<(Finished, Snapshot)>>,
 }
 
 impl WriterThread {
@@ -48,13 +50,12 @@ impl WriterThread {
     pub(crate) fn start(writer: Writer) -> std::io::Result<Self> {
         let (queue, messages) = sync_channel(QUEUE);
         let (give_back, empty) = sync_channel(QUEUE);
-        let snapshot = Arc::new(Mutex::new(Snapshot::default()));
-        let shared = Arc::clone(&snapshot);
+        let (publish, snapshots) = sync_channel(1);
         let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
-            Owner { writer, gathered: Vec::with_capacity(GATHER), shared, give_back, ticks: 0, trouble: None }
-                .run(&messages)
+            let gathered = Vec::with_capacity(GATHER);
+            Owner { writer, gathered, publish, give_back, ticks: 0, trouble: None }.run(&messages)
         })?;
-        Ok(Self { queue, snapshot, empty, thread })
+        Ok(Self { queue, snapshots, empty, thread })
     }
 
     /// An empty batch, used before if there is one.
@@ -87,21 +88,19 @@ impl WriterThread {
     }
 
     /// Four times a second: writes what was gathered; commits every other time.
-    pub(crate) fn tick(&self) {
-        self.send(Message::Tick);
+    pub(crate) fn tick(&self, elapsed: Duration) {
+        self.send(Message::Tick(elapsed));
     }
 
-    /// The figures as of the last tick.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        self.snapshot.lock().map(|s| s.clone()).unwrap_or_default()
+    /// New figures, about once a second.
+    pub(crate) fn new_snapshot(&self) -> Option<Snapshot> {
+        self.snapshots.try_recv().ok()
     }
 
-    /// Writes everything and closes the file.
-    pub(crate) fn finish(self, end: RunEnd) -> (Option<Finished>, Snapshot) {
+    /// Writes everything and closes the file. `None` when the thread has ended early.
+    pub(crate) fn finish(self, end: RunEnd) -> Option<(Finished, Snapshot)> {
         self.send(Message::Finish(end));
-        let finished = self.thread.join().ok().flatten();
-        let snapshot = self.snapshot.lock().map(|s| s.clone()).unwrap_or_default();
-        (finished, snapshot)
+        self.thread.join().ok().flatten()
     }
 
     /// A thread that is gone has said why when it is joined.
@@ -114,14 +113,14 @@ impl WriterThread {
 struct Owner {
     writer: Writer,
     gathered: Vec<Call>,
-    shared: Arc<Mutex<Snapshot>>,
+    publish: SyncSender<Snapshot>,
     give_back: SyncSender<Vec<Call>>,
     ticks: u64,
     trouble: Option<String>,
 }
 
 impl Owner {
-    fn run(mut self, messages: &Receiver<Message>) -> Option<Finished> {
+    fn run(mut self, messages: &Receiver<Message>) -> Option<(Finished, Snapshot)> {
         for message in messages {
             match message {
                 Message::Calls(mut calls) => {
@@ -136,14 +135,14 @@ impl Owner {
                 Message::Loss(second, cause, op, count) => self.writer.add_loss(second, cause, op, count),
                 Message::Library(library) => self.writer.add_library(library),
                 Message::Machine(machine) => self.writer.set_machine(machine),
-                Message::Tick => self.tick(),
+                Message::Tick(elapsed) => self.tick(elapsed),
                 Message::Finish(end) => {
                     self.write();
-                    // Before the last figures are published: if this fails, they say so.
+                    // Before the last figures are taken: if this fails, they say so.
                     let outcome = self.writer.commit();
                     self.note(outcome);
-                    self.publish();
-                    return Some(self.writer.finish(&end));
+                    let snapshot = self.snapshot(Duration::ZERO);
+                    return Some((self.writer.finish(&end), snapshot));
                 }
             }
         }
@@ -159,7 +158,7 @@ impl Owner {
         }
     }
 
-    fn tick(&mut self) {
+    fn tick(&mut self, elapsed: Duration) {
         self.write();
         self.ticks += 1;
         if self.ticks.is_multiple_of(2) {
@@ -167,7 +166,8 @@ impl Owner {
             self.note(outcome);
         }
         if self.ticks.is_multiple_of(4) {
-            self.publish();
+            // One that has not been looked at yet is newer than a second; that will do.
+            let _ = self.publish.try_send(self.snapshot(elapsed));
         }
     }
 
@@ -175,15 +175,13 @@ impl Owner {
         self.trouble = outcome.err().map(|error| error.to_string());
     }
 
-    fn publish(&self) {
-        let now = Snapshot {
+    fn snapshot(&self, elapsed: Duration) -> Snapshot {
+        Snapshot {
+            elapsed,
             totals: self.writer.totals().map(|(op, totals)| (op, totals.clone())).collect(),
             stored: self.writer.rows(),
             lost: self.writer.lost(),
             trouble: self.trouble.clone(),
-        };
-        if let Ok(mut shared) = self.shared.lock() {
-            *shared = now;
         }
     }
 }
