@@ -82,7 +82,8 @@ struct live_key {
 
 struct context_key {
 	__u64 context;
-	__u64 tgid;
+	__u32 tgid;
+	__u32 unused;
 };
 
 /* Set before loading. */

@@ -284,7 +284,10 @@ impl Capture {
         let taken = self.ring.consume_raw_n(8 * 1024);
         std::mem::swap(&mut *self.inbox.borrow_mut(), batch);
         for life in batch.life.iter().filter(|l| l.event == LifeEvent::Exit) {
-            self.programs.forget_live(life.pid);
+            self.programs.forget_process(life.pid);
+        }
+        if batch.unknown > 0 {
+            self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
         }
         taken > 0
     }

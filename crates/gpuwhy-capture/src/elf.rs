@@ -2,13 +2,19 @@
 //! Where a library's functions are: file offsets for probes, read from its symbol tables.
 
 use crate::arch::{self, ProbeCost};
-use crate::error::{CaptureError, Result};
+use crate::error::CaptureError;
 use object::elf::{PF_X, PT_LOAD};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Object, ObjectSymbol, ReadCache, ReadRef};
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+
+/// No library needs more of it read than this; a file made to look as if it did is refused.
+const MOST_READ: u64 = 512 << 20;
 
 /// A function found in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,11 +29,12 @@ pub struct Site {
 ///
 /// Reads only the tables and a few bytes per function: libcuda alone is 100 MB. The file is read, not
 /// mapped, because one that shrinks meanwhile must not kill us.
-pub fn find_functions(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<HashMap<String, Site>> {
-    let file = File::open(path).map_err(|source| CaptureError::Library { path: path.into(), source })?;
-    let cache = ReadCache::new(file);
+pub fn find_functions(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<HashMap<String, Site>, CaptureError> {
+    let file = open_regular(path).map_err(|source| CaptureError::Library { path: path.into(), source })?;
+    let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
+    let data = Bounded { cache: &cache, left: &left };
     let elf: ElfFile64<'_, object::Endianness, _> =
-        ElfFile64::parse(&cache).map_err(|e| CaptureError::Elf { path: path.into(), why: e.to_string() })?;
+        ElfFile64::parse(data).map_err(|e| CaptureError::Elf { path: path.into(), why: e.to_string() })?;
     let mut found = HashMap::new();
     for symbol in elf.dynamic_symbols().chain(elf.symbols()) {
         if !symbol.is_definition() || symbol.size() == 0 && symbol.kind() != object::SymbolKind::Text {
@@ -39,11 +46,42 @@ pub fn find_functions(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Hash
         if !wanted(name) || found.contains_key(name) {
             continue;
         }
-        if let Some(site) = site_of(&elf, &cache, symbol.address()) {
+        if let Some(site) = site_of(&elf, data, symbol.address()) {
             found.insert(name.to_owned(), site);
         }
     }
     Ok(found)
+}
+
+/// Opens a file that processes we do not trust may have put there: never waits for a pipe to be written.
+fn open_regular(path: &Path) -> std::io::Result<File> {
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        return Ok(file);
+    }
+    Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"))
+}
+
+/// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.
+#[derive(Clone, Copy)]
+struct Bounded<'data> {
+    cache: &'data ReadCache<File>,
+    left: &'data Cell<u64>,
+}
+
+impl<'data> ReadRef<'data> for Bounded<'data> {
+    fn len(self) -> Result<u64, ()> {
+        self.cache.len()
+    }
+
+    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
+        self.left.set(self.left.get().checked_sub(size).ok_or(())?);
+        self.cache.read_bytes_at(offset, size)
+    }
+
+    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
+        self.cache.read_bytes_at_until(range, delimiter)
+    }
 }
 
 /// Turns a virtual address into a file offset inside an executable segment, past any landing pad.
@@ -62,4 +100,36 @@ fn site_of<'data, R: ReadRef<'data>>(
     let code = data.read_bytes_at(offset, arch::PROLOGUE as u64).ok()?;
     let pad = arch::landing_pad(code);
     Some(Site { offset: offset + pad, cost: arch::probe_cost(code.get(pad as usize..)?) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn find(path: &Path) -> Result<HashMap<String, Site>, CaptureError> {
+        find_functions(path, &|name| name == "malloc")
+    }
+
+    #[test]
+    fn a_real_librarys_function_is_found_past_its_landing_pad() {
+        let libc = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
+        let libc = libc.iter().map(Path::new).find(|path| path.exists()).unwrap();
+        let site = find(libc).unwrap()["malloc"];
+        let bytes = std::fs::read(libc).unwrap();
+        let code = &bytes[site.offset as usize..];
+        assert_eq!(arch::landing_pad(code), 0, "the probe does not sit on the landing pad");
+        assert_eq!(arch::probe_cost(code), site.cost);
+    }
+
+    #[test]
+    fn pipes_folders_and_nonsense_are_refused_without_waiting() {
+        let dir = std::env::temp_dir().join(format!("gpuwhy-elf-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let (pipe, text) = (dir.join("pipe"), dir.join("text"));
+        std::process::Command::new("mkfifo").arg(&pipe).status().unwrap();
+        std::fs::write(&text, "no library at all").unwrap();
+        let refused = [&pipe, &dir, &text].map(|path| find(path).is_err());
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(refused, [true; 3]);
+    }
 }

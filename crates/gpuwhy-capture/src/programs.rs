@@ -175,14 +175,17 @@ impl Programs {
         &self.skel.maps.ring
     }
 
-    /// Forgets the live allocations of a process that ended.
-    pub(crate) fn forget_live(&self, pid: u32) {
-        // struct live_key: address (8 bytes), tgid (4), is_handle (4).
-        let keys: Vec<Vec<u8>> =
-            self.skel.maps.live.keys().filter(|key| key.get(8..12) == Some(&pid.to_ne_bytes())).collect();
-        for key in keys {
-            // Gone already is just as well.
-            let _ = self.skel.maps.live.delete(&key);
+    /// Forgets the live allocations and contexts of a process that ended.
+    pub(crate) fn forget_process(&self, pid: u32) {
+        // Both keys begin with a handle of 8 bytes; the process follows it.
+        let pid = pid.to_ne_bytes();
+        let maps: [&dyn MapCore; 2] = [&self.skel.maps.live, &self.skel.maps.contexts];
+        for map in maps {
+            let keys: Vec<Vec<u8>> = map.keys().filter(|key| key.get(8..12) == Some(&pid)).collect();
+            for key in keys {
+                // Gone already is just as well.
+                let _ = map.delete(&key);
+            }
         }
     }
 
