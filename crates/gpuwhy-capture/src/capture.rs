@@ -72,7 +72,7 @@ impl Batch {
     }
 }
 
-/// A running capture. Dropping it detaches everything, if slowly; [`Capture::stop`] is quick.
+/// A running capture. Dropping it detaches everything.
 pub struct Capture {
     // The ring reads a map of `programs`, so it is dropped first.
     ring: RingBuffer<'static>,
@@ -312,28 +312,35 @@ impl Capture {
         std::mem::take(&mut self.warnings)
     }
 
+    /// Detaches every probe, many at a time: the kernel waits some 60 ms for each until no CPU can still be in
+    /// it, and waits of several threads end together.
+    fn detach(&mut self) {
+        const AT_ONCE: usize = 64;
+        let mut links: Vec<Link> = self.links.drain().flat_map(|(_, links)| links).collect();
+        let share = links.len().div_ceil(AT_ONCE).max(1);
+        std::thread::scope(|scope| {
+            while !links.is_empty() {
+                let part = links.split_off(links.len().saturating_sub(share));
+                // Where no thread can be had, the closure and its links are dropped here, one after another.
+                let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, move || drop(part));
+            }
+        });
+    }
+
     /// Detaches every probe, then has open calls reported as unfinished. What is still in the ring is
     /// taken with [`Capture::take`] as before.
     pub fn stop(&mut self) {
-        detach(self.links.drain().flat_map(|(_, links)| links).collect());
+        self.detach();
         if let Err(error) = self.programs.report_open_calls() {
             self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
         }
     }
 }
 
-/// Detaches probes, many at a time: the kernel waits some 60 ms for each until no CPU can still be in it,
-/// and waits of several threads end together.
-fn detach(mut links: Vec<Link>) {
-    const AT_ONCE: usize = 64;
-    let share = links.len().div_ceil(AT_ONCE).max(1);
-    std::thread::scope(|scope| {
-        while !links.is_empty() {
-            let part = links.split_off(links.len().saturating_sub(share));
-            // Where no thread can be had, the closure and its links are dropped here, one after another.
-            let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, move || drop(part));
-        }
-    });
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.detach();
+    }
 }
 
 fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuffer<'static>> {

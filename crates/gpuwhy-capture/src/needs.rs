@@ -73,7 +73,16 @@ pub fn look() -> Vec<Need> {
 
 /// The first need that is missing, as an error; used before a trace so that it fails with one clear line.
 pub fn require() -> Result<(), CaptureError> {
-    judge(system::kernel_release(), Path::new("/sys/kernel/btf/vmlinux").exists(), in_first_pid_namespace())
+    judge(system::kernel_release(), Path::new("/sys/kernel/btf/vmlinux").exists(), in_first_pid_namespace())?;
+    if may_load() { Ok(()) } else { Err(CaptureError::NotPermitted) }
+}
+
+/// Root, or somebody who was given the capabilities; what is missing beyond that the kernel will say.
+fn may_load() -> bool {
+    const CAP_BPF: u64 = 1 << 39;
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
+    is_root() || effective.is_some_and(|caps| caps & CAP_BPF != 0)
 }
 
 fn judge(release: String, has_btf: bool, first_pid_namespace: bool) -> Result<(), CaptureError> {

@@ -11,9 +11,11 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    restore_sigpipe();
     let cli = cli::Cli::parse();
     let traces = matches!(cli.command, cli::Command::Trace(_));
+    if !traces {
+        restore_sigpipe();
+    }
     match commands::run(cli.command) {
         Ok(code) => code,
         Err(error) => {
@@ -24,7 +26,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Rust ignores SIGPIPE; `gpuwhy query … | head` should end quietly instead of with an error.
+/// Rust ignores SIGPIPE; `gpuwhy query … | head` should end quietly instead of with an error. A trace goes on
+/// when nobody reads its progress any more: the run file is what it is for.
 fn restore_sigpipe() {
     // SAFETY: sets a signal's default action before any thread exists.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

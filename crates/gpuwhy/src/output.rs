@@ -2,7 +2,17 @@
 //! Where text goes, and in which colours.
 
 use gpuwhy_view::Style;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
+
+/// Prints a line that is worth nothing if nobody reads it: a closed pipe is no error.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// The same on standard error.
+pub(crate) fn say_aside(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}
 
 /// The style for standard output.
 pub(crate) fn stdout_style() -> Style {

@@ -6,7 +6,7 @@ use crate::cli::{Demo, Scenario};
 use crate::output;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
-use gpuwhy_capture::{Options, Targets};
+use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::{Limits, Reader, Value};
 use std::ffi::OsString;
 use std::ops::ControlFlow;
@@ -33,6 +33,7 @@ const QUESTIONS: [(&str, &str); 3] = [
 ];
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
+    needs::require()?;
     let folder = tempfile::Builder::new().prefix("gpuwhy-demo-").tempdir().context("cannot make a temporary folder")?;
     // The job may run as the user who called sudo, and must be able to read its program.
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755))?;

@@ -52,13 +52,13 @@ impl Progress {
     /// Something to tell at once.
     pub(crate) fn note(&self, text: &str) {
         if self.display != Display::Quiet {
-            eprintln!("gpuwhy: {}", units::safe(text, 500));
+            output::say_aside(&format!("gpuwhy: {}", units::safe(text, 500)));
         }
     }
 
     /// Something that is wrong; told also when quiet.
     pub(crate) fn warn(&self, text: &str) {
-        eprintln!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500));
+        output::say_aside(&format!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500)));
     }
 
     /// With new figures, about once a second.
@@ -68,7 +68,7 @@ impl Progress {
             Display::Quiet => {}
             Display::Json => {
                 let table = self.figures.table(snapshot, lost);
-                println!("{}", progress_json(&table, snapshot));
+                output::say(&progress_json(&table, snapshot).to_string());
             }
             Display::Human if self.screen.is_some() => {
                 let table = self.figures.table(snapshot, lost);
@@ -78,7 +78,7 @@ impl Progress {
                 if elapsed.saturating_sub(self.last_line) >= PLAIN_EVERY {
                     self.last_line = elapsed;
                     let table = self.figures.table(snapshot, lost);
-                    eprintln!("gpuwhy: {}", plain_line(&table, snapshot));
+                    output::say_aside(&format!("gpuwhy: {}", plain_line(&table, snapshot)));
                 }
             }
         }
@@ -104,11 +104,11 @@ impl Progress {
     pub(crate) fn finish(mut self, summary: &Summary) {
         self.screen = None;
         match self.display {
-            Display::Json => println!("{}", summary.to_json()),
+            Display::Json => output::say(&summary.to_json().to_string()),
             Display::Human | Display::Quiet => {
                 let with_table = self.display == Display::Human;
                 for line in summary.lines(with_table, self.style) {
-                    eprintln!("{line}");
+                    output::say_aside(&line);
                 }
             }
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop between capture and run file.
 
+use crate::output;
 use crate::trace::cost::OwnCost;
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
@@ -19,7 +20,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Origin;
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
 const PAUSE: Duration = Duration::from_millis(10);
@@ -50,6 +51,7 @@ impl Stop {
 
 /// Records a run from beginning to end.
 pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
+    let began = Instant::now();
     needs::require()?;
     let mut signals = SignalsInfo::<WithOrigin>::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for Ctrl-C")?;
     let job = match settings.command.as_slice() {
@@ -74,6 +76,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
         start_ns,
+        began,
         troubled: false,
         progress,
     };
@@ -84,6 +87,9 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
     let summary = recorder.finish(stop);
+    if running.as_mut().is_some_and(|job| job.ended().is_none()) && settings.display == Display::Human {
+        output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
+    }
     Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
 }
 
@@ -118,6 +124,8 @@ struct Recorder {
     lost_by_op: HashMap<OpId, u64>,
     lost_by_cause: BTreeMap<LossCause, u64>,
     start_ns: u64,
+    /// When gpuwhy itself began, attaching included.
+    began: Instant,
     /// Whether the file could not be written when last looked at: said once, when it begins.
     troubled: bool,
     progress: Progress,
@@ -349,6 +357,7 @@ impl Recorder {
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
             own: OwnCost::so_far(),
+            alive: self.began.elapsed(),
             libraries: self.libraries_noted,
             problem,
             table: Figures::final_table(&snapshot, &self.lost_by_op),

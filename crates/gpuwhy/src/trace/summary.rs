@@ -20,6 +20,8 @@ pub(crate) struct Summary {
     pub(crate) path: PathBuf,
     pub(crate) size_bytes: u64,
     pub(crate) own: OwnCost,
+    /// How long gpuwhy ran, attaching and detaching included: what its CPU time is a share of.
+    pub(crate) alive: Duration,
     pub(crate) libraries: usize,
     pub(crate) problem: Option<String>,
     pub(crate) table: OpsTable,
@@ -49,7 +51,7 @@ impl Summary {
         lines.push(format!(
             "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
             units::time(self.own.cpu_ns),
-            units::percent(self.own.cpu_ns as f64, self.elapsed.as_nanos() as f64),
+            units::percent(self.own.cpu_ns as f64, self.alive.as_nanos() as f64),
             units::bytes(self.own.peak_memory_bytes),
         ));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
@@ -66,6 +68,11 @@ impl Summary {
         }
         if self.seen == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
+        }
+        if self.loss_by_cause.contains_key(&LossCause::WriteFailed) {
+            return Some(
+                "the run file could not be written for a while: `seconds` has the lost calls, `events` not".into(),
+            );
         }
         self.loss_by_cause.contains_key(&LossCause::RingFull).then(|| {
             "the machine was too busy to keep up: counts are exact, the lost calls' details are not there".into()

@@ -33,7 +33,7 @@ pub(crate) struct Snapshot {
     pub(crate) totals: Vec<(OpId, OpTotals)>,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
-    /// The newest thing that went wrong with the file, until it goes right again.
+    /// The newest thing that went wrong with the file since the snapshot before.
     pub(crate) trouble: Option<String>,
 }
 
@@ -100,7 +100,11 @@ impl WriterThread {
     /// Writes everything and closes the file. `None` when the thread has ended early.
     pub(crate) fn finish(self, end: RunEnd) -> Option<(Finished, Snapshot)> {
         self.send(Message::Finish(end));
-        self.thread.join().ok().flatten()
+        let (finished, mut last) = self.thread.join().ok().flatten()?;
+        // What nobody has looked at yet is still to be told.
+        let unread = self.snapshots.try_recv().ok().and_then(|snapshot| snapshot.trouble);
+        last.trouble = last.trouble.or(unread);
+        Some((finished, last))
     }
 
     /// A thread that is gone has said why when it is joined.
@@ -167,12 +171,16 @@ impl Owner {
         }
         if self.ticks.is_multiple_of(4) {
             // One that has not been looked at yet is newer than a second; that will do.
-            let _ = self.publish.try_send(self.snapshot(elapsed));
+            if self.publish.try_send(self.snapshot(elapsed)).is_ok() {
+                self.trouble = None;
+            }
         }
     }
 
     fn note(&mut self, outcome: gpuwhy_store::Result<()>) {
-        self.trouble = outcome.err().map(|error| error.to_string());
+        if let Err(error) = outcome {
+            self.trouble = Some(error.to_string());
+        }
     }
 
     fn snapshot(&self, elapsed: Duration) -> Snapshot {

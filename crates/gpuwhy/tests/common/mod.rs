@@ -34,10 +34,20 @@ pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+static SIM: OnceLock<(TempDir, Installed)> = OnceLock::new();
+
+extern "C" fn remove_sim() {
+    if let Some((dir, _)) = SIM.get() {
+        let _ = std::fs::remove_dir_all(dir.path());
+    }
+}
+
 /// The simulated stack, installed once before this test process starts any other.
 pub fn sim() -> &'static Installed {
-    static SIM: OnceLock<(TempDir, Installed)> = OnceLock::new();
     let (_, installed) = SIM.get_or_init(|| {
+        // A static is never dropped: the folder is removed when the process ends.
+        // SAFETY: registers a function that lives as long as the program.
+        unsafe { libc::atexit(remove_sim) };
         let dir = tempfile::Builder::new().prefix("gpuwhy-test-sim-").tempdir().unwrap();
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), mode).unwrap();
@@ -94,6 +104,18 @@ impl Place {
 /// Opens a run file with plain SQLite, as any other client would.
 pub fn open(path: &Path) -> rusqlite::Connection {
     rusqlite::Connection::open_with_flags(path, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY).unwrap()
+}
+
+/// Runs a command that must be refused: with this exit code, one line of gpuwhy's on stderr, nothing on stdout.
+pub fn refusal(command: &mut Command, code: i32) -> String {
+    let output = command.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(code), "{command:?} said {said}");
+    let one_line = said.ends_with('\n') && said.matches('\n').count() == 1;
+    assert!(one_line && said.starts_with("gpuwhy: "), "not one line of gpuwhy's: {said:?}");
+    assert!(!said.contains('\x1b'), "{said:?}");
+    assert!(output.stdout.is_empty(), "half an answer: {}", text(&output));
+    said
 }
 
 /// Runs a command to its end and insists that it succeeded.

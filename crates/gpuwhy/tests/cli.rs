@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command line as its user meets it: help, usage, `check`, `demo`, and what happens without sudo.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{GPUWHY, Place, can_trace, number, one_at_a_time, open, refusal, succeed, text};
+use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+
+fn gpuwhy(args: &[&str]) -> Command {
+    let mut command = Command::new(GPUWHY);
+    command.args(args);
+    command
+}
+
+/// gpuwhy as a user without any privilege, in a folder of that user's.
+fn as_nobody(folder: &Path, args: &[&str]) -> Command {
+    let binary = folder.join("gpuwhy");
+    if !binary.exists() {
+        std::fs::copy(GPUWHY, &binary).unwrap();
+        std::fs::set_permissions(folder, PermissionsExt::from_mode(0o777)).unwrap();
+    }
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary).args(args);
+    command.current_dir(folder);
+    command
+}
+
+#[test]
+fn every_command_explains_itself() {
+    for command in [&["--help"][..], &["check", "--help"], &["demo", "--help"], &["--version"]] {
+        assert!(!succeed(&mut gpuwhy(command)).stdout.is_empty());
+    }
+    for command in [&["--help"][..], &["trace", "--help"], &["query", "--help"]] {
+        let help = text(&succeed(&mut gpuwhy(command)));
+        let (_, examples) = help.split_once("Examples:").unwrap();
+        assert!(examples.contains("gpuwhy "), "{help}");
+        assert!(!help.contains("__hold"), "internal commands stay internal");
+    }
+}
+
+#[test]
+fn wrong_usage_exits_2_and_names_what_is_wrong() {
+    for (args, offending) in [
+        (&["frobnicate"][..], "frobnicate"),
+        (&["trace", "--nope"], "--nope"),
+        (&["trace", "--duration", "5x"], "5x"),
+        (&["trace", "--pid", "python"], "python"),
+        (&["trace", "--pid", "1", "--", "true"], "--pid"),
+        (&["query"], "SQL"),
+        (&["query", "--json", "--csv", "SELECT 1"], "--csv"),
+        (&["demo", "nonsense"], "nonsense"),
+    ] {
+        let output = gpuwhy(args).output().unwrap();
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(output.stdout.is_empty() && text(&output).contains(offending), "{args:?}: {}", text(&output));
+    }
+}
+
+fn check(output: &std::process::Output) -> Vec<(String, String, Option<String>)> {
+    let needs: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let text = |need: &Value, key: &str| need[key].as_str().map(str::to_owned);
+    needs
+        .iter()
+        .map(|need| {
+            assert!(text(need, "found").is_some_and(|found| !found.is_empty()), "{need}");
+            (text(need, "name").unwrap(), text(need, "status").unwrap(), text(need, "fix"))
+        })
+        .collect()
+}
+
+#[test]
+fn check_finds_this_machine_ready() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    assert!(text(&succeed(&mut gpuwhy(&["check"]))).contains("Ready to trace."));
+    for (name, status, fix) in check(&succeed(&mut gpuwhy(&["check", "--json"]))) {
+        assert!(["ok", "absent"].contains(&status.as_str()), "{name} is {status}");
+        assert_eq!(fix.is_some(), status != "ok", "{name}: a fix goes with what is absent");
+    }
+}
+
+#[test]
+fn check_without_root_says_sudo() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let output = as_nobody(place.dir.path(), &["check"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("run with sudo") && !text(&output).contains("Ready"));
+
+    let output = as_nobody(place.dir.path(), &["check", "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let needs = check(&output);
+    let (_, status, fix) = needs.iter().find(|(name, ..)| name == "privilege").unwrap();
+    assert_eq!((status.as_str(), fix.as_deref()), ("missing", Some("run with sudo")));
+}
+
+#[test]
+fn tracing_without_root_says_sudo_and_leaves_nothing() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    for (args, code) in [
+        (&["trace", "--", "true"][..], 125),
+        (&["trace", "--duration", "1s"], 125),
+        (&["trace", "--pid", "1"], 125),
+        (&["demo"], 1),
+    ] {
+        let said = refusal(&mut as_nobody(place.dir.path(), args), code);
+        assert!(said.contains("sudo"), "{args:?}: {said}");
+    }
+    let left: Vec<_> = std::fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["gpuwhy"], "no run file was begun");
+}
+
+#[test]
+fn the_demo_shows_a_table_asks_and_answers() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    let output = succeed(gpuwhy(&["demo", "--duration", "2s", "--db"]).arg(place.db()));
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.lines().any(|line| line.starts_with("op ") && line.contains("p99")), "{stderr}");
+    assert!(stderr.lines().any(|line| line.starts_with("cudaLaunchKernel ")), "{stderr}");
+    for asked in ["Which calls took the time?", "second by second?", "copied which way?"] {
+        let (_, after) = stdout.split_once(asked).unwrap_or_else(|| panic!("{asked} is not in {stdout}"));
+        let lines: Vec<&str> = after.lines().skip(1).take_while(|line| !line.is_empty()).collect();
+        assert!(lines[0].contains("gpuwhy query --db") && lines.len() >= 3, "no answer to {asked}: {lines:?}");
+    }
+    let launches = number(&open(&place.db()), "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'");
+    assert!(launches > 0);
+}
+
+#[test]
+fn the_binary_needs_nothing_but_the_c_library() {
+    let dynamic = text(&succeed(Command::new("readelf").arg("-dW").arg(GPUWHY)));
+    let needed: Vec<&str> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
+    assert!(!needed.is_empty(), "{dynamic}");
+    for library in needed {
+        let allowed = ["[libc.so.6]", "[libgcc_s.so.1]", "[ld-linux-x86-64.so.2]", "[ld-linux-aarch64.so.1]"];
+        assert!(allowed.iter().any(|name| library.ends_with(name)), "{library}");
+    }
+}
