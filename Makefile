@@ -10,6 +10,8 @@
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
+# Cargo runs each test program through this, where it is not root already.
+RUNNER := $(if $(SUDO),$(foreach arch,X86_64 AARCH64,CARGO_TARGET_$(arch)_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO) -E"))
 
 build: deps
 	$(CARGO) build --release --locked
@@ -24,8 +26,7 @@ test: deps
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
-	CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="$(SUDO)" \
-		$(CARGO) test --release --locked
+	$(RUNNER) $(CARGO) test --release --locked
 
 bench: build deps-bench
 	$(SUDO) python3 bench/run.py

@@ -100,7 +100,7 @@ __u64 lost[LOSS_CAUSES][LOSS_OPS];
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 32 * 1024 * 1024);
+	__uint(max_entries, 16 * 1024 * 1024);
 } ring SEC(".maps");
 
 struct {

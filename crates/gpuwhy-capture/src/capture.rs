@@ -40,7 +40,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { targets: Targets::All, all_layers: false, flavour: None, ring_bytes: 32 << 20 }
+        Self { targets: Targets::All, all_layers: false, flavour: None, ring_bytes: 16 << 20 }
     }
 }
 

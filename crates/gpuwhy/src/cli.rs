@@ -77,7 +77,7 @@ pub(crate) struct Trace {
     #[arg(long, value_enum, hide = true)]
     pub(crate) probes: Option<Probes>,
     /// Size of the buffer between kernel and gpuwhy, KiB, a power of two
-    #[arg(long, default_value_t = 32 * 1024, hide = true, value_parser = ring_size)]
+    #[arg(long, default_value_t = 16 * 1024, hide = true, value_parser = ring_size)]
     pub(crate) ring_kib: u32,
     /// The command to trace, after `--`
     #[arg(last = true, value_name = "CMD")]

@@ -13,8 +13,9 @@ pub(crate) struct OwnCost {
 }
 
 impl OwnCost {
-    /// Asks the kernel.
-    pub(crate) fn so_far() -> Self {
+    /// Asks the kernel. The ring of `ring_bytes` is mapped twice in a row, so that records never wrap, and the
+    /// kernel counts it twice: once is taken off again.
+    pub(crate) fn so_far(ring_bytes: u32) -> Self {
         // SAFETY: a struct of numbers, for which zeroes are valid, filled by the kernel.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: the struct is ours.
@@ -22,7 +23,7 @@ impl OwnCost {
         let ns = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
         Self {
             cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
-            peak_memory_bytes: usage.ru_maxrss.max(0) as u64 * 1024,
+            peak_memory_bytes: (usage.ru_maxrss.max(0) as u64 * 1024).saturating_sub(u64::from(ring_bytes)),
         }
     }
 }

@@ -76,6 +76,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
         start_ns,
+        ring_bytes: settings.capture.ring_bytes,
         began,
         troubled: false,
         progress,
@@ -124,6 +125,7 @@ struct Recorder {
     lost_by_op: HashMap<OpId, u64>,
     lost_by_cause: BTreeMap<LossCause, u64>,
     start_ns: u64,
+    ring_bytes: u32,
     /// When gpuwhy itself began, attaching included.
     began: Instant,
     /// Whether the file could not be written when last looked at: said once, when it begins.
@@ -325,7 +327,7 @@ impl Recorder {
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
-        let own = OwnCost::so_far();
+        let own = OwnCost::so_far(self.ring_bytes);
         let end = RunEnd {
             stop_unix_ns: unix_ns(),
             stop_monotonic_ns: stop_ns,
@@ -356,7 +358,7 @@ impl Recorder {
             loss_by_cause: self.lost_by_cause,
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
-            own: OwnCost::so_far(),
+            own: OwnCost::so_far(self.ring_bytes),
             alive: self.began.elapsed(),
             libraries: self.libraries_noted,
             problem,
