@@ -15,7 +15,7 @@ static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid
 	r->start_ns = f->start_ns;
 	r->duration_ns = end_ns - f->start_ns;
 	r->arg0 = f->arg0;
-	r->arg1 = f->arg1;
+	r->arg1 = f->flags & FLAG_CALLER ? f->caller : f->arg1;
 	r->stream = f->stream;
 	r->tgid = tgid;
 	r->tid = tid;
@@ -92,9 +92,12 @@ static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, st
 	return 0;
 }
 
+enum caller { CALLER_OTHER = 0, CALLER_RUNTIME = 1, CALLER_UNKNOWN = 2 };
+
 /* Whether the runtime library made this driver call. The few call sites there are get looked up once a
- * thread; a lookup that fails (the address space is being changed) is not remembered. */
-static __always_inline bool called_by_runtime(const struct input *in, struct thread *t, struct task_struct *task, __u32 op)
+ * thread. A lookup that fails (the address space is being changed) is not remembered; gpuwhy then looks in
+ * /proc, as it always does on kernels that have no such lookup. */
+static __always_inline enum caller who_called(const struct input *in, struct thread *t, struct task_struct *task)
 {
 	struct vma_question question = {};
 	__u64 address = in->stack.return_address;
@@ -103,12 +106,9 @@ static __always_inline bool called_by_runtime(const struct input *in, struct thr
 	i = (address ^ address >> 7) & (CALLER_CACHE - 1);
 	if (t->caller[i] == address)
 		return t->caller_is_runtime[i];
-	if (!bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_find_vma))
-		return false;
-	if (bpf_find_vma(task, address, look_at_vma, &question, 0)) {
-		count_loss(LOSS_CALLER_UNKNOWN, op);
-		return false;
-	}
+	if (!find_callers || !bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_find_vma) ||
+	    bpf_find_vma(task, address, look_at_vma, &question, 0))
+		return CALLER_UNKNOWN;
 	t->caller[i] = address;
 	t->caller_is_runtime[i] = question.is_runtime;
 	return question.is_runtime;
@@ -159,6 +159,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	struct thread *t = thread_state(task, op);
 	struct input in = {};
 	struct frame *f, *outer;
+	enum caller caller;
 	bool runtime;
 
 	if (!t)
@@ -171,9 +172,12 @@ static __always_inline int enter(struct pt_regs *ctx)
 	if (wants_stack(cookie, depth) && !read_stack(&in))
 		count_loss(LOSS_ARG_UNREADABLE, op);
 	runtime = COOKIE_RUNTIME(cookie);
+	caller = depth || runtime ? CALLER_OTHER : who_called(&in, t, task);
 	if (depth) {
 		flags = FLAG_INNER;
-	} else if (!runtime && called_by_runtime(&in, t, task, op)) {
+	} else if (caller == CALLER_UNKNOWN) {
+		flags = FLAG_CALLER;
+	} else if (caller == CALLER_RUNTIME) {
 		/* Launches are probed at the driver only: report what the program called. Anything else the
 		 * runtime does here belongs to a runtime function that is not traced. */
 		runtime = true;
@@ -203,6 +207,7 @@ static __always_inline int enter(struct pt_regs *ctx)
 	f->arg0 = 0;
 	f->arg1 = 0;
 	f->stream = 0;
+	f->caller = in.stack.return_address;
 	read_at_entry(&in, f, outer, task->tgid);
 	t->depth = depth + 1;
 	f->start_ns = bpf_ktime_get_ns();

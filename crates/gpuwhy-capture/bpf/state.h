@@ -15,6 +15,8 @@
 #define FLAG_STREAM 16
 /* A call followed for what it tells about devices, not reported. */
 #define FLAG_QUIET 32
+/* Whether the runtime made this driver call could not be told here: arg1 holds the return address instead. */
+#define FLAG_CALLER 64
 
 /* Records that are no calls carry one of these as their op. */
 #define OP_EXEC 0x3fe
@@ -29,7 +31,6 @@ enum loss {
 	LOSS_NO_RETURN = 5,
 	LOSS_LIVE_MAP_FULL = 6,
 	LOSS_ARG_UNREADABLE = 7,
-	LOSS_CALLER_UNKNOWN = 8,
 	LOSS_CAUSES = 9,
 };
 #define LOSS_OPS 512
@@ -57,6 +58,7 @@ struct frame {
 	__u64 arg0;
 	__u64 arg1;
 	__u64 stream;
+	__u64 caller; /* return address, where FLAG_CALLER says so */
 	__u32 op;
 	__u32 flags;
 };
@@ -89,6 +91,8 @@ struct context_key {
 /* Set before loading. */
 const volatile bool all_processes = true;
 const volatile bool all_layers = false;
+/* Off, gpuwhy looks up callers itself, as on kernels before 5.17. */
+const volatile bool find_callers = true;
 const volatile __u32 own_tgid = 0;
 
 /* The latest moment at which a library that was already mapped got its probes: what a thread born

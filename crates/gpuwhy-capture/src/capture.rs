@@ -2,6 +2,7 @@
 //! The whole of capturing behind one type: start, take what came in, stop.
 
 use crate::arch::ProbeCost;
+use crate::callers::Callers;
 use crate::elf;
 use crate::error::{CaptureError, Result};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
@@ -34,13 +35,15 @@ pub struct Options {
     pub all_layers: bool,
     /// A way of attaching to use instead of the best one.
     pub flavour: Option<Flavour>,
+    /// Whether the kernel may tell which library made a call; off, it is always looked up in /proc.
+    pub find_callers: bool,
     /// Size of the buffer between kernel and gpuwhy: a power of two, in bytes.
     pub ring_bytes: u32,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { targets: Targets::All, all_layers: false, flavour: None, ring_bytes: 16 << 20 }
+        Self { targets: Targets::All, all_layers: false, flavour: None, find_callers: true, ring_bytes: 16 << 20 }
     }
 }
 
@@ -51,6 +54,8 @@ pub struct Batch {
     pub calls: Vec<Call>,
     /// Threads and processes that came and went.
     pub life: Vec<Life>,
+    /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
+    unsettled: Vec<(Call, u64)>,
     /// Ring records this version does not understand (there should be none).
     pub unknown: u64,
 }
@@ -59,6 +64,7 @@ impl Batch {
     fn take_record(&mut self, bytes: &[u8]) {
         match record::parse(bytes) {
             Some(Record::Call(call)) => self.calls.push(call),
+            Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
             Some(Record::Life(life)) => self.life.push(life),
             None => self.unknown += 1,
         }
@@ -67,6 +73,7 @@ impl Batch {
     /// Empties it, keeping its memory.
     pub fn clear(&mut self) {
         self.calls.clear();
+        self.unsettled.clear();
         self.life.clear();
         self.unknown = 0;
     }
@@ -84,6 +91,7 @@ pub struct Capture {
     poll_fds: Vec<libc::pollfd>,
     all_processes: bool,
     all_layers: bool,
+    callers: Callers,
     warnings: Vec<String>,
 }
 
@@ -97,7 +105,12 @@ impl Capture {
         if let Some(pid) = pids.iter().find(|pid| !process::is_running(**pid)) {
             return Err(CaptureError::NoSuchProcess { pid: *pid });
         }
-        let load = LoadOptions { all_processes, all_layers: options.all_layers, ring_bytes: options.ring_bytes };
+        let load = LoadOptions {
+            all_processes,
+            all_layers: options.all_layers,
+            find_callers: options.find_callers,
+            ring_bytes: options.ring_bytes,
+        };
         let programs = Programs::load(load, options.flavour)?;
         let inbox = Rc::new(RefCell::new(Batch::default()));
         let ring = open_ring(&programs, &inbox)?;
@@ -111,6 +124,7 @@ impl Capture {
             poll_fds: Vec::new(),
             all_processes,
             all_layers: options.all_layers,
+            callers: Callers::default(),
             warnings: Vec::new(),
         };
         capture.watch_mappings();
@@ -283,8 +297,14 @@ impl Capture {
         batch.clear();
         let taken = self.ring.consume_raw_n(8 * 1024);
         std::mem::swap(&mut *self.inbox.borrow_mut(), batch);
-        for life in batch.life.iter().filter(|l| l.event == LifeEvent::Exit) {
-            self.programs.forget_process(life.pid);
+        for (call, address) in batch.unsettled.drain(..) {
+            batch.calls.extend(self.callers.settle(call, address, self.all_layers));
+        }
+        for life in batch.life.iter().filter(|l| l.event != LifeEvent::FirstCall) {
+            self.callers.forget_process(life.pid);
+            if life.event == LifeEvent::Exit {
+                self.programs.forget_process(life.pid);
+            }
         }
         if batch.unknown > 0 {
             self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
@@ -294,7 +314,9 @@ impl Capture {
 
     /// What was lost since the last time.
     pub fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
-        self.programs.take_loss()
+        let mut loss = self.programs.take_loss();
+        loss.extend(self.callers.take_loss());
+        loss
     }
 
     /// The libraries that have probes.

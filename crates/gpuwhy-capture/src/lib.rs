@@ -8,6 +8,7 @@
 //! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
 
 mod arch;
+mod callers;
 pub mod capture;
 pub mod elf;
 pub mod error;

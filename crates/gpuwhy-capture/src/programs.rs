@@ -47,6 +47,7 @@ impl Flavour {
 pub(crate) struct LoadOptions {
     pub(crate) all_processes: bool,
     pub(crate) all_layers: bool,
+    pub(crate) find_callers: bool,
     pub(crate) ring_bytes: u32,
 }
 
@@ -252,6 +253,7 @@ fn configure(open: &mut OpenGpuwhySkel<'_>, options: LoadOptions, flavour: Flavo
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.all_processes = options.all_processes;
         rodata.all_layers = options.all_layers;
+        rodata.find_callers = options.find_callers;
         rodata.own_tgid = std::process::id();
     }
     open.maps.ring.set_max_entries(options.ring_bytes)?;

@@ -11,6 +11,7 @@ const FLAG_UNFINISHED: u8 = 2;
 const FLAG_ARG0: u8 = 4;
 const FLAG_ARG1: u8 = 8;
 const FLAG_STREAM: u8 = 16;
+const FLAG_CALLER: u8 = 64;
 const OP_EXEC: u16 = 0x3fe;
 const OP_EXIT: u16 = 0x3fd;
 const OP_THREAD: u16 = 0x3fb;
@@ -20,6 +21,8 @@ const OP_THREAD: u16 = 0x3fb;
 pub enum Record {
     /// A call.
     Call(Call),
+    /// A call of the driver by code at this address, of which the kernel could not tell whose it is.
+    CallFrom(Call, u64),
     /// A thread or process came or went.
     Life(Life),
 }
@@ -64,7 +67,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
         OP_THREAD => LifeEvent::FirstCall,
         _ => {
             let known = |flag: u8, value: u64| (flags & flag != 0).then_some(value);
-            return Some(Record::Call(Call {
+            let caller = known(FLAG_CALLER, word(24));
+            let call = Call {
                 start_ns: word(0),
                 duration_ns: word(8),
                 pid: half(40),
@@ -73,10 +77,11 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
                 device: (device != DEVICE_UNKNOWN).then_some(device),
                 stream: known(FLAG_STREAM, word(32)),
                 arg0: known(FLAG_ARG0, word(16)),
-                arg1: known(FLAG_ARG1, word(24)),
+                arg1: known(FLAG_ARG1, word(24)).filter(|_| caller.is_none()),
                 ret: half(48) as i32,
                 flags: CallFlags { inner: flags & FLAG_INNER != 0, unfinished: flags & FLAG_UNFINISHED != 0 },
-            }));
+            };
+            return Some(caller.map_or(Record::Call(call), |address| Record::CallFrom(call, address)));
         }
     };
     let comm = bytes[16..32].split(|b| *b == 0).next().unwrap_or_default();
@@ -113,6 +118,13 @@ mod tests {
         assert_eq!((call.start_ns, call.duration_ns, call.pid, call.tid, call.ret), (1000, 250, 42, 43, -2));
         assert_eq!((call.device, call.stream, call.arg0, call.arg1), (None, None, Some(4096), None));
         assert!(call.flags.inner && !call.flags.unfinished);
+    }
+
+    #[test]
+    fn a_caller_in_question_stands_where_the_second_argument_would() {
+        let record = parse(&raw(3, 0, FLAG_ARG0 | FLAG_ARG1 | FLAG_CALLER));
+        let Some(Record::CallFrom(call, address)) = record else { panic!("{record:?}") };
+        assert_eq!((call.arg0, call.arg1, address), (Some(4096), None, 0x7f00_dead_0000));
     }
 
     #[test]

@@ -76,6 +76,9 @@ pub(crate) struct Trace {
     /// How to attach probes; by default the cheapest way this kernel has
     #[arg(long, value_enum, hide = true)]
     pub(crate) probes: Option<Probes>,
+    /// Look up in /proc which library made a call, as on kernels that cannot tell
+    #[arg(long, hide = true)]
+    pub(crate) callers_from_proc: bool,
     /// Size of the buffer between kernel and gpuwhy, KiB, a power of two
     #[arg(long, default_value_t = 16 * 1024, hide = true, value_parser = ring_size)]
     pub(crate) ring_kib: u32,

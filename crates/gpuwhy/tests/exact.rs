@@ -121,6 +121,18 @@ fn each_way_of_attaching_records_the_same() {
 }
 
 #[test]
+fn callers_are_told_apart_without_the_kernels_help_too() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let job = ["--threads", "2", "--mix", "mixed", "--calls", "20000", "--linger", "2"];
+    trace_simjob(&place, &["--quiet", "--callers-from-proc"], &job);
+    assert_exact(&place);
+    assert_same_calls(&place.truth(), &place.run_file());
+}
+
+#[test]
 fn libraries_that_begin_with_endbr64_are_the_same() {
     if !can_trace() {
         return;

@@ -25,6 +25,7 @@ fn settings(args: &Trace) -> Settings {
                 Probes::Multi => Flavour::Multi,
                 Probes::Plain => Flavour::Plain,
             }),
+            find_callers: !args.callers_from_proc,
             ring_bytes: args.ring_kib << 10,
         },
         command: args.cmd.clone(),

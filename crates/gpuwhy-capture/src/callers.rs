@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who made a driver call, where the kernel could not tell: looked up in the process's mappings.
+
+use crate::procmaps;
+use gpuwhy_model::{Call, LossCause, OpId};
+use std::collections::HashMap;
+
+/// Call sites remembered; a process has a handful. Beyond that all are forgotten and looked up again.
+const MOST: usize = 4096;
+
+/// Answers, remembered by process and address.
+#[derive(Default)]
+pub(crate) struct Callers {
+    known: HashMap<(u32, u64), bool>,
+    unknown: HashMap<OpId, u64>,
+}
+
+impl Callers {
+    /// Names the call by what the program called. `None` for a call that belongs to an untraced function of
+    /// the runtime, unless inner calls are wanted.
+    pub(crate) fn settle(&mut self, mut call: Call, address: u64, all_layers: bool) -> Option<Call> {
+        match self.is_runtime(call.pid, address) {
+            Some(false) => {}
+            None => *self.unknown.entry(call.op).or_default() += 1,
+            Some(true) => match call.op.get().and_then(|op| op.runtime_twin) {
+                Some(twin) => call.op = twin,
+                None => call.flags.inner = true,
+            },
+        }
+        (all_layers || !call.flags.inner).then_some(call)
+    }
+
+    fn is_runtime(&mut self, pid: u32, address: u64) -> Option<bool> {
+        if let Some(answer) = self.known.get(&(pid, address)) {
+            return Some(*answer);
+        }
+        let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
+        let answer = procmaps::is_in_runtime(&String::from_utf8_lossy(&maps), address)?;
+        if self.known.len() >= MOST {
+            self.known.clear();
+        }
+        self.known.insert((pid, address), answer);
+        Some(answer)
+    }
+
+    /// Forgets a process that runs another program now, or none.
+    pub(crate) fn forget_process(&mut self, pid: u32) {
+        self.known.retain(|(known, _), _| *known != pid);
+    }
+
+    /// Calls whose caller could not be told even so, since the last time.
+    pub(crate) fn take_loss(&mut self) -> impl Iterator<Item = (LossCause, Option<OpId>, u64)> + '_ {
+        self.unknown.drain().map(|(op, count)| (LossCause::CallerUnknown, Some(op), count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_model::{CallFlags, ops};
+
+    fn call(function: &str, pid: u32) -> Call {
+        let op = ops::by_function(function).unwrap().id;
+        let (start_ns, duration_ns, tid, device, stream, arg0, arg1, ret) = (1, 1, 1, None, None, None, None, 0);
+        Call { start_ns, duration_ns, pid, tid, op, device, stream, arg0, arg1, ret, flags: CallFlags::default() }
+    }
+
+    #[test]
+    fn a_launch_from_the_runtime_gets_the_runtimes_name_and_other_calls_from_it_are_inner() {
+        let mut callers = Callers::default();
+        callers.known.insert((7, 0x1000), true);
+        callers.known.insert((7, 0x2000), false);
+        let name = |call: Option<Call>| call.and_then(|c| c.op.get()).map(|op| op.function.as_str());
+        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x1000, false)), Some("cudaLaunchKernel"));
+        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x2000, false)), Some("cuLaunchKernel"));
+        assert_eq!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, false), None);
+        assert!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, true).unwrap().flags.inner);
+    }
+
+    #[test]
+    fn own_code_is_not_the_runtimes_and_what_cannot_be_told_is_counted() {
+        let (mut callers, here) = (Callers::default(), own_code as fn() as usize as u64);
+        let own = std::process::id();
+        assert!(callers.settle(call("cuLaunchKernel", own), here, false).is_some());
+        assert_eq!(callers.take_loss().count(), 0);
+        assert!(callers.settle(call("cuLaunchKernel", own), 8, false).is_some(), "kept, under the driver's name");
+        assert_eq!(callers.take_loss().map(|(_, _, n)| n).sum::<u64>(), 1);
+    }
+
+    fn own_code() {}
+}
