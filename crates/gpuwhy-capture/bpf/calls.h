@@ -9,7 +9,8 @@ static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid
 	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 
 	if (!r) {
-		count_loss(LOSS_RING_FULL, f->op);
+		if (!(f->flags & FLAG_INNER)) /* inner calls are none of the program's */
+			count_loss(LOSS_RING_FULL, f->op);
 		return;
 	}
 	r->start_ns = f->start_ns;
@@ -71,32 +72,37 @@ static __always_inline struct frame *frame_at(struct thread *t, __u64 n)
 	return &t->frames[n];
 }
 
+/* Whose code a call came from. UNNAMED is memory without a file: the kernel's own trampoline for return
+ * probes, or code made at run time. */
+enum caller { CALLER_OTHER = 0, CALLER_RUNTIME, CALLER_DRIVER, CALLER_UNNAMED, CALLER_UNKNOWN };
+
 struct vma_question {
-	bool is_runtime;
+	enum caller answer;
 };
 
 static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, struct vma_question *question)
 {
-	static const char runtime[] = "libcudart";
-	char name[sizeof(runtime)] = {};
+	static const char runtime[] = "libcudart", driver[] = "libcuda.so";
+	char name[sizeof(driver)] = {};
+	bool is_runtime = true, is_driver = true;
 	const unsigned char *from;
-	bool same = true;
 
+	question->answer = CALLER_UNNAMED;
 	if (!vma->vm_file)
 		return 0;
 	from = BPF_CORE_READ(vma, vm_file, f_path.dentry, d_name.name);
 	bpf_probe_read_kernel_str(name, sizeof(name), from);
 	for (__u32 i = 0; i < sizeof(runtime) - 1; i++)
-		same &= name[i] == runtime[i];
-	question->is_runtime = same;
+		is_runtime &= name[i] == runtime[i];
+	for (__u32 i = 0; i < sizeof(driver) - 1; i++)
+		is_driver &= name[i] == driver[i];
+	question->answer = is_runtime ? CALLER_RUNTIME : is_driver ? CALLER_DRIVER : CALLER_OTHER;
 	return 0;
 }
 
-enum caller { CALLER_OTHER = 0, CALLER_RUNTIME = 1, CALLER_UNKNOWN = 2 };
-
-/* Whether the runtime library made this driver call. The few call sites there are get looked up once a
- * thread. A lookup that fails (the address space is being changed) is not remembered; gpuwhy then looks in
- * /proc, as it always does on kernels that have no such lookup. */
+/* The few call sites there are get looked up once a thread. A lookup that fails (the address space is being
+ * changed) is not remembered; gpuwhy then looks in /proc, as it always does on kernels that have no such
+ * lookup. */
 static __always_inline enum caller who_called(const struct input *in, struct thread *t, struct task_struct *task)
 {
 	struct vma_question question = {};
@@ -105,22 +111,23 @@ static __always_inline enum caller who_called(const struct input *in, struct thr
 
 	i = (address ^ address >> 7) & (CALLER_CACHE - 1);
 	if (t->caller[i] == address)
-		return t->caller_is_runtime[i];
+		return t->caller_is[i];
 	if (!find_callers || !bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_find_vma) ||
 	    bpf_find_vma(task, address, look_at_vma, &question, 0))
 		return CALLER_UNKNOWN;
 	t->caller[i] = address;
-	t->caller_is_runtime[i] = question.is_runtime;
-	return question.is_runtime;
+	t->caller_is[i] = question.answer;
+	return question.answer;
 }
 
 static __always_inline bool tells_about_devices(__u32 shape)
 {
-	return shape == SET_DEVICE || shape == NEW_CONTEXT || shape == SET_CONTEXT || shape == POP_CONTEXT;
+	return shape >= SET_DEVICE && shape <= DROP_CONTEXT;
 }
 
 /* Forgets calls that cannot be open any more because the stack is already back above them: the program
- * jumped out of them. */
+ * jumped out of them. One at the very same place may still be open: a function that jumps into another as its
+ * last act shares its return address with it. */
 static __always_inline __u32 drop_stale(struct thread *t, __u64 sp)
 {
 	__u32 depth = t->depth;
@@ -128,7 +135,7 @@ static __always_inline __u32 drop_stale(struct thread *t, __u64 sp)
 	for (int i = 0; i < MAX_DEPTH; i++) {
 		struct frame *f = frame_at(t, depth - 1);
 
-		if (!depth || f->sp > sp)
+		if (!depth || f->sp >= sp)
 			break;
 		if (!(f->flags & FLAG_QUIET))
 			count_loss(LOSS_NO_RETURN, f->op);
@@ -143,10 +150,37 @@ static __always_inline bool wants_stack(__u64 cookie, __u32 depth)
 {
 	__u32 stream = COOKIE_STREAM(cookie), shape = COOKIE_SHAPE(cookie);
 
-	if (!COOKIE_RUNTIME(cookie) && !depth)
+	if (!COOKIE_RUNTIME(cookie) || depth)
 		return true;
 	return (stream > REGISTER_SLOTS && stream != STREAM_IN_CONFIG) || shape == COPY_2D ||
 	       COOKIE_A(cookie) > REGISTER_SLOTS || COOKIE_B(cookie) > REGISTER_SLOTS;
+}
+
+/* Decides whether a call is the program's own. Returns flags for its frame. */
+static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u32 depth, enum caller caller, __u32 *op)
+{
+	if (depth) {
+		/* Inside another traced call: made by a CUDA library, unless the program's own code was called
+		 * back from there. At the very same place on the stack it is either the outer call's last jump
+		 * (the return address is the trampoline's), or what is left of a call that was jumped out of. */
+		if (caller == CALLER_UNKNOWN)
+			return FLAG_INNER | FLAG_CALLER;
+		if (frame_at(t, depth - 1)->sp == sp)
+			return FLAG_INNER;
+		return caller == CALLER_RUNTIME || caller == CALLER_DRIVER ? FLAG_INNER : 0;
+	}
+	if (COOKIE_RUNTIME(cookie))
+		return 0;
+	if (caller == CALLER_UNKNOWN)
+		return FLAG_CALLER;
+	if (caller != CALLER_RUNTIME)
+		return 0;
+	/* Launches are probed at the driver only: report what the program called. Anything else the runtime
+	 * does here belongs to a runtime function that is not traced. */
+	if (COOKIE_TWIN(cookie) == NO_TWIN)
+		return FLAG_INNER;
+	*op = COOKIE_TWIN(cookie);
+	return 0;
 }
 
 /* Returns 1 when the call's return is of no interest. Helper calls are what a probe's time goes into after
@@ -155,14 +189,13 @@ static __always_inline int enter(struct pt_regs *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 cookie = bpf_get_attach_cookie(ctx), sp;
-	__u32 op = COOKIE_OP(cookie), depth, flags = 0;
+	__u32 op = COOKIE_OP(cookie), depth, flags;
 	struct thread *t = thread_state(task, op);
-	struct input in = {};
+	enum caller caller = CALLER_OTHER;
 	struct frame *f, *outer;
-	enum caller caller;
-	bool runtime;
+	struct input in = {};
 
-	if (!t)
+	if (!t || stopping)
 		return 1;
 	read_registers(ctx, &in);
 	sp = in.sp;
@@ -171,32 +204,24 @@ static __always_inline int enter(struct pt_regs *ctx)
 		depth = drop_stale(t, sp);
 	if (wants_stack(cookie, depth) && !read_stack(&in))
 		count_loss(LOSS_ARG_UNREADABLE, op);
-	runtime = COOKIE_RUNTIME(cookie);
-	caller = depth || runtime ? CALLER_OTHER : who_called(&in, t, task);
-	if (depth) {
-		flags = FLAG_INNER;
-	} else if (caller == CALLER_UNKNOWN) {
-		flags = FLAG_CALLER;
-	} else if (caller == CALLER_RUNTIME) {
-		/* Launches are probed at the driver only: report what the program called. Anything else the
-		 * runtime does here belongs to a runtime function that is not traced. */
-		runtime = true;
-		if (COOKIE_TWIN(cookie) != NO_TWIN)
-			op = COOKIE_TWIN(cookie);
-		else
-			flags = FLAG_INNER;
-	}
-	if ((flags & FLAG_INNER) && !all_layers) {
+	if (depth || !COOKIE_RUNTIME(cookie))
+		caller = who_called(&in, t, task);
+	if (depth && caller != CALLER_UNNAMED && frame_at(t, depth - 1)->sp == sp)
+		depth = drop_stale(t, sp + 1);
+	flags = judge(t, cookie, sp, depth, caller, &op);
+	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
 		if (!tells_about_devices(COOKIE_SHAPE(cookie)))
 			return 1;
 		flags |= FLAG_QUIET;
 	}
 	if (depth >= MAX_DEPTH) {
-		count_loss(LOSS_TOO_DEEP, op);
+		if (!(flags & FLAG_QUIET))
+			count_loss(LOSS_TOO_DEEP, op);
 		return 1;
 	}
 	/* A thread watched since its birth that never chose a device uses device 0, CUDA's rule. */
-	if (runtime && t->device == DEVICE_UNKNOWN && t->born_ns > ready_ns)
+	if (!t->chosen && t->device == DEVICE_UNKNOWN && t->born_ns > ready_ns &&
+	    (COOKIE_RUNTIME(cookie) || caller == CALLER_RUNTIME))
 		t->device = 0;
 	f = frame_at(t, depth);
 	outer = depth ? frame_at(t, depth - 1) : NULL;
@@ -230,7 +255,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	 * is still open (the return of a call that was not followed). */
 	depth = t->depth;
 	if (frame_at(t, depth - 1)->sp < sp)
-		depth = drop_stale(t, sp - 1);
+		depth = drop_stale(t, sp);
 	if (!depth)
 		return 0;
 	f = frame_at(t, depth - 1);

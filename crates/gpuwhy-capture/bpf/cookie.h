@@ -40,4 +40,5 @@ enum shape {
 	NEW_CONTEXT = 22,
 	SET_CONTEXT = 23,
 	POP_CONTEXT = 24,
+	DROP_CONTEXT = 25,
 };

@@ -43,14 +43,19 @@ static __always_inline void set_args(struct frame *f, __u64 arg0, __u64 arg1)
 /* cudaMemcpy3DParms, cudaMemcpy3DPeerParms: extent, then kind (peers have none: device to device). */
 static __noinline void read_copy_3d_runtime(struct frame *f, __u64 params, bool peer)
 {
-	__u64 extent[3] = {};
+	__u64 extent[3] = {}, source_array = 0, destination_array = 0;
 	__u32 kind = DTOD;
 
-	if (!f || !read_user(extent, sizeof(extent), params + (peer ? 144 : 128), f->op))
+	if (!f || !read_user(extent, sizeof(extent), params + (peer ? 144 : 128), f->op) ||
+	    !read_user(&source_array, 8, params, f->op) ||
+	    !read_user(&destination_array, 8, params + (peer ? 72 : 64), f->op))
 		return;
 	if (!peer && !read_user(&kind, sizeof(kind), params + 152, f->op))
 		return;
 	set_args(f, extent[0] * extent[1] * extent[2], kind);
+	/* With a CUDA array the extent counts elements, whose size is not here. */
+	if (source_array || destination_array)
+		f->flags &= ~FLAG_ARG0;
 }
 
 /* CUDA_MEMCPY2D: 16 source type, 72 destination type, 112 width in bytes, 120 height.
@@ -210,6 +215,7 @@ static __always_inline void read_at_entry(const struct input *in, struct frame *
 		break;
 	case HANDLE:
 	case SET_CONTEXT:
+	case DROP_CONTEXT:
 		f->arg0 = slot(in, a);
 		f->flags |= FLAG_ARG0;
 		break;
@@ -263,6 +269,25 @@ static __always_inline void finish_pitched(struct frame *f, __u32 tgid, __u64 pi
 	remember_live(f, tgid, false);
 }
 
+static __always_inline void push_context(struct thread *t)
+{
+	if (t->context_depth < CONTEXT_STACK)
+		t->context_device[t->context_depth & (CONTEXT_STACK - 1)] = t->device;
+	if (t->context_depth < 255)
+		t->context_depth++;
+}
+
+/* Deeper than what is kept, the device is not known. */
+static __always_inline void pop_context(struct thread *t)
+{
+	t->device = DEVICE_UNKNOWN;
+	if (!t->context_depth)
+		return;
+	t->context_depth--;
+	if (t->context_depth < CONTEXT_STACK)
+		t->device = t->context_device[t->context_depth & (CONTEXT_STACK - 1)];
+}
+
 static __always_inline void learn_context(struct thread *t, struct frame *f, __u32 tgid, bool current)
 {
 	struct context_key key = {.tgid = tgid};
@@ -272,8 +297,11 @@ static __always_inline void learn_context(struct thread *t, struct frame *f, __u
 		return;
 	key.context = f->arg1;
 	bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
-	if (current)
+	if (current) { /* cuCtxCreate pushes what it makes */
+		push_context(t);
 		t->device = device;
+		t->chosen = true;
+	}
 }
 
 static __always_inline void switch_context(struct thread *t, const struct frame *f, __u32 tgid, bool push)
@@ -282,8 +310,9 @@ static __always_inline void switch_context(struct thread *t, const struct frame 
 	__u32 *device = bpf_map_lookup_elem(&contexts, &key);
 
 	if (push)
-		t->context_device[t->context_depth++ & (CONTEXT_STACK - 1)] = t->device;
+		push_context(t);
 	t->device = device ? *device : DEVICE_UNKNOWN;
+	t->chosen = true;
 }
 
 /* What is known once the call has returned, and what follows from it. */
@@ -318,8 +347,10 @@ static __always_inline void read_at_return(struct thread *t, struct frame *f, __
 			remember_live(f, tgid, extra); /* still allocated after all */
 		break;
 	case SET_DEVICE:
-		if (!failed)
+		if (!failed) {
 			t->device = f->arg0;
+			t->chosen = true;
+		}
 		break;
 	case NEW_CONTEXT:
 		if (failed)
@@ -332,10 +363,16 @@ static __always_inline void read_at_return(struct thread *t, struct frame *f, __
 			switch_context(t, f, tgid, extra);
 		break;
 	case POP_CONTEXT:
-		if (!failed && t->context_depth)
-			t->device = t->context_device[--t->context_depth & (CONTEXT_STACK - 1)];
-		else
+		if (!failed) {
+			pop_context(t);
+			t->chosen = true;
+		}
+		break;
+	case DROP_CONTEXT: /* it may have been the current one */
+		if (!failed) {
 			t->device = DEVICE_UNKNOWN;
+			t->chosen = true;
+		}
 		break;
 	}
 }

@@ -68,7 +68,7 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	if (all_processes || tgid == parent_tgid || !bpf_map_lookup_elem(&targets, &parent_tgid))
 		return 0;
 	if (bpf_map_update_elem(&targets, &tgid, &one, BPF_ANY))
-		count_loss(LOSS_MAP_FULL, 0);
+		count_loss(LOSS_MAP_FULL, NO_OP);
 	return 0;
 }
 
@@ -86,6 +86,7 @@ int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm
 	__builtin_memset(t->caller, 0, sizeof(t->caller));
 	t->depth = 0;
 	t->context_depth = 0;
+	t->chosen = false;
 	t->device = DEVICE_UNKNOWN;
 	t->born_ns = bpf_ktime_get_ns();
 	emit_life(OP_EXEC, task, t->born_ns);

@@ -34,6 +34,8 @@ enum loss {
 	LOSS_CAUSES = 9,
 };
 #define LOSS_OPS 512
+/* Where no op can be named. */
+#define NO_OP (LOSS_OPS - 1)
 
 /* One record in the ring. Times are CLOCK_MONOTONIC ns. */
 struct record {
@@ -65,13 +67,15 @@ struct frame {
 
 struct thread {
 	struct frame frames[MAX_DEPTH];
-	/* Return addresses already looked up, and whether they lie in the runtime library. */
+	/* Return addresses already looked up, and whose they are. */
 	__u64 caller[CALLER_CACHE];
-	__u8 caller_is_runtime[CALLER_CACHE];
+	__u8 caller_is[CALLER_CACHE];
 	/* When the thread, or the program it now runs, began. */
 	__u64 born_ns;
 	__u32 depth;
 	__u8 device;
+	/* Whether the thread ever chose a device or context: until then CUDA's default holds. */
+	__u8 chosen;
 	__u8 context_depth;
 	__u8 context_device[CONTEXT_STACK];
 };
@@ -98,6 +102,9 @@ const volatile __u32 own_tgid = 0;
 /* The latest moment at which a library that was already mapped got its probes: what a thread born
  * before it did until then is not known. */
 volatile __u64 ready_ns = 0;
+
+/* Set when tracing ends: open calls may return, no new ones are followed. */
+volatile bool stopping = false;
 
 /* Events lost, by cause and op. Only touched when something is lost, so plain atomics do. */
 __u64 lost[LOSS_CAUSES][LOSS_OPS];

@@ -2,7 +2,7 @@
 //! Who made a driver call, where the kernel could not tell: looked up in the process's mappings.
 
 use crate::procmaps;
-use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_model::{Call, Library, LossCause, OpId};
 use std::collections::HashMap;
 
 /// Call sites remembered; a process has a handful. Beyond that all are forgotten and looked up again.
@@ -11,7 +11,7 @@ const MOST: usize = 4096;
 /// Answers, remembered by process and address.
 #[derive(Default)]
 pub(crate) struct Callers {
-    known: HashMap<(u32, u64), bool>,
+    known: HashMap<(u32, u64), Option<Library>>,
     unknown: HashMap<OpId, u64>,
 }
 
@@ -19,23 +19,25 @@ impl Callers {
     /// Names the call by what the program called. `None` for a call that belongs to an untraced function of
     /// the runtime, unless inner calls are wanted.
     pub(crate) fn settle(&mut self, mut call: Call, address: u64, all_layers: bool) -> Option<Call> {
-        match self.is_runtime(call.pid, address) {
-            Some(false) => {}
+        match self.library(call.pid, address) {
             None => *self.unknown.entry(call.op).or_default() += 1,
-            Some(true) => match call.op.get().and_then(|op| op.runtime_twin) {
+            // Inside another call: a CUDA library's doing, unless the program was called back.
+            Some(library) if call.flags.inner => call.flags.inner = library.is_some(),
+            Some(Some(Library::Runtime)) => match call.op.get().and_then(|op| op.runtime_twin) {
                 Some(twin) => call.op = twin,
                 None => call.flags.inner = true,
             },
+            Some(_) => {}
         }
         (all_layers || !call.flags.inner).then_some(call)
     }
 
-    fn is_runtime(&mut self, pid: u32, address: u64) -> Option<bool> {
+    fn library(&mut self, pid: u32, address: u64) -> Option<Option<Library>> {
         if let Some(answer) = self.known.get(&(pid, address)) {
             return Some(*answer);
         }
         let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
-        let answer = procmaps::is_in_runtime(&String::from_utf8_lossy(&maps), address)?;
+        let answer = procmaps::library_at(&String::from_utf8_lossy(&maps), address)?;
         if self.known.len() >= MOST {
             self.known.clear();
         }
@@ -68,13 +70,16 @@ mod tests {
     #[test]
     fn a_launch_from_the_runtime_gets_the_runtimes_name_and_other_calls_from_it_are_inner() {
         let mut callers = Callers::default();
-        callers.known.insert((7, 0x1000), true);
-        callers.known.insert((7, 0x2000), false);
+        callers.known.insert((7, 0x1000), Some(Library::Runtime));
+        callers.known.insert((7, 0x2000), None);
         let name = |call: Option<Call>| call.and_then(|c| c.op.get()).map(|op| op.function.as_str());
         assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x1000, false)), Some("cudaLaunchKernel"));
         assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x2000, false)), Some("cuLaunchKernel"));
         assert_eq!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, false), None);
         assert!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, true).unwrap().flags.inner);
+        let nested = Call { flags: CallFlags { inner: true, unfinished: false }, ..call("cuMemAlloc_v2", 7) };
+        assert_eq!(callers.settle(nested, 0x1000, false), None);
+        assert!(!callers.settle(nested, 0x2000, false).unwrap().flags.inner, "the program was called back");
     }
 
     #[test]

@@ -14,6 +14,9 @@ use gpuwhy_model::{Call, LossCause, Op, OpId, ops};
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -92,18 +95,22 @@ pub struct Capture {
     all_processes: bool,
     all_layers: bool,
     callers: Callers,
+    /// Processes that made a traced call.
+    used_cuda: HashSet<u32>,
     warnings: Vec<String>,
 }
 
 impl Capture {
     /// Loads the programs, marks the targets and attaches to every library they have mapped.
     pub fn start(options: &Options) -> Result<Self> {
-        let (all_processes, pids) = match &options.targets {
+        let (all_processes, asked) = match &options.targets {
             Targets::All => (true, &[][..]),
             Targets::Pids(pids) => (false, pids.as_slice()),
         };
-        if let Some(pid) = pids.iter().find(|pid| !process::is_running(**pid)) {
-            return Err(CaptureError::NoSuchProcess { pid: *pid });
+        let mut pids = Vec::new();
+        for id in asked {
+            let running = process::of_thread(*id).filter(|pid| process::is_running(*pid));
+            pids.push(running.ok_or(CaptureError::NoSuchProcess { pid: *id })?);
         }
         let load = LoadOptions {
             all_processes,
@@ -125,10 +132,14 @@ impl Capture {
             all_processes,
             all_layers: options.all_layers,
             callers: Callers::default(),
+            used_cuda: HashSet::new(),
             warnings: Vec::new(),
         };
         capture.watch_mappings();
-        capture.attach_existing(pids)?;
+        for (id, pid) in asked.iter().zip(&pids).filter(|(id, pid)| id != pid) {
+            capture.warnings.push(format!("{id} is a thread of process {pid}, which is traced as a whole"));
+        }
+        capture.attach_existing(&pids)?;
         Ok(capture)
     }
 
@@ -147,14 +158,11 @@ impl Capture {
     fn attach_existing(&mut self, pids: &[u32]) -> Result<()> {
         for pid in pids {
             self.programs.add_target(*pid)?;
-            // Children that exist already; those to come are added by the kernel.
-            for child in process::descendants(*pid) {
-                self.programs.add_target(child)?;
-                if process::is_running(child) {
-                    self.attach_process(child);
-                } else {
-                    // Its end came before it was marked, so the kernel will not take the mark away.
-                    self.programs.remove_target(child);
+            // Children that exist already; those to come are added by the kernel. Looked for twice: one that
+            // a child started before the child was marked is found the second time.
+            for _ in 0..2 {
+                for child in process::descendants(*pid) {
+                    self.add_child(child)?;
                 }
             }
             let found = libraries::of_process(*pid)?;
@@ -167,6 +175,20 @@ impl Capture {
             for pid in libraries::all_processes() {
                 self.attach_process(pid);
             }
+        }
+        Ok(())
+    }
+
+    fn add_child(&mut self, child: u32) -> Result<()> {
+        if self.programs.is_target(child) {
+            return Ok(());
+        }
+        self.programs.add_target(child)?;
+        if process::is_running(child) {
+            self.attach_process(child);
+        } else {
+            // Its end came before it was marked, so the kernel will not take the mark away.
+            self.programs.remove_target(child);
         }
         Ok(())
     }
@@ -206,19 +228,23 @@ impl Capture {
     }
 
     /// Whether anything was attached that was not before.
+    ///
+    /// Each file is opened once, and everything after goes through that descriptor: a path may lead elsewhere
+    /// the next time, and a probe must not land in a file somebody else chose.
     fn attach_files(&mut self, found: &[FoundLibrary]) -> bool {
         let mut any = false;
         for library in found {
-            let Ok(file) = FileId::of(&library.open) else { continue };
-            if self.links.contains_key(&file) {
+            // One that is gone went with its process.
+            let Ok(file) = elf::open_regular(&library.open) else { continue };
+            let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
+            if self.links.contains_key(&id) {
                 continue;
             }
-            match self.attach_file(library, file) {
+            match self.attach_file(library, &file, id) {
                 Ok(()) => any = true,
-                Err(CaptureError::LibraryGone { .. }) => {}
                 Err(error) => {
                     // Said once: an empty entry keeps a broken file from being tried at every mapping.
-                    self.links.insert(file, Vec::new());
+                    self.links.insert(id, Vec::new());
                     self.warnings.push(error.to_string());
                 }
             }
@@ -226,14 +252,16 @@ impl Capture {
         any
     }
 
-    fn attach_file(&mut self, library: &FoundLibrary, file: FileId) -> Result<()> {
+    fn attach_file(&mut self, library: &FoundLibrary, file: &File, id: FileId) -> Result<()> {
         let all_layers = self.all_layers;
         let wanted = |op: &Op| op.library == library.library && (all_layers || !op.seen_at_driver);
-        let sites = elf::find_functions(&library.open, &|name| ops::by_function(name).is_some_and(&wanted))?;
+        let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
+        let sites = elf::find_functions(file, Path::new(&library.path), &is_wanted)?;
+        let pinned = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
         let mut attached = AttachedLibrary {
             library: library.library,
             path: library.path.clone(),
-            file,
+            file: id,
             functions: 0,
             slow_functions: 0,
             refused: 0,
@@ -247,15 +275,11 @@ impl Capture {
             if !offsets.insert(site.offset) {
                 continue;
             }
-            match self.programs.attach(&library.open, op, *site) {
+            match self.programs.attach(&pinned, op, *site) {
                 Ok(new) => {
                     links.extend(new);
                     attached.functions += 1;
                     attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
-                }
-                // Reached through its process, which has ended: there is nothing left to trace.
-                Err(_) if !library.open.exists() => {
-                    return Err(CaptureError::LibraryGone { path: library.path.clone() });
                 }
                 Err(error) => {
                     attached.refused += 1;
@@ -264,7 +288,7 @@ impl Capture {
             }
         }
         attached.attached_ns = now_ns();
-        self.links.insert(file, links);
+        self.links.insert(id, links);
         self.attached.push(attached);
         Ok(())
     }
@@ -300,9 +324,14 @@ impl Capture {
         for (call, address) in batch.unsettled.drain(..) {
             batch.calls.extend(self.callers.settle(call, address, self.all_layers));
         }
-        for life in batch.life.iter().filter(|l| l.event != LifeEvent::FirstCall) {
+        for life in &batch.life {
+            if life.event == LifeEvent::FirstCall {
+                self.used_cuda.insert(life.pid);
+                continue;
+            }
             self.callers.forget_process(life.pid);
-            if life.event == LifeEvent::Exit {
+            // Looking through every live allocation is worth it only for processes that may have some.
+            if life.event == LifeEvent::Exit && self.used_cuda.remove(&life.pid) {
                 self.programs.forget_process(life.pid);
             }
         }
@@ -349,13 +378,17 @@ impl Capture {
         });
     }
 
-    /// Detaches every probe, then has open calls reported as unfinished. What is still in the ring is
+    /// Ends it: has open calls reported as unfinished, then detaches every probe. What is still in the ring is
     /// taken with [`Capture::take`] as before.
     pub fn stop(&mut self) {
-        self.detach();
+        // No new calls are followed from here on. Those under way get a moment to return; what is open after
+        // that is reported as it is. Only then do probes go, one after another.
+        self.programs.set_stopping();
+        std::thread::sleep(Duration::from_millis(20));
         if let Err(error) = self.programs.report_open_calls() {
             self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
         }
+        self.detach();
     }
 }
 

@@ -14,7 +14,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 /// No library needs more of it read than this; a file made to look as if it did is refused.
-const MOST_READ: u64 = 512 << 20;
+const MOST_READ: u64 = 64 << 20;
 
 /// A function found in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,12 +25,15 @@ pub struct Site {
     pub cost: ProbeCost,
 }
 
-/// Looks up functions by name in a file's dynamic and ordinary symbol tables.
+/// Looks up functions by name in a file's dynamic and ordinary symbol tables; `path` is what messages call it.
 ///
 /// Reads only the tables and a few bytes per function: libcuda alone is 100 MB. The file is read, not
 /// mapped, because one that shrinks meanwhile must not kill us.
-pub fn find_functions(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<HashMap<String, Site>, CaptureError> {
-    let file = open_regular(path).map_err(|source| CaptureError::Library { path: path.into(), source })?;
+pub fn find_functions(
+    file: &File,
+    path: &Path,
+    wanted: &dyn Fn(&str) -> bool,
+) -> Result<HashMap<String, Site>, CaptureError> {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
     let data = Bounded { cache: &cache, left: &left };
     let elf: ElfFile64<'_, object::Endianness, _> =
@@ -54,18 +57,19 @@ pub fn find_functions(path: &Path, wanted: &dyn Fn(&str) -> bool) -> Result<Hash
 }
 
 /// Opens a file that processes we do not trust may have put there: never waits for a pipe to be written.
-fn open_regular(path: &Path) -> std::io::Result<File> {
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() {
+pub fn open_regular(path: &Path) -> Result<File, CaptureError> {
+    let failed = |source| CaptureError::Library { path: path.into(), source };
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    if file.metadata().map_err(failed)?.is_file() {
         return Ok(file);
     }
-    Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file"))
+    Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file")))
 }
 
 /// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.
 #[derive(Clone, Copy)]
 struct Bounded<'data> {
-    cache: &'data ReadCache<File>,
+    cache: &'data ReadCache<&'data File>,
     left: &'data Cell<u64>,
 }
 
@@ -80,7 +84,9 @@ impl<'data> ReadRef<'data> for Bounded<'data> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
-        self.cache.read_bytes_at_until(range, delimiter)
+        let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
+        self.left.set(self.left.get().checked_sub(bytes.len() as u64).ok_or(())?);
+        Ok(bytes)
     }
 }
 
@@ -107,7 +113,7 @@ mod tests {
     use super::*;
 
     fn find(path: &Path) -> Result<HashMap<String, Site>, CaptureError> {
-        find_functions(path, &|name| name == "malloc")
+        find_functions(&open_regular(path)?, path, &|name| name == "malloc")
     }
 
     #[test]

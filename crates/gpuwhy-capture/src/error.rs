@@ -34,8 +34,6 @@ pub enum CaptureError {
     Attach { function: String, path: PathBuf, why: String },
     #[error("cannot read {path}: {source}")]
     Library { path: PathBuf, source: std::io::Error },
-    #[error("{path} went away with its process while gpuwhy attached to it")]
-    LibraryGone { path: String },
     #[error("{path} is no ELF library gpuwhy can read: {why}")]
     Elf { path: PathBuf, why: String },
     #[error(

@@ -20,10 +20,15 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// The file a path leads to.
+    /// The file a path leads to now.
     pub fn of(path: &Path) -> std::io::Result<Self> {
-        let meta = std::fs::metadata(path)?;
-        Ok(Self { device: meta.dev(), inode: meta.ino() })
+        Ok(Self::from(&std::fs::metadata(path)?))
+    }
+}
+
+impl From<&std::fs::Metadata> for FileId {
+    fn from(meta: &std::fs::Metadata) -> Self {
+        Self { device: meta.dev(), inode: meta.ino() }
     }
 }
 

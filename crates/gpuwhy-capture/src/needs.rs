@@ -57,7 +57,7 @@ pub fn look() -> Vec<Need> {
             "/sys/kernel/btf/vmlinux",
             "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
         ),
-        Need::new("privilege", is_root(), format!("user {}", user_id()), "run with sudo"),
+        Need::new("privilege", may_load(), format!("user {}", user_id()), "run with sudo"),
         Need::new(
             "PID namespace",
             in_first_pid_namespace(),
@@ -99,7 +99,7 @@ fn judge(release: String, has_btf: bool, first_pid_namespace: bool) -> Result<()
 }
 
 fn programs() -> Need {
-    // No process has this number: nothing is traced, but everything is loaded and attached.
+    // No targets: nothing is traced, but everything is loaded.
     match Capture::start(&Options { targets: crate::Targets::Pids(Vec::new()), ..Default::default() }) {
         Ok(mut capture) => {
             let warnings = capture.take_warnings();

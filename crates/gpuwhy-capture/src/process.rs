@@ -100,6 +100,14 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
+/// The process a number stands for: its own, or that of which it is a thread (tools list those as if they were
+/// processes). `None` when there is neither.
+pub fn of_thread(id: u32) -> Option<u32> {
+    let status = std::fs::read(format!("/proc/{id}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
+}
+
 /// Whether a process still runs. One that ended and waits for its parent to notice (a zombie) does not.
 pub fn is_running(pid: u32) -> bool {
     let ended = stat_field(pid, 0).is_none_or(|state| matches!(state.as_str(), "Z" | "X"));
@@ -141,6 +149,14 @@ mod tests {
     fn secrets_do_not_reach_the_run_file() {
         let line = command_line(&["train.py", "--hf-token", "hf_abc", "--api-key=xyz", "WANDB_API_KEY=k", "a b"]);
         assert_eq!(line, "train.py --hf-token *** --api-key=*** WANDB_API_KEY=*** 'a b'");
+    }
+
+    #[test]
+    fn a_threads_number_leads_to_its_process() {
+        // SAFETY: reads a number.
+        let thread = std::thread::spawn(|| of_thread(unsafe { libc::gettid() } as u32)).join().unwrap();
+        assert_eq!(thread, Some(std::process::id()));
+        assert_eq!(of_thread(u32::MAX), None);
     }
 
     #[test]

@@ -14,15 +14,15 @@ pub(crate) struct MappedLibrary<'a> {
     pub range: &'a str,
 }
 
-/// Whether an address lies in a mapping of the CUDA runtime; `None` when nothing is mapped there.
-pub(crate) fn is_in_runtime(maps: &str, address: u64) -> Option<bool> {
+/// Which CUDA library an address lies in, if any; `None` when nothing is mapped there.
+pub(crate) fn library_at(maps: &str, address: u64) -> Option<Option<Library>> {
     let line = maps.lines().find(|line| {
         let ends = line.split(' ').next().and_then(|range| range.split_once('-'));
         let ends = ends.map(|(from, to)| (u64::from_str_radix(from, 16), u64::from_str_radix(to, 16)));
         matches!(ends, Some((Ok(from), Ok(to))) if (from..to).contains(&address))
     })?;
     let file = line.rsplit('/').next().unwrap_or_default();
-    Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)) == Some(Library::Runtime))
+    Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)))
 }
 
 /// The traced libraries in the text of a `/proc/PID/maps`, one entry for each executable mapping.
@@ -71,8 +71,9 @@ garbage
         assert_eq!(found[0].range, "7f0000001000-7f0000009000");
         assert_eq!(found[1].library, Library::Driver);
         assert_eq!(found[1].path, "/tmp/libcuda.so.1");
-        assert_eq!(is_in_runtime(maps, 0x7f00_0000_8fff), Some(true));
-        assert_eq!(is_in_runtime(maps, 0x7f00_0001_0000), Some(false));
-        assert_eq!(is_in_runtime(maps, 0x7f00_0000_9000), None);
+        assert_eq!(library_at(maps, 0x7f00_0000_8fff), Some(Some(Library::Runtime)));
+        assert_eq!(library_at(maps, 0x7f00_0001_0000), Some(Some(Library::Driver)));
+        assert_eq!(library_at(maps, 0x7f00_0000_9000), None);
+        assert_eq!(library_at(maps, 0x5555_5555_4000), Some(None));
     }
 }

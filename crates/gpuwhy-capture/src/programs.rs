@@ -142,6 +142,14 @@ impl Programs {
         }
     }
 
+    /// Says that no new calls shall be followed.
+    pub(crate) fn set_stopping(&mut self) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(&raw mut bss.stopping, true) };
+        }
+    }
+
     /// What [`Programs::set_ready`] said last.
     pub(crate) fn ready(&self) -> u64 {
         self.skel.maps.bss_data.as_deref().map_or(0, |bss| bss.ready_ns)
@@ -200,7 +208,8 @@ impl Programs {
                     let now = unsafe { std::ptr::read_volatile(&raw const bss.lost[cause as usize][op]) };
                     let last = &mut self.last_lost[cause as usize][op];
                     if now > *last {
-                        out.push((cause, Some(OpId(op as u16)), now - *last));
+                        let op = OpId(op as u16);
+                        out.push((cause, op.get().map(|_| op), now - *last));
                         *last = now;
                     }
                 }

@@ -34,6 +34,8 @@ pub struct Life {
     pub event: LifeEvent,
     /// When, `CLOCK_MONOTONIC` ns.
     pub at_ns: u64,
+    /// When the thread, or the program it now runs, began; the same clock. 0 when it ended.
+    pub since_ns: u64,
     /// Process.
     pub pid: u32,
     /// Thread.
@@ -88,6 +90,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
     Some(Record::Life(Life {
         event,
         at_ns: word(0),
+        since_ns: word(8),
         pid: half(40),
         tid: half(44),
         comm: String::from_utf8_lossy(comm).into_owned(),

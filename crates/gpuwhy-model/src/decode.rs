@@ -176,6 +176,8 @@ pub enum Decode {
     },
     /// `cuCtxPopCurrent`.
     PopContext,
+    /// `cuCtxDestroy`: which context is current afterwards is not known.
+    DropContext,
 }
 
 /// Slot number that says "the stream is in the launch configuration struct".
@@ -196,6 +198,7 @@ impl Decode {
                 | Self::NewContext { .. }
                 | Self::SetContext { .. }
                 | Self::PopContext
+                | Self::DropContext
         )
     }
 
@@ -222,7 +225,7 @@ impl Decode {
             Self::Handle { .. } => ("handle", ""),
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),
-            Self::SetContext { .. } => ("context", ""),
+            Self::SetContext { .. } | Self::DropContext => ("context", ""),
         }
     }
 
@@ -276,6 +279,7 @@ impl Decode {
             Self::NewContext { out, device, current } => (22, device, out, current as u8),
             Self::SetContext { push } => (23, 1, 0, push as u8),
             Self::PopContext => (24, 0, 0, 0),
+            Self::DropContext => (25, 1, 0, 0),
         }
     }
 }

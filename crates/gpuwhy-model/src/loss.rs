@@ -3,7 +3,7 @@
 
 use serde::Serialize;
 
-/// A cause of loss. The numbers are the indices of the BPF program's counters (`bpf/loss.h`).
+/// A cause of loss. The numbers are the indices of the BPF program's counters (`bpf/state.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]

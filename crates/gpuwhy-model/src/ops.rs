@@ -218,6 +218,7 @@ const RUNTIME: &[(Class, &[Row])] = &[
             s("cudaLaunchKernel", LaunchDim3, 8),
             s("cudaLaunchKernelExC", LaunchConfig, 0),
             s("cudaLaunchCooperativeKernel", LaunchDim3, 8),
+            f("cudaLaunchCooperativeKernelMultiDevice", Plain),
             s("cudaGraphLaunch", Handle { handle: 1 }, 2),
         ],
     ),
@@ -243,7 +244,16 @@ const RUNTIME: &[(Class, &[Row])] = &[
             d("cudaMemcpyFromSymbol", kind(3, 5)),
             s("cudaMemcpyFromSymbolAsync", kind(3, 5), 6),
             d("cudaMemcpyToArray", kind(5, 6)),
+            s("cudaMemcpyToArrayAsync", kind(5, 6), 7),
             d("cudaMemcpyFromArray", kind(5, 6)),
+            s("cudaMemcpyFromArrayAsync", kind(5, 6), 7),
+            d("cudaMemcpyArrayToArray", kind(7, 8)),
+            d("cudaMemcpy2DArrayToArray", Copy2D { width: 7, kind: 9 }),
+            // Their sizes are arrays, and their signature changed with CUDA 13: only that they were called.
+            f("cudaMemcpyBatchAsync", Plain),
+            f("cudaMemcpyBatchAsync_ptsz", Plain),
+            f("cudaMemcpy3DBatchAsync", Plain),
+            f("cudaMemcpy3DBatchAsync_ptsz", Plain),
         ],
     ),
     (
@@ -307,6 +317,7 @@ const DRIVER: &[(Class, &[Row])] = &[
             s("cuLaunchKernel", Launch, 9),
             s("cuLaunchKernelEx", LaunchConfig, 0),
             s("cuLaunchCooperativeKernel", Launch, 9),
+            f("cuLaunchCooperativeKernelMultiDevice", Plain),
             s("cuGraphLaunch", Handle { handle: 1 }, 2),
         ],
     ),
@@ -337,6 +348,14 @@ const DRIVER: &[(Class, &[Row])] = &[
             s("cuMemcpy3DAsync_v2", Copy3DDriver, 2),
             d("cuMemcpy3DPeer", Copy3DDriver),
             s("cuMemcpy3DPeerAsync", Copy3DDriver, 2),
+            f("cuMemcpyBatchAsync", Plain),
+            f("cuMemcpyBatchAsync_ptsz", Plain),
+            f("cuMemcpyBatchAsync_v2", Plain),
+            f("cuMemcpyBatchAsync_v2_ptsz", Plain),
+            f("cuMemcpy3DBatchAsync", Plain),
+            f("cuMemcpy3DBatchAsync_ptsz", Plain),
+            f("cuMemcpy3DBatchAsync_v2", Plain),
+            f("cuMemcpy3DBatchAsync_v2_ptsz", Plain),
         ],
     ),
     (
@@ -376,6 +395,7 @@ const DRIVER: &[(Class, &[Row])] = &[
             f("cuCtxSetCurrent", SetContext { push: false }),
             f("cuCtxPushCurrent_v2", SetContext { push: true }),
             f("cuCtxPopCurrent_v2", PopContext),
+            f("cuCtxDestroy_v2", DropContext),
         ],
     ),
 ];
@@ -385,6 +405,7 @@ const TWINS: &[(&str, &str)] = &[
     ("cuLaunchKernel", "cudaLaunchKernel"),
     ("cuLaunchKernelEx", "cudaLaunchKernelExC"),
     ("cuLaunchCooperativeKernel", "cudaLaunchCooperativeKernel"),
+    ("cuLaunchCooperativeKernelMultiDevice", "cudaLaunchCooperativeKernelMultiDevice"),
     ("cuGraphLaunch", "cudaGraphLaunch"),
 ];
 

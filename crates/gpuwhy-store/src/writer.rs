@@ -84,7 +84,7 @@ pub struct Finished {
     pub problem: Option<Error>,
 }
 
-/// Counts of calls, for the session's row.
+/// Counts of outermost calls, for the session's row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     /// Given to the writer.
@@ -93,6 +93,8 @@ struct Counts {
     committed: u64,
     /// Rows in the open transaction.
     open: u64,
+    /// The same, inner calls included.
+    rows_open: u64,
     /// Lost before they could be given to the writer.
     lost_before: u64,
     /// Lost by rolling back.
@@ -151,7 +153,9 @@ impl Writer {
     /// On an error all calls since the last commit are lost, and counted as such: do not give them again.
     pub fn write_calls(&mut self, calls: &mut [Call]) -> Result<()> {
         calls.sort_by_key(|call| call.start_ns);
-        self.counts.given += calls.len() as u64;
+        // Inner calls are stored beside the program's own but are none of them.
+        let outermost = calls.iter().filter(|call| !call.flags.inner).count() as u64;
+        self.counts.given += outermost;
         let mut outcome = Ok(());
         for chunk in calls.chunks(CHUNK) {
             outcome = outcome.and_then(|()| self.make_room_for_sums());
@@ -162,9 +166,10 @@ impl Writer {
             outcome = outcome.and_then(|()| self.insert(chunk));
         }
         // Before the outcome is looked at: rolling back loses this batch, too.
-        self.counts.open += calls.len() as u64;
+        self.counts.open += outermost;
+        self.counts.rows_open += calls.len() as u64;
         self.settle(outcome)?;
-        if self.counts.open >= MAX_CALLS_IN_TRANSACTION {
+        if self.counts.rows_open >= MAX_CALLS_IN_TRANSACTION {
             self.commit()?;
         }
         Ok(())
@@ -224,6 +229,7 @@ impl Writer {
         let committed = self.write_rest().and_then(|()| self.db.execute_batch("COMMIT"));
         self.settle(committed)?;
         self.counts.committed += std::mem::take(&mut self.counts.open);
+        self.counts.rows_open = 0;
         self.counts.summed_in_open = 0;
         self.sums.stored();
         self.pending.stored();
@@ -324,6 +330,7 @@ impl Writer {
         }
         self.contexts.forget();
         let lost = std::mem::take(&mut self.counts.open);
+        self.counts.rows_open = 0;
         self.counts.lost_here += lost;
         self.counts.unsummed += std::mem::take(&mut self.counts.summed_in_open);
         if lost > 0 {

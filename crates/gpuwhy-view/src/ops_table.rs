@@ -50,7 +50,7 @@ impl OpsTable {
 
     /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line.
     pub fn lines(&self, max_rows: usize, style: Style) -> Vec<String> {
-        let heads = ["op", "calls", "calls/s", "p50", "p95", "p99", "max", "of wall", "bytes", "loss"];
+        let heads = ["op", "calls", "loss", "calls/s", "p50", "p95", "p99", "max", "of wall", "bytes"];
         let mut table = Table::new(
             heads
                 .iter()
@@ -81,6 +81,7 @@ fn cells(row: &OpRow) -> Vec<String> {
     vec![
         units::safe(&row.op, 40),
         calls,
+        units::count(row.lost),
         units::count(row.per_second.round() as u64),
         units::time(row.p50_ns),
         units::time(row.p95_ns),
@@ -88,7 +89,6 @@ fn cells(row: &OpRow) -> Vec<String> {
         units::time(row.max_ns),
         units::percent(row.share, 1.0),
         blank(row.bytes, units::bytes(row.bytes)),
-        units::count(row.lost),
     ]
 }
 

@@ -82,8 +82,8 @@ pub(crate) struct Trace {
     /// Size of the buffer between kernel and gpuwhy, KiB, a power of two
     #[arg(long, default_value_t = 16 * 1024, hide = true, value_parser = ring_size)]
     pub(crate) ring_kib: u32,
-    /// The command to trace, after `--`
-    #[arg(last = true, value_name = "CMD")]
+    /// The command to trace and its arguments; `--` before it may be left out
+    #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) cmd: Vec<std::ffi::OsString>,
 }
 

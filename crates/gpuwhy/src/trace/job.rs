@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job gpuwhy starts: found, held until everything is attached, let go, waited for.
 
+use crate::trace::limits;
 use crate::trace::sudo::{self, Caller};
 use anyhow::{Context, bail};
 use std::ffi::{OsStr, OsString};
@@ -52,8 +53,9 @@ impl Job {
         Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
     }
 
-    /// Makes the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON.
-    pub(crate) fn start_held(&self, stdout_to_stderr: bool) -> anyhow::Result<HeldJob> {
+    /// Makes the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: how
+    /// many files the job may have open.
+    pub(crate) fn start_held(&self, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<HeldJob> {
         let (read, gate) = std::io::pipe().context("cannot make a pipe")?;
         let fd = read.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
@@ -69,12 +71,15 @@ impl Job {
             let stderr = std::io::stderr();
             command.stdout(Stdio::from(std::os::fd::AsFd::as_fd(&stderr).try_clone_to_owned()?));
         }
-        // SAFETY: runs between fork and exec and makes one async-signal-safe call: the descriptor stays
+        // SAFETY: runs between fork and exec and makes async-signal-safe calls only: the descriptor stays
         // open across exec.
         unsafe {
-            command.pre_exec(move || match libc::fcntl(fd, libc::F_SETFD, 0) {
-                -1 => Err(std::io::Error::last_os_error()),
-                _ => Ok(()),
+            command.pre_exec(move || {
+                limits::restore_open_files(open_files);
+                match libc::fcntl(fd, libc::F_SETFD, 0) {
+                    -1 => Err(std::io::Error::last_os_error()),
+                    _ => Ok(()),
+                }
             });
         }
         let child = command.spawn().context("cannot start the job")?;

@@ -6,6 +6,7 @@ mod cost;
 mod display;
 mod figures;
 mod job;
+mod limits;
 mod recorder;
 mod screen;
 pub(crate) mod sudo;

@@ -6,6 +6,7 @@ use crate::trace::cost::OwnCost;
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::job::{Job, RunningJob};
+use crate::trace::limits;
 use crate::trace::sudo::Caller;
 use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
@@ -53,7 +54,10 @@ impl Stop {
 pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let began = Instant::now();
     needs::require()?;
-    let mut signals = SignalsInfo::<WithOrigin>::new([SIGINT, SIGTERM, SIGHUP]).context("cannot watch for Ctrl-C")?;
+    // A signal that was ignored when gpuwhy was started (nohup) stays so, for gpuwhy and for the job.
+    let watched = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
+    let mut signals = SignalsInfo::<WithOrigin>::new(watched).context("cannot watch for Ctrl-C")?;
+    let open_files = limits::raise_open_files();
     let job = match settings.command.as_slice() {
         [] => None,
         command => Some(Job::find(command, &settings.extra_env)?),
@@ -83,7 +87,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     };
     let mut running = match &job {
         None => None,
-        Some(job) => Some(recorder.start_job(job, settings.display == Display::Json)?),
+        Some(job) => Some(recorder.start_job(job, settings.display == Display::Json, open_files)?),
     };
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
@@ -135,8 +139,8 @@ struct Recorder {
 
 impl Recorder {
     /// Makes the job's process, attaches to what it will likely load, and lets it go.
-    fn start_job(&mut self, job: &Job, stdout_to_stderr: bool) -> anyhow::Result<RunningJob> {
-        let held = job.start_held(stdout_to_stderr)?;
+    fn start_job(&mut self, job: &Job, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<RunningJob> {
+        let held = job.start_held(stdout_to_stderr, open_files)?;
         self.capture.add_target(held.pid())?;
         self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.env));
         held.release()
@@ -176,9 +180,10 @@ impl Recorder {
             let elapsed = self.elapsed();
             if elapsed.as_nanos() / TICK.as_nanos() > u128::from(ticks) {
                 ticks = (elapsed.as_nanos() / TICK.as_nanos()) as u64;
+                self.collect_loss(elapsed.saturating_sub(TICK / 2));
                 self.writer.tick(elapsed);
                 if ticks.is_multiple_of(4) {
-                    self.every_second(elapsed);
+                    self.every_second();
                 }
             }
             self.show_progress();
@@ -247,15 +252,23 @@ impl Recorder {
     fn note_life(&mut self, life: &Life) {
         match life.event {
             LifeEvent::FirstCall if self.names.contains(&life.pid) => {}
-            LifeEvent::FirstCall | LifeEvent::Exec => self.name_process(life.pid, Some(&life.comm)),
+            LifeEvent::FirstCall | LifeEvent::Exec => {
+                self.name_process(life.pid, Some(&life.comm));
+                // A main thread begins with its process; of another thread that cannot be said.
+                if life.tid == life.pid {
+                    self.writer.process_times(life.pid, Some(life.since_ns), None);
+                }
+            }
             // Forgotten: the number may come back as another process.
-            LifeEvent::Exit if self.names.remove(&life.pid) => self.writer.process_ended(life.pid, life.at_ns),
+            LifeEvent::Exit if self.names.remove(&life.pid) => {
+                self.writer.process_times(life.pid, None, Some(life.at_ns))
+            }
             LifeEvent::Exit => {}
         }
     }
 
     fn name_process(&mut self, pid: u32, comm: Option<&str>) {
-        let name = process::name(pid).or_else(|| comm.map(str::to_owned)).unwrap_or_else(|| format!("process {pid}"));
+        let name = process::name(pid).or_else(|| comm.map(str::to_owned)).unwrap_or_else(|| format!("pid {pid}"));
         self.names.insert(pid);
         self.writer.process(pid, name);
         if self.machine.python.is_none() {
@@ -266,8 +279,7 @@ impl Recorder {
         }
     }
 
-    fn every_second(&mut self, elapsed: Duration) {
-        self.collect_loss(elapsed);
+    fn every_second(&mut self) {
         self.note_libraries();
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
@@ -283,9 +295,10 @@ impl Recorder {
         self.progress.update(&snapshot, &self.lost_by_op);
     }
 
-    fn collect_loss(&mut self, elapsed: Duration) {
+    /// Counts what was lost since the last time, about at `when`.
+    fn collect_loss(&mut self, when: Duration) {
         for (cause, op, count) in self.capture.take_loss() {
-            self.writer.loss(elapsed.as_secs(), cause, op, count);
+            self.writer.loss(when.as_secs(), cause, op, count);
             *self.lost_by_cause.entry(cause).or_default() += count;
             if let Some(op) = op.filter(|_| cause.loses_event()) {
                 *self.lost_by_op.entry(op).or_default() += count;
@@ -367,6 +380,14 @@ impl Recorder {
         self.progress.finish(&summary);
         summary
     }
+}
+
+fn is_ignored(signal: i32) -> bool {
+    // SAFETY: a struct for which zeroes are valid.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: asks for the current action without changing it.
+    unsafe { libc::sigaction(signal, std::ptr::null(), &raw mut action) };
+    action.sa_sigaction == libc::SIG_IGN
 }
 
 fn machine() -> Machine {

@@ -11,6 +11,7 @@ use unicode_width::UnicodeWidthChar;
 pub(crate) struct Screen {
     rows: u16,
     columns: u16,
+    wanted: u16,
     kept: u16,
 }
 
@@ -21,7 +22,7 @@ impl Screen {
         if rows < 10 || columns < 40 {
             return None;
         }
-        let screen = Self { rows, columns, kept: wanted.min(rows / 2) };
+        let screen = Self { rows, columns, wanted, kept: wanted.min(rows / 2) };
         screen.reserve();
         Some(screen)
     }
@@ -34,8 +35,9 @@ impl Screen {
     /// Draws these lines, cut to the terminal's width.
     pub(crate) fn draw(&mut self, lines: &[String]) {
         if let Some((rows, columns)) = size().filter(|now| *now != (self.rows, self.columns)) {
+            self.release();
             (self.rows, self.columns) = (rows, columns);
-            self.kept = self.kept.min(rows / 2).max(1);
+            self.kept = self.wanted.min(rows / 2).max(1);
             self.reserve();
         }
         let top = self.rows - self.kept;
@@ -46,6 +48,11 @@ impl Screen {
         }
         out += "\x1b8";
         write(&out);
+    }
+
+    /// The whole terminal scrolls again, the kept lines are cleared, the cursor is the job's.
+    fn release(&self) {
+        write(&format!("\x1b7\x1b[r\x1b[{};1H\x1b[J\x1b8", self.rows - self.kept + 1));
     }
 
     /// Makes room and sets the scroll region above it.
@@ -59,8 +66,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // The whole terminal scrolls again, the kept lines are cleared, the cursor is the job's.
-        write(&format!("\x1b7\x1b[r\x1b[{};1H\x1b[J\x1b8", self.rows - self.kept + 1));
+        self.release();
     }
 }
 

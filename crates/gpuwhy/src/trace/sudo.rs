@@ -2,7 +2,7 @@
 //! The user who called sudo: the job runs as they would have run it, and the run file is theirs.
 
 use gpuwhy_store::Owner;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
 /// Who called sudo.
@@ -81,11 +81,19 @@ pub(crate) fn variable<'a>(env: &'a [(OsString, OsString)], name: &str) -> Optio
     env.iter().find(|(n, _)| n == name).map(|(_, value)| value.as_os_str())
 }
 
-/// The name of a user, from /etc/passwd; needed to give the job its groups.
+/// The name of a user, from wherever the system keeps users; needed to give the job its groups.
 pub(crate) fn user_name(uid: u32) -> Option<CString> {
-    let passwd = std::fs::read_to_string("/etc/passwd").ok()?;
-    let line = passwd.lines().find(|line| line.split(':').nth(2).and_then(|id| id.parse().ok()) == Some(uid))?;
-    CString::new(line.split(':').next()?).ok()
+    // SAFETY: a struct of numbers and pointers, for which zeroes are valid.
+    let mut user: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    let mut text = vec![0; 64 * 1024];
+    // SAFETY: everything pointed to is ours and outlives the call, and the buffer's length is given.
+    unsafe { libc::getpwuid_r(uid, &raw mut user, text.as_mut_ptr(), text.len(), &raw mut found) };
+    if found.is_null() || user.pw_name.is_null() {
+        return None;
+    }
+    // SAFETY: the name lies in `text`, ended by a zero.
+    Some(unsafe { CStr::from_ptr(user.pw_name) }.to_owned())
 }
 
 #[cfg(test)]
@@ -112,6 +120,6 @@ mod tests {
     #[test]
     fn root_has_a_name() {
         assert_eq!(user_name(0).unwrap().to_str().unwrap(), "root");
-        assert_eq!(user_name(u32::MAX), None);
+        assert_eq!(user_name(u32::MAX - 1), None);
     }
 }

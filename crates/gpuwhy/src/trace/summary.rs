@@ -64,7 +64,10 @@ impl Summary {
             return Some(problem.clone());
         }
         if self.libraries == 0 {
-            return Some("no CUDA library was loaded by what was traced: is it the process that uses the GPU?".into());
+            return Some(
+                "no CUDA library was found in what was traced: it uses none, or ended before gpuwhy could attach"
+                    .into(),
+            );
         }
         if self.seen == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
@@ -95,7 +98,7 @@ impl Summary {
             "stored": self.stored,
             "lost": self.lost,
             "loss_by_cause": causes,
-            "file": self.path,
+            "file": self.path.to_string_lossy(),
             "size_bytes": self.size_bytes,
             "own_cost": self.own,
             "libraries": self.libraries,

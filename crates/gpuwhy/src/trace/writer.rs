@@ -17,7 +17,7 @@ const GATHER: usize = 32 * 1024;
 enum Message {
     Calls(Vec<Call>),
     Process(u32, String),
-    Ended(u32, u64),
+    Times(u32, Option<u64>, Option<u64>),
     Loss(u64, LossCause, Option<OpId>, u64),
     Library(LibraryRow),
     Machine(Machine),
@@ -71,8 +71,9 @@ impl WriterThread {
         self.send(Message::Process(pid, name));
     }
 
-    pub(crate) fn process_ended(&self, pid: u32, at_ns: u64) {
-        self.send(Message::Ended(pid, at_ns));
+    /// When a process began or ended, `CLOCK_MONOTONIC` ns.
+    pub(crate) fn process_times(&self, pid: u32, began_ns: Option<u64>, ended_ns: Option<u64>) {
+        self.send(Message::Times(pid, began_ns, ended_ns));
     }
 
     pub(crate) fn loss(&self, second: u64, cause: LossCause, op: Option<OpId>, count: u64) {
@@ -135,7 +136,7 @@ impl Owner {
                     }
                 }
                 Message::Process(pid, name) => self.writer.set_process(pid, &name),
-                Message::Ended(pid, at_ns) => self.writer.set_process_times(pid, None, Some(at_ns)),
+                Message::Times(pid, began, ended) => self.writer.set_process_times(pid, began, ended),
                 Message::Loss(second, cause, op, count) => self.writer.add_loss(second, cause, op, count),
                 Message::Library(library) => self.writer.add_library(library),
                 Message::Machine(machine) => self.writer.set_machine(machine),

@@ -92,8 +92,10 @@ pub fn recorded_calls(db: &rusqlite::Connection, view: &str) -> ByThread<Recorde
     by_thread
 }
 
-/// The calls gpuwhy should report as the program's, from the log: those of traced functions that no other
-/// traced function encloses and that the runtime library did not make for an untraced function of its own.
+/// The calls gpuwhy should report as the program's, from the log: those of traced functions that the runtime
+/// library did not make. A call inside one of the driver's is the program's own again: the driver calls no
+/// traced function by itself, only the program's code back. A launch through the runtime made there is the one
+/// thing that cannot be told from what the outer call does itself.
 pub fn true_calls(truth: &Truth) -> ByThread<Call> {
     let mut by_thread: ByThread<Call> = BTreeMap::new();
     for call in truth.calls() {
@@ -101,18 +103,14 @@ pub fn true_calls(truth: &Truth) -> ByThread<Call> {
     }
     for calls in by_thread.values_mut() {
         calls.sort_by_key(|call| (call.enter_ns, call.depth));
-        let mut open: Vec<(u64, bool, bool)> = Vec::new(); // end, traced or inside such, runtime
-        let mut keep = Vec::new();
-        for call in calls.drain(..) {
-            open.truncate(usize::from(call.depth));
-            let (inside, by_runtime) = open.last().map_or((false, false), |(_, inside, runtime)| (*inside, *runtime));
-            let traced = ops::by_function(&call.function).is_some();
-            open.push((call.exit_ns, inside || traced, call.function.starts_with("cuda")));
-            if traced && !inside && !by_runtime {
-                keep.push(call);
-            }
-        }
-        *calls = keep;
+        let mut by_runtime: Vec<bool> = Vec::new(); // for each open call
+        calls.retain(|call| {
+            by_runtime.truncate(usize::from(call.depth));
+            let inner = by_runtime.last().copied().unwrap_or(false);
+            by_runtime.push(call.function.starts_with("cuda"));
+            let op = ops::by_function(&call.function);
+            op.is_some_and(|op| !inner && !(op.seen_at_driver && call.depth > 0))
+        });
     }
     by_thread.retain(|_, calls| !calls.is_empty());
     by_thread
