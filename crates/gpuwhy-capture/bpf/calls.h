@@ -262,7 +262,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (f->sp != sp)
 		return 0;
 	t->depth = depth - 1;
-	read_at_return(t, f, task->tgid, ret != 0);
+	read_at_return(t, f, depth > 1 ? frame_at(t, depth - 2) : NULL, task->tgid, ret != 0);
 	if (!(f->flags & FLAG_QUIET))
 		emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0);
 	return 0;

@@ -304,19 +304,42 @@ static __always_inline void learn_context(struct thread *t, struct frame *f, __u
 	}
 }
 
-static __always_inline void switch_context(struct thread *t, const struct frame *f, __u32 tgid, bool push)
+/* A context of unknown origin that the runtime itself makes current belongs to the device the thread uses: the
+ * one it is just choosing, or, before it ever chose, the default. True: *device is that. */
+static __always_inline bool runtime_tells(const struct thread *t, const struct frame *f, const struct frame *outer,
+					  __u32 *device)
+{
+	if (!(f->flags & FLAG_INNER) || !f->arg0)
+		return false;
+	if (outer && COOKIE_SHAPE(outer->cookie) == SET_DEVICE)
+		*device = outer->arg0;
+	else if (!t->chosen && t->device != DEVICE_UNKNOWN)
+		*device = t->device;
+	else
+		return false;
+	return true;
+}
+
+static __always_inline void switch_context(struct thread *t, const struct frame *f, const struct frame *outer,
+					   __u32 tgid, bool push)
 {
 	struct context_key key = {.context = f->arg0, .tgid = tgid};
-	__u32 *device = bpf_map_lookup_elem(&contexts, &key);
+	__u32 *known = bpf_map_lookup_elem(&contexts, &key);
+	__u32 device = DEVICE_UNKNOWN;
 
+	if (known)
+		device = *known;
+	else if (!push && runtime_tells(t, f, outer, &device))
+		bpf_map_update_elem(&contexts, &key, &device, BPF_ANY);
 	if (push)
 		push_context(t);
-	t->device = device ? *device : DEVICE_UNKNOWN;
+	t->device = device;
 	t->chosen = true;
 }
 
 /* What is known once the call has returned, and what follows from it. */
-static __always_inline void read_at_return(struct thread *t, struct frame *f, __u32 tgid, bool failed)
+static __always_inline void read_at_return(struct thread *t, struct frame *f, const struct frame *outer, __u32 tgid,
+					   bool failed)
 {
 	__u32 extra = COOKIE_EXTRA(f->cookie);
 
@@ -360,7 +383,7 @@ static __always_inline void read_at_return(struct thread *t, struct frame *f, __
 		break;
 	case SET_CONTEXT:
 		if (!failed)
-			switch_context(t, f, tgid, extra);
+			switch_context(t, f, outer, tgid, extra);
 		break;
 	case POP_CONTEXT:
 		if (!failed) {
