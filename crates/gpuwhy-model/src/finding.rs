@@ -170,7 +170,9 @@ impl Finding {
 fn link_text(link: &Link) -> String {
     let line = link.line.as_deref().map(|l| format!(", {}", units::safe(l, 120))).unwrap_or_default();
     let said = format!("{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120));
-    format!("{said:<64} {:>9}   {}", units::time(link.ns), units::safe(&link.evidence, 80))
+    // A link about memory took no time worth telling.
+    let time = if link.ns > 0 { units::time(link.ns) } else { String::new() };
+    format!("{said:<64} {time:>9}   {}", units::safe(&link.evidence, 80))
 }
 
 fn fix_text(fix: &Fix) -> String {

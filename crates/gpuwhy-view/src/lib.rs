@@ -3,6 +3,8 @@
 //! is somebody else's business.
 
 pub mod ops_table;
+pub mod profile_memory;
+pub mod profile_trace;
 pub mod style;
 pub mod table;
 

@@ -31,6 +31,8 @@ pub(crate) enum Command {
     Trace(Trace),
     /// Ask a run file with SQL
     Query(Query),
+    /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
+    Profile(Profile),
     /// Trace a small training job on a simulated GPU: needs root and Python, no GPU
     Demo(Demo),
     /// Waits for a byte on a file descriptor, then becomes the traced command (internal)
@@ -132,6 +134,46 @@ pub(crate) struct Query {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+A folder stands for the profiler traces (*trace*.json, .json.gz) and memory snapshots (*.pickle) in it. Nothing in a
+pickle is executed. The JSON is described in docs/profile-json.md.
+
+Examples:
+  gpuwhy profile outputs/run/
+  gpuwhy profile rank0.pt.trace.json.gz rank1.pt.trace.json.gz
+  gpuwhy profile snapshot.pickle --gpu-gb 80
+  gpuwhy profile run/ --json | jq .trace.devices")]
+pub(crate) struct Profile {
+    /// Folders or files
+    #[arg(required = true, value_name = "PATH")]
+    pub(crate) paths: Vec<PathBuf>,
+    /// Let findings and rankings cover warm-up steps, too
+    #[arg(long)]
+    pub(crate) include_warmup: bool,
+    /// Only memory snapshots
+    #[arg(long, conflicts_with = "trace_only")]
+    pub(crate) memory_only: bool,
+    /// Only profiler traces
+    #[arg(long)]
+    pub(crate) trace_only: bool,
+    /// Leave out CPU ops and Python functions: quicker, and idle time is not traced back to lines
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Memory of the GPU in GB (10^9 bytes), to tell how much room is left
+    #[arg(long, value_name = "GB", value_parser = gigabytes)]
+    pub(crate) gpu_gb: Option<f64>,
+    /// Only this device
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
+    pub(crate) device: Option<u32>,
+    /// Kernel categories to use instead of the built-in ones (TOML)
+    #[arg(long, value_name = "FILE")]
+    pub(crate) rules: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// What the simulated job suffers from
     #[arg(value_enum, default_value = "dataloader")]
@@ -182,6 +224,11 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok()
         .filter(|d| !d.is_zero())
         .ok_or_else(|| "the duration must be longer than nothing and shorter than forever".to_owned())
+}
+
+fn gigabytes(text: &str) -> Result<f64, String> {
+    let gb = text.parse().ok().filter(|gb: &f64| *gb > 0.0 && *gb < 1e6);
+    gb.ok_or_else(|| "write the GPU's memory in GB, as in 80".to_owned())
 }
 
 fn ring_size(text: &str) -> Result<u32, String> {

@@ -5,6 +5,7 @@
 mod cli;
 mod commands;
 mod output;
+mod profile;
 mod trace;
 
 use clap::Parser;

@@ -4,6 +4,7 @@
 mod check;
 mod demo;
 mod hold;
+mod profile;
 mod query;
 mod trace;
 
@@ -16,6 +17,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Query(args) => query::run(&args),
+        Command::Profile(args) => profile::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Hold(args) => hold::run(&args),
     }

@@ -109,7 +109,7 @@ pub fn true_calls(truth: &Truth) -> ByThread<Call> {
             let inner = by_runtime.last().copied().unwrap_or(false);
             by_runtime.push(call.function.starts_with("cuda"));
             let op = ops::by_function(&call.function);
-            op.is_some_and(|op| !inner && !(op.seen_at_driver && call.depth > 0))
+            op.is_some_and(|op| !(inner || op.seen_at_driver && call.depth > 0))
         });
     }
     by_thread.retain(|_, calls| !calls.is_empty());

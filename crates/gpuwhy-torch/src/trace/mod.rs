@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+//! PyTorch profiler traces: where the GPU's time went, and what it waited for.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use gpuwhy_torch::trace::{Options, analyse};
+//! let file = std::fs::File::open("profiler_trace.json.gz")?;
+//! let report = analyse(file, &Options::default(), |bytes_done| eprint!("\r{bytes_done} bytes"))?;
+//! println!("{} steps, {} devices", report.steps.count, report.devices.len());
+//! # Ok(()) }
+//! ```
+//!
+//! Text becomes rows in `reader`, rows become a [`TraceReport`] in `analysis`. Files are read in one pass, on all
+//! cores; memory grows with the number of events, not with the size of their text.
+
+mod analysis;
+mod event;
+mod header;
+mod intern;
+mod json;
+mod reader;
+mod report;
+mod rows;
+mod split;
+
+pub use analysis::{Account, Rules};
+pub use report::*;
+
+use std::io::{self, Read};
+
+/// Why a file could not be analysed at all. What is broken inside a trace is a warning of the report instead.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The source failed.
+    #[error("cannot read the trace: {0}")]
+    Read(#[source] io::Error),
+    /// Nothing in it.
+    #[error("the file is empty: the profiler did not finish writing it, or it is not the trace")]
+    Empty,
+    /// Not JSON.
+    #[error("not a profiler trace: the file begins with {start:?}, not with JSON")]
+    NotJson {
+        /// The first bytes.
+        start: String,
+    },
+    /// JSON of another kind.
+    #[error("not a profiler trace: JSON without a traceEvents list (it has: {keys})")]
+    NoEvents {
+        /// Some of the keys it has instead.
+        keys: String,
+    },
+    /// A list, but not of events.
+    #[error("not a profiler trace: a JSON list whose entries are no trace events")]
+    ForeignList,
+    /// Cut off in the head.
+    #[error("the file ends before its list of events begins: the profiler did not finish writing it")]
+    CutBeforeEvents,
+    /// The rules are wrong.
+    #[error("kernel rules: {0}")]
+    Rules(String),
+}
+
+/// What to look at, and how.
+#[derive(Debug, Clone, Default)]
+pub struct Options {
+    /// Let findings and rankings cover warm-up steps too.
+    pub include_warmup: bool,
+    /// Leave out CPU ops and Python functions: the account, steps, kernels and copies stay exact, idle time and
+    /// kernels are not traced back to ops and lines.
+    pub quick: bool,
+    /// Only this device.
+    pub device: Option<i32>,
+    /// Kernel categories; the built-in rules when not given.
+    pub rules: Option<Rules>,
+    /// Threads that read; 0 for one each core.
+    pub workers: usize,
+}
+
+/// Analyses one trace, plain or gzipped. `progress` hears how many bytes of `source` are done, from this thread.
+pub fn analyse(source: impl Read, options: &Options, progress: impl FnMut(u64)) -> Result<TraceReport, Error> {
+    let rules = match &options.rules {
+        Some(rules) => rules.clone(),
+        None => Rules::built_in()?,
+    };
+    let how = reader::How { quick: options.quick, workers: options.workers };
+    let trace = reader::read(source, how, progress)?;
+    if trace.tally.events == 0 && trace.tally.unreadable > 0 || trace.tally.events > 0 && trace.tally.with_phase == 0 {
+        return Err(Error::ForeignList);
+    }
+    Ok(analysis::analyse(trace, &rules, options))
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A line on the terminal for a file that takes over a second: how far, how fast, how long still.
+
+use gpuwhy_model::units;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// Nothing is said before this.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Nor more often than this.
+const EVERY: Duration = Duration::from_millis(200);
+
+/// Progress of one file. The line is wiped when it is dropped.
+pub(super) struct Progress {
+    name: String,
+    /// Bytes to read; 0 when not known.
+    size: u64,
+    began: Instant,
+    said: Option<Instant>,
+    wanted: bool,
+}
+
+impl Progress {
+    pub(super) fn new(path: &Path, size: u64) -> Self {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let wanted = std::io::stderr().is_terminal();
+        Self { name: units::safe(&name, 40), size, began: Instant::now(), said: None, wanted }
+    }
+
+    /// Hears how many bytes are done.
+    pub(super) fn at(&mut self, done: u64) {
+        let elapsed = self.began.elapsed();
+        if !self.wanted || elapsed < PATIENCE || self.said.is_some_and(|last| last.elapsed() < EVERY) {
+            return;
+        }
+        self.said = Some(Instant::now());
+        let line = line(&self.name, done, self.size, elapsed);
+        let mut stderr = std::io::stderr().lock();
+        // A terminal that cannot be written to is no reason to stop.
+        let _ = write!(stderr, "\r\x1b[2K{line}").and_then(|()| stderr.flush());
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.said.is_some() {
+            let _ = write!(std::io::stderr(), "\r\x1b[2K");
+        }
+    }
+}
+
+fn line(name: &str, done: u64, size: u64, elapsed: Duration) -> String {
+    let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
+    let mut line = format!("reading {name}  {}", units::bytes(done));
+    if size > 0 {
+        line += &format!(" of {}", units::bytes(size));
+    }
+    line += &format!("  {}/s", units::bytes(rate as u64));
+    if size > done && rate > 0.0 {
+        line += &format!("  {} left", units::time(((size - done) as f64 / rate * 1e9) as u64));
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_says_how_far_how_fast_and_how_long_still() {
+        let shown = line("trace.json", 500_000_000, 1_500_000_000, Duration::from_secs(2));
+        assert_eq!(shown, "reading trace.json  500 MB of 1.50 GB  250 MB/s  4.00 s left");
+        assert_eq!(line("s.pickle.gz", 1_000, 0, Duration::from_secs(1)), "reading s.pickle.gz  1.00 kB  1.00 kB/s");
+    }
+}
