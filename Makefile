@@ -2,7 +2,7 @@
 # make demo    build gpuwhy and see it work on a simulated GPU
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only libc and libgcc_s and can be copied
-# make bench   what tracing costs, beside perf
+# make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
@@ -30,6 +30,8 @@ test: deps
 
 bench: build deps-bench
 	$(SUDO) python3 bench/run.py
+	python3 bench/profile_snapshot.py
+	python3 bench/profile_trace.py
 
 deps:
 	@sh scripts/deps.sh build

@@ -71,6 +71,9 @@ pub struct DeviceReport {
     pub index: i32,
     /// As in `NVIDIA H200`; empty when the file does not say.
     pub name: String,
+    /// Its memory, when the file says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// The whole recording.
     #[serde(flatten)]
     pub account: Account,

@@ -44,12 +44,22 @@ impl Report {
 pub(crate) fn analyse(args: &Profile) -> anyhow::Result<Vec<(Source, Report)>> {
     let sources = sources::find(&args.paths, !args.trace_only, !args.memory_only)?;
     let options = trace_options(args)?;
-    let mut reports = Vec::new();
-    for source in sources {
+    let mut reports: Vec<(Source, Report)> = Vec::new();
+    // Traces first: they tell how much memory the GPU has.
+    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
+    for source in traces.into_iter().chain(snapshots) {
         let said = || source.path.display().to_string();
         let report = match source.kind {
             Kind::Trace => Report::Trace(Box::new(read_trace(&source, &options).with_context(said)?)),
-            Kind::Snapshot => Report::Memory(Box::new(read_snapshot(&source, args).with_context(said)?)),
+            Kind::Snapshot => {
+                let given = args.gpu_gb.map(|gb| (gb * 1e9) as u64);
+                let options = snapshot::Options {
+                    device: args.device,
+                    capacity_bytes: given.or_else(|| capacity(&reports)),
+                    ..Default::default()
+                };
+                Report::Memory(Box::new(read_snapshot(&source, &options).with_context(said)?))
+            }
         };
         reports.push((source, report));
     }
@@ -74,13 +84,20 @@ fn read_trace(source: &Source, options: &trace::Options) -> anyhow::Result<Trace
     Ok(trace::analyse(file, options, |done| progress.at(done))?)
 }
 
-fn read_snapshot(source: &Source, args: &Profile) -> anyhow::Result<MemoryReport> {
+/// The GPUs' memory, where the traces agree on it.
+fn capacity(reports: &[(Source, Report)]) -> Option<u64> {
+    let mut sizes = reports.iter().flat_map(|(_, report)| match report {
+        Report::Trace(report) => report.devices.as_slice(),
+        Report::Memory(_) => &[],
+    });
+    let first = sizes.next()?.memory_bytes?;
+    sizes.all(|device| device.memory_bytes == Some(first)).then_some(first)
+}
+
+fn read_snapshot(source: &Source, options: &snapshot::Options) -> anyhow::Result<MemoryReport> {
     let file = File::open(&source.path)?;
     // How large a gzipped pickle will be is not known beforehand.
     let size = if source.is_gzipped() { 0 } else { file.metadata()?.len() };
     let mut progress = Progress::new(&source.path, size);
-    let capacity_bytes = args.gpu_gb.map(|gb| (gb * 1e9) as u64);
-    let device = args.device;
-    let options = snapshot::Options { device, capacity_bytes, ..Default::default() };
-    Ok(snapshot::analyse(file, &options, Some(&mut |done| progress.at(done)))?)
+    Ok(snapshot::analyse(file, options, Some(&mut |done| progress.at(done)))?)
 }

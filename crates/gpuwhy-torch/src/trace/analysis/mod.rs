@@ -138,6 +138,7 @@ fn devices(trace: &Trace, categories: &Categories, steady_from: Option<i64>) -> 
         reports.push(DeviceReport {
             index,
             name: known.map(|device| device.name.clone()).unwrap_or_default(),
+            memory_bytes: known.map(|device| device.memory_bytes).filter(|bytes| *bytes > 0),
             account: account::account(with_work(), None),
             steady: steady_from.map(|from| account::account(with_work(), Some((from, i64::MAX)))),
             streams: u32::try_from(streams.len()).unwrap_or(u32::MAX),
