@@ -159,7 +159,7 @@ pub(crate) struct Profile {
     /// Leave out CPU ops and Python functions: quicker, and idle time is not traced back to lines
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Memory of the GPU in GB (10^9 bytes), to tell how much room is left
+    /// Memory of the GPU as its box says it (80 is 80 GiB), to tell how much room is left; a trace tells it, too
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     pub(crate) gpu_gb: Option<f64>,
     /// Only this device

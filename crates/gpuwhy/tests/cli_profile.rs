@@ -80,7 +80,7 @@ fn switches_choose_what_is_analysed() {
     let path = folder.path().to_str().unwrap();
     let memory = json(&mut profile(&[path, "--memory-only", "--gpu-gb", "80"]));
     assert!(memory["trace"].is_null());
-    assert_eq!(memory["memory"]["devices"][0]["capacity_bytes"], 80_000_000_000u64);
+    assert_eq!(memory["memory"]["devices"][0]["capacity_bytes"], 80u64 << 30, "as sizes of GPUs are counted");
     let trace = json(&mut profile(&[path, "--trace-only"]));
     assert!(trace["memory"].is_null());
     let quick = json(&mut profile(&[path, "--trace-only", "--quick"]));
@@ -97,6 +97,25 @@ fn files_of_several_ranks_are_told_apart() {
     assert_eq!(files.len(), 2);
     assert_eq!(files[0]["trace"]["devices"], document["trace"]["devices"]);
     assert_ne!(files[0]["trace"]["devices"], files[1]["trace"]["devices"]);
+    let titles: Vec<_> =
+        document["findings"].as_array().unwrap().iter().map(|f| f["title"].as_str().unwrap()).collect();
+    assert!(
+        !titles.is_empty() && titles.iter().all(|t| t.starts_with("base.json.gz:") || t.starts_with("ckpt.json.gz:")),
+        "{titles:?}"
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_takes_nothing_from_the_others() {
+    let folder = folder();
+    std::fs::write(folder.path().join("snapshot.pickle"), b"garbage").unwrap();
+    let output = profile(&[folder.path().to_str().unwrap(), "--json"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "something could not be read");
+    let document: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(document["trace"].is_object() && document["memory"].is_object());
+    let errors: Vec<_> = document["files"].as_array().unwrap().iter().filter(|f| f["error"].is_string()).collect();
+    assert_eq!(errors.len(), 1);
+    assert!(document["warnings"].to_string().contains("snapshot.pickle"));
 }
 
 #[test]

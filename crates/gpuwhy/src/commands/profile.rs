@@ -3,7 +3,7 @@
 
 use crate::cli::Profile;
 use crate::output;
-use crate::profile::{self, Report, Source};
+use crate::profile::{self, Analysed, Report};
 use gpuwhy_model::{Finding, units};
 use gpuwhy_view::{Style, profile_memory, profile_trace};
 use serde_json::{Value, json};
@@ -11,69 +11,90 @@ use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Profile) -> anyhow::Result<ExitCode> {
-    let reports = profile::analyse(args)?;
+    let files = profile::analyse(args)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
-        writeln!(out, "{}", serde_json::to_string_pretty(&document(&reports)?)?)?;
+        writeln!(out, "{}", serde_json::to_string_pretty(&document(&files)?)?)?;
     } else {
-        print(&reports, args.include_warmup, output::stdout_style(), &mut out)?;
+        print(&files, args.include_warmup, output::stdout_style(), &mut out)?;
     }
     out.flush()?;
-    Ok(ExitCode::SUCCESS)
+    // What could be read has been told; that something could not shows in the exit code, too.
+    let failed = files.iter().any(|file| file.outcome.is_err());
+    Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// All findings, worst first.
-fn findings(reports: &[(Source, Report)]) -> Vec<Finding> {
-    let mut all: Vec<Finding> = reports.iter().flat_map(|(_, report)| report.findings().to_vec()).collect();
+/// All findings, worst first, each with the file it is about where there are several.
+fn findings(files: &[Analysed]) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for file in files {
+        for finding in file.report().map(Report::findings).unwrap_or_default() {
+            let mut finding = finding.clone();
+            if let Some(label) = &file.label {
+                finding.title = format!("{label}: {}", finding.title);
+            }
+            all.push(finding);
+        }
+    }
     Finding::sort(&mut all);
     all
 }
 
+/// What could not be read or told of a file.
+fn warnings(file: &Analysed) -> Vec<String> {
+    let told = match &file.outcome {
+        Ok(report) => report.warnings().to_vec(),
+        Err(error) => return vec![output::one_sentence(error)],
+    };
+    let named = |warning: String| file.label.as_ref().map_or(warning.clone(), |label| format!("{label}: {warning}"));
+    told.into_iter().map(named).collect()
+}
+
 /// `gpuwhy.profile/1`, described in docs/profile-json.md. `trace` and `memory` are those of the first file of
 /// each kind; with several, `files` has every one.
-fn document(reports: &[(Source, Report)]) -> anyhow::Result<Value> {
+fn document(files: &[Analysed]) -> anyhow::Result<Value> {
     let mut document = json!({ "schema": "gpuwhy.profile/1" });
-    let mut files = Vec::new();
-    for (source, report) in reports {
-        let path = source.path.to_string_lossy();
-        let (key, body) = match report {
-            Report::Trace(report) => ("trace", serde_json::to_value(report)?),
-            Report::Memory(report) => ("memory", serde_json::to_value(report)?),
+    let mut listed = Vec::new();
+    for file in files {
+        let mut entry = json!({ "path": file.source.path.to_string_lossy() });
+        let (key, body) = match &file.outcome {
+            Ok(Report::Trace(report)) => ("trace", serde_json::to_value(report)?),
+            Ok(Report::Memory(report)) => ("memory", serde_json::to_value(report)?),
+            Err(error) => ("error", output::one_sentence(error).into()),
         };
-        if document.get(key).is_none() {
+        if file.outcome.is_ok() && document.get(key).is_none() {
             document[key] = body.clone();
         }
-        let several = reports.iter().filter(|(other, _)| other.kind == source.kind).count() > 1;
-        files.push(if several { json!({ "path": path, key: body }) } else { json!({ "path": path }) });
+        if file.label.is_some() || file.outcome.is_err() {
+            entry[key] = body;
+        }
+        listed.push(entry);
     }
-    document["files"] = files.into();
-    document["findings"] = serde_json::to_value(findings(reports))?;
-    document["warnings"] = reports.iter().flat_map(|(_, report)| report.warnings().iter().cloned()).collect();
+    document["files"] = listed.into();
+    document["findings"] = serde_json::to_value(findings(files))?;
+    document["warnings"] = files.iter().flat_map(warnings).collect();
     Ok(document)
 }
 
-fn print(
-    reports: &[(Source, Report)],
-    include_warmup: bool,
-    style: Style,
-    out: &mut impl Write,
-) -> std::io::Result<()> {
-    for (source, report) in reports {
-        let path = units::safe(&source.path.to_string_lossy(), 500);
-        writeln!(out, "{}\n", style.bold(&path))?;
-        let lines = match report {
-            Report::Trace(report) => profile_trace::lines(report, include_warmup, style),
-            Report::Memory(report) => profile_memory::lines(report, style),
+fn print(files: &[Analysed], include_warmup: bool, style: Style, out: &mut impl Write) -> std::io::Result<()> {
+    for file in files {
+        let path = units::safe(&file.source.path.to_string_lossy(), 500);
+        let label = file.label.as_ref().map(|label| format!(" ({})", units::safe(label, 80))).unwrap_or_default();
+        writeln!(out, "{}{label}\n", style.bold(&path))?;
+        let lines = match file.report() {
+            Some(Report::Trace(report)) => profile_trace::lines(report, include_warmup, style),
+            Some(Report::Memory(report)) => profile_memory::lines(report, style),
+            None => Vec::new(),
         };
         for line in lines {
             writeln!(out, "{line}")?;
         }
-        for warning in report.warnings() {
-            writeln!(out, "{} {}", style.yellow("warning:"), units::safe(warning, 500))?;
+        for warning in warnings(file) {
+            writeln!(out, "{} {}", style.yellow("warning:"), units::safe(&warning, 500))?;
         }
         writeln!(out)?;
     }
-    for finding in findings(reports) {
+    for finding in findings(files) {
         writeln!(out, "{}", finding.to_text())?;
     }
     Ok(())

@@ -40,30 +40,74 @@ impl Report {
     }
 }
 
-/// Finds the files meant and analyses each.
-pub(crate) fn analyse(args: &Profile) -> anyhow::Result<Vec<(Source, Report)>> {
+/// A file and what came of it.
+pub(crate) struct Analysed {
+    /// The file.
+    pub(crate) source: Source,
+    /// What it said, or why it could not be read.
+    pub(crate) outcome: anyhow::Result<Report>,
+    /// What to call it where there are several of its kind: `rank 3`, else its name.
+    pub(crate) label: Option<String>,
+}
+
+impl Analysed {
+    /// What it said.
+    pub(crate) fn report(&self) -> Option<&Report> {
+        self.outcome.as_ref().ok()
+    }
+}
+
+/// Finds the files meant and analyses each. One that cannot be read takes nothing from the others; if none can,
+/// that is an error.
+pub(crate) fn analyse(args: &Profile) -> anyhow::Result<Vec<Analysed>> {
     let sources = sources::find(&args.paths, !args.trace_only, !args.memory_only)?;
     let options = trace_options(args)?;
-    let mut reports: Vec<(Source, Report)> = Vec::new();
+    let mut files: Vec<Analysed> = Vec::new();
     // Traces first: they tell how much memory the GPU has.
     let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
     for source in traces.into_iter().chain(snapshots) {
-        let said = || source.path.display().to_string();
-        let report = match source.kind {
-            Kind::Trace => Report::Trace(Box::new(read_trace(&source, &options).with_context(said)?)),
+        let outcome = match source.kind {
+            Kind::Trace => read_trace(&source, &options).map(|report| Report::Trace(Box::new(report))),
             Kind::Snapshot => {
-                let given = args.gpu_gb.map(|gb| (gb * 1e9) as u64);
+                let given = args.gpu_gb.map(|gb| (gb * GIB) as u64);
                 let options = snapshot::Options {
                     device: args.device,
-                    capacity_bytes: given.or_else(|| capacity(&reports)),
+                    capacity_bytes: given.or_else(|| capacity(&files)),
                     ..Default::default()
                 };
-                Report::Memory(Box::new(read_snapshot(&source, &options).with_context(said)?))
+                read_snapshot(&source, &options).map(|report| Report::Memory(Box::new(report)))
             }
         };
-        reports.push((source, report));
+        let outcome = outcome.with_context(|| source.path.display().to_string());
+        files.push(Analysed { source, outcome, label: None });
     }
-    Ok(reports)
+    if files.iter().all(|file| file.outcome.is_err())
+        && let Some(Analysed { outcome: Err(error), .. }) = files.pop()
+    {
+        return Err(error);
+    }
+    label(&mut files);
+    Ok(files)
+}
+
+/// What "80 GB" means on a GPU's box: such sizes are counted in powers of two.
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Names files by rank, or by name, where a reader would mix them up.
+fn label(files: &mut [Analysed]) {
+    for kind in [Kind::Trace, Kind::Snapshot] {
+        if files.iter().filter(|file| file.source.kind == kind).count() < 2 {
+            continue;
+        }
+        for file in files.iter_mut().filter(|file| file.source.kind == kind) {
+            let rank = match &file.outcome {
+                Ok(Report::Trace(report)) => report.rank.map(|rank| format!("rank {rank}")),
+                _ => None,
+            };
+            let name = || file.source.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            file.label = Some(rank.unwrap_or_else(name));
+        }
+    }
 }
 
 fn trace_options(args: &Profile) -> anyhow::Result<trace::Options> {
@@ -85,10 +129,10 @@ fn read_trace(source: &Source, options: &trace::Options) -> anyhow::Result<Trace
 }
 
 /// The GPUs' memory, where the traces agree on it.
-fn capacity(reports: &[(Source, Report)]) -> Option<u64> {
-    let mut sizes = reports.iter().flat_map(|(_, report)| match report {
-        Report::Trace(report) => report.devices.as_slice(),
-        Report::Memory(_) => &[],
+fn capacity(files: &[Analysed]) -> Option<u64> {
+    let mut sizes = files.iter().flat_map(|file| match file.report() {
+        Some(Report::Trace(report)) => report.devices.as_slice(),
+        _ => &[],
     });
     let first = sizes.next()?.memory_bytes?;
     sizes.all(|device| device.memory_bytes == Some(first)).then_some(first)
@@ -96,8 +140,6 @@ fn capacity(reports: &[(Source, Report)]) -> Option<u64> {
 
 fn read_snapshot(source: &Source, options: &snapshot::Options) -> anyhow::Result<MemoryReport> {
     let file = File::open(&source.path)?;
-    // How large a gzipped pickle will be is not known beforehand.
-    let size = if source.is_gzipped() { 0 } else { file.metadata()?.len() };
-    let mut progress = Progress::new(&source.path, size);
+    let mut progress = Progress::new(&source.path, file.metadata()?.len());
     Ok(snapshot::analyse(file, options, Some(&mut |done| progress.at(done)))?)
 }

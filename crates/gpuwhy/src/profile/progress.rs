@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_millis(200);
 /// Progress of one file. The line is wiped when it is dropped.
 pub(super) struct Progress {
     name: String,
-    /// Bytes to read; 0 when not known.
+    /// Bytes to read.
     size: u64,
     began: Instant,
     said: Option<Instant>,
@@ -52,11 +52,8 @@ impl Drop for Progress {
 
 fn line(name: &str, done: u64, size: u64, elapsed: Duration) -> String {
     let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
-    let mut line = format!("reading {name}  {}", units::bytes(done));
-    if size > 0 {
-        line += &format!(" of {}", units::bytes(size));
-    }
-    line += &format!("  {}/s", units::bytes(rate as u64));
+    let mut line =
+        format!("reading {name}  {} of {}  {}/s", units::bytes(done), units::bytes(size), units::bytes(rate as u64));
     if size > done && rate > 0.0 {
         line += &format!("  {} left", units::time(((size - done) as f64 / rate * 1e9) as u64));
     }
@@ -71,6 +68,6 @@ mod tests {
     fn the_line_says_how_far_how_fast_and_how_long_still() {
         let shown = line("trace.json", 500_000_000, 1_500_000_000, Duration::from_secs(2));
         assert_eq!(shown, "reading trace.json  500 MB of 1.50 GB  250 MB/s  4.00 s left");
-        assert_eq!(line("s.pickle.gz", 1_000, 0, Duration::from_secs(1)), "reading s.pickle.gz  1.00 kB  1.00 kB/s");
+        assert_eq!(line("a", 1_000, 1_000, Duration::from_secs(1)), "reading a  1.00 kB of 1.00 kB  1.00 kB/s");
     }
 }

@@ -5,6 +5,9 @@ use anyhow::{Context, bail};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// How much of a file is looked at to tell what it is, bytes.
+const HEAD: u64 = 4096;
+
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -21,13 +24,6 @@ pub(crate) struct Source {
     pub(crate) path: PathBuf,
     /// What.
     pub(crate) kind: Kind,
-}
-
-impl Source {
-    /// By its name; readers look at the bytes themselves.
-    pub(crate) fn is_gzipped(&self) -> bool {
-        self.path.extension().is_some_and(|end| end == "gz")
-    }
 }
 
 /// The files meant, in the order given; those of a folder sorted by name.
@@ -61,7 +57,8 @@ pub(crate) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> anyhow::
     Ok(sources)
 }
 
-/// PyTorch's files in a folder: every snapshot, and the traces. Other JSON (a config, a truth file) is none.
+/// PyTorch's files in a folder: every snapshot, and the traces, by name or by what they begin with. Other JSON (a
+/// config, say) is none.
 fn in_folder(folder: &Path) -> anyhow::Result<Vec<Source>> {
     let entries = std::fs::read_dir(folder).with_context(|| format!("cannot look into {}", folder.display()))?;
     let mut found: Vec<Source> = entries
@@ -69,12 +66,34 @@ fn in_folder(folder: &Path) -> anyhow::Result<Vec<Source>> {
         .filter_map(|entry| {
             let path = entry.path();
             let kind = kind_by_name(&path)?;
-            let name = path.file_name()?.to_string_lossy().into_owned();
-            (path.is_file() && (kind == Kind::Snapshot || name.contains("trace"))).then_some(Source { path, kind })
+            let name = path.file_name()?.to_string_lossy().to_lowercase();
+            let meant = kind == Kind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
+            (path.is_file() && meant).then_some(Source { path, kind })
         })
         .collect();
     found.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+/// Whether a JSON file, plain or gzipped, begins with what Kineto writes first.
+fn begins_like_a_trace(path: &Path) -> bool {
+    let head = head(path).unwrap_or_default();
+    let head = String::from_utf8_lossy(&head);
+    ["\"traceEvents\"", "\"schemaVersion\"", "\"deviceProperties\""].iter().any(|key| head.contains(key))
+}
+
+/// The first few kilobytes of a file, unpacked.
+fn head(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut file = std::fs::File::open(path)?;
+    let mut first = Vec::new();
+    (&mut file).take(HEAD).read_to_end(&mut first)?;
+    if !first.starts_with(&[0x1f, 0x8b]) {
+        return Ok(first);
+    }
+    let mut unpacked = Vec::new();
+    // What was cut off in the middle of a block gives what could be unpacked of it.
+    let _ = flate2::read::GzDecoder::new(first.as_slice()).take(HEAD).read_to_end(&mut unpacked);
+    Ok(unpacked)
 }
 
 fn kind_by_name(path: &Path) -> Option<Kind> {
@@ -89,9 +108,7 @@ fn kind_by_name(path: &Path) -> Option<Kind> {
 
 /// A pickle of protocol 2 or later begins with 0x80; JSON with a bracket.
 fn kind_by_content(path: &Path) -> anyhow::Result<Kind> {
-    let mut first = Vec::new();
-    let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-    file.take(64).read_to_end(&mut first).with_context(|| format!("cannot read {}", path.display()))?;
+    let first = head(path).with_context(|| format!("cannot read {}", path.display()))?;
     match first.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(0x80) => Ok(Kind::Snapshot),
         Some(b'{' | b'[') => Ok(Kind::Trace),
@@ -111,9 +128,10 @@ mod tests {
             std::fs::write(at(name), "x").unwrap();
         }
         std::fs::write(at("unnamed"), [0x80, 4]).unwrap();
+        std::fs::write(at("sampled_rank-0.json"), r#"{"schemaVersion": 1, "traceEvents": []}"#).unwrap();
         let found = find(&[folder.path().to_path_buf()], true, true).unwrap();
         let names: Vec<_> = found.iter().map(|s| s.path.file_name().unwrap().to_str().unwrap()).collect();
-        assert_eq!(names, ["profiler_trace.json.gz", "rank1.pt.trace.json", "snapshot.pickle"]);
+        assert_eq!(names, ["profiler_trace.json.gz", "rank1.pt.trace.json", "sampled_rank-0.json", "snapshot.pickle"]);
         assert_eq!(find(&[folder.path().to_path_buf()], true, false).unwrap().len(), 1);
         assert_eq!(find(&[at("unnamed")], true, true).unwrap()[0].kind, Kind::Snapshot);
         assert!(find(&[at("notes.txt")], true, true).unwrap_err().to_string().contains("neither"));
