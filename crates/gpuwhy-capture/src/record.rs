@@ -100,6 +100,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpuwhy_model::LossCause;
 
     fn raw(op: u16, device: u8, flags: u8) -> [u8; SIZE] {
         let mut bytes = [0u8; SIZE];
@@ -128,6 +129,40 @@ mod tests {
         let record = parse(&raw(3, 0, FLAG_ARG0 | FLAG_ARG1 | FLAG_CALLER));
         let Some(Record::CallFrom(call, address)) = record else { panic!("{record:?}") };
         assert_eq!((call.arg0, call.arg1, address), (Some(4096), None, 0x7f00_dead_0000));
+    }
+
+    /// The kernel's half is C: its numbers are read from there.
+    #[test]
+    fn numbers_agree_with_the_kernels_half() {
+        let header = include_str!("../bpf/state.h");
+        let number = |name: &str| {
+            let line = header.lines().map(str::trim).find(|l| l.contains(&format!("{name} ")))?;
+            let value = line.rsplit(' ').next()?.trim_end_matches(',');
+            value.strip_prefix("0x").map_or(value.parse().ok(), |hex| u64::from_str_radix(hex, 16).ok())
+        };
+        for (name, ours) in [
+            ("FLAG_INNER", u64::from(FLAG_INNER)),
+            ("FLAG_UNFINISHED", u64::from(FLAG_UNFINISHED)),
+            ("FLAG_ARG0", u64::from(FLAG_ARG0)),
+            ("FLAG_ARG1", u64::from(FLAG_ARG1)),
+            ("FLAG_STREAM", u64::from(FLAG_STREAM)),
+            ("FLAG_CALLER", u64::from(FLAG_CALLER)),
+            ("DEVICE_UNKNOWN", u64::from(DEVICE_UNKNOWN)),
+            ("OP_EXEC", u64::from(OP_EXEC)),
+            ("OP_EXIT", u64::from(OP_EXIT)),
+            ("OP_THREAD", u64::from(OP_THREAD)),
+            ("LOSS_CAUSES", LossCause::ALL.len() as u64),
+        ] {
+            assert_eq!(number(name), Some(ours), "{name}");
+        }
+        let mut counted = 0;
+        for cause in LossCause::ALL {
+            if let Some(theirs) = number(&format!("LOSS_{}", cause.name().to_uppercase())) {
+                assert_eq!(theirs, cause as u64, "{}", cause.name());
+                counted += 1;
+            }
+        }
+        assert!(counted >= 5, "the kernel counts at least five causes: {counted}");
     }
 
     #[test]

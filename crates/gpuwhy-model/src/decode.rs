@@ -212,7 +212,7 @@ impl Decode {
             Self::AllocAt { .. } | Self::Range { .. } => ("bytes", "pointer"),
             Self::AllocOpaque { .. } => ("", "new handle"),
             Self::Free { .. } | Self::FreeHandle { .. } => {
-                ("bytes freed (NULL: allocated before the trace)", "pointer or handle")
+                ("bytes freed (NULL: allocated before the trace, or an array)", "pointer or handle")
             }
             Self::Copy { .. }
             | Self::CopyKind { .. }
@@ -221,7 +221,9 @@ impl Decode {
             | Self::Copy2DDriver
             | Self::Copy3DDriver => ("bytes", "direction (0 HtoH, 1 HtoD, 2 DtoH, 3 DtoD, 4 default)"),
             Self::Fill { .. } | Self::Fill2D { .. } | Self::Fill3D => ("bytes", "value"),
-            Self::Launch | Self::LaunchDim3 | Self::LaunchConfig => ("function", "blocks in the grid"),
+            Self::Launch | Self::LaunchDim3 | Self::LaunchConfig => {
+                ("function (a launch seen at the driver: its handle there)", "blocks in the grid")
+            }
             Self::Handle { .. } => ("handle", ""),
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run file looks like: its marks, tables and views, and the vocabulary written into each.
 //!
-//! `schema.sql` holds the base tables, `views.sql` the public interface.
+//! `schema.sql` holds the base tables, `calls.sql` and `views.sql` the public interface.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -35,6 +35,9 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.pragma_update(None, "application_id", APPLICATION_ID)?;
     db.pragma_update(None, "user_version", VERSION)?;
     db.execute_batch(include_str!("schema.sql"))?;
+    for (view, inner) in [("events", "0"), ("inner_events", "1")] {
+        db.execute_batch(&include_str!("calls.sql").replace("$VIEW", view).replace("$INNER", inner))?;
+    }
     db.execute_batch(include_str!("views.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
