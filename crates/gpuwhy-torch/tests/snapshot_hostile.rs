@@ -35,6 +35,30 @@ fn whatever_would_run_code_is_refused_by_name_and_place() {
     }
 }
 
+/// Sets, byte arrays and protocol 0's texts are harmless: the file is not a snapshot, but nothing to be afraid of.
+#[test]
+fn plain_data_that_no_snapshot_has_is_not_called_dangerous() {
+    let cases: [(&[u8], &str, u64); 9] = [
+        (b"(dp0\nVsegments\n", "UNICODE", 5),
+        (b"(lI1\na.", "INT", 2),
+        (b"(lL1L\na.", "LONG", 2),
+        (b"(lF1.5\na.", "FLOAT", 2),
+        (b"(lS'a'\na.", "STRING", 2),
+        (b"\x80\x04\x8f.", "EMPTY_SET", 2),
+        (b"\x80\x04]\x90.", "ADDITEMS", 3),
+        (b"\x80\x04(\x91.", "FROZENSET", 3),
+        (b"\x80\x05\x96\x00\x00\x00\x00\x00\x00\x00\x00.", "BYTEARRAY8", 2),
+    ];
+    for (bytes, name, at) in cases {
+        let error = read(bytes).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Unexpected { opcode, offset } if (opcode, offset) == (name, at)), "{text}");
+        assert!(text.contains(&format!("{name} at byte {at} is not something PyTorch writes in a snapshot")), "{text}");
+        assert!(!text.contains("run code"), "{text}");
+    }
+    assert!(read(b"\x80\x02cos\nsystem\n.").unwrap_err().to_string().contains("would run code"));
+}
+
 #[test]
 fn a_refused_opcode_deep_inside_a_real_file_stops_everything() {
     let mut bytes = fixture("oom");
@@ -134,7 +158,10 @@ fn memory_is_bounded_whatever_the_file_says() {
     for filler in fillers {
         let flood: Vec<u8> = [0x80, 4].into_iter().chain(filler.iter().copied().cycle().take(32 << 20)).collect();
         match analyse(flood.as_slice(), &options, None) {
-            Err(Error::TooLarge { limit, .. }) => assert_eq!(limit, 8 << 20),
+            Err(error @ Error::TooLarge { limit, .. }) => {
+                assert_eq!(limit, 8 << 20);
+                assert!(error.to_string().contains("the limit of 8.39 MB of memory"), "{error}");
+            }
             Err(Error::Truncated { .. } | Error::Damaged { .. } | Error::NotASnapshot { .. }) => {}
             other => panic!("{filler:?}: {other:?}"),
         }

@@ -195,4 +195,49 @@ fn a_cut_off_file_is_analysed_as_far_as_it_goes() {
     assert_eq!(device.reserved_bytes, 1_245_708_288, "segments come first in the file");
     assert!(device.trace_entries > 2000 && !device.reconciled);
     assert!(report.warnings[0].contains(&format!("ends at byte {}", cut.len())), "{:?}", report.warnings);
+    assert_eq!(report.warnings[1..], ["the recording's end is missing: peaks cover only what was read"]);
+}
+
+/// Wherever a file is cut, the recording is said to lack its end just when it does.
+#[test]
+fn a_recordings_missing_end_is_said_once_and_only_where_it_is_missing() {
+    const MISSING: &str = "the recording's end is missing: peaks cover only what was read";
+    let on = |device: u64, base| {
+        let kind = Kind { small: true, device, ..LARGE };
+        let blocks =
+            vec![block(base, 1024, 600, "active_allocated"), block(base + 1024, 2 * MIB - 1024, 0, "inactive")];
+        let trace = vec![
+            entry("segment_alloc", base, 2 * MIB, 1),
+            entry("alloc", base, 600, 2),
+            entry("alloc", base + 1024, 9, 3),
+            entry("free_requested", base + 1024, 9, 4),
+            entry("free_completed", base + 1024, 9, 5),
+        ];
+        (segment(kind, base, 2 * MIB, blocks), trace)
+    };
+    for devices in [1, 2] {
+        let (segments, traces): (Vec<_>, Vec<_>) = (0..devices).map(|d| on(d, BASE + d * 64 * MIB)).unzip();
+        let traces: Vec<Py> = traces.into_iter().map(Py::List).collect();
+        let value = dict! {
+            "segments": segments, "device_traces": traces,
+            "allocator_settings": dict! { "PYTORCH_CUDA_ALLOC_CONF": "" }
+        };
+        let bytes = pickle(&value, 4);
+        let at = |key: &[u8]| bytes.windows(key.len()).position(|window| window == key).unwrap();
+        // From the key's opcode and length on nothing of the traces is missing.
+        let ended = at(b"allocator_settings") - 2;
+        let mut told = 0;
+        for end in 0..bytes.len() {
+            let Ok(report) = read(&bytes[..end]) else { continue };
+            let missing = report.warnings.iter().filter(|w| *w == MISSING).count();
+            assert_eq!(missing, usize::from(end < ended), "cut at {end} of {ended}: {:?}", report.warnings);
+            told += missing;
+            for wrong in ["began late", "does not add up", "no allocation history", "playing the allocations"] {
+                assert!(!report.warnings.iter().any(|w| w.contains(wrong)), "cut at {end}: {:?}", report.warnings);
+            }
+            let last = report.devices.last().unwrap();
+            assert!(end >= ended || !last.peak_allocated_exact, "cut at {end}");
+        }
+        assert!(told > 100, "{told}");
+    }
 }

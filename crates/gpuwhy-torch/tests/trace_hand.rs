@@ -90,9 +90,11 @@ fn unescaped_quotes_cost_nothing_else() {
     let report = report(&file(&[
         kernel("before", "0", "10", 7, 1),
         kernel(r#"broken "quoted" name"#, "20", "10", 7, 2),
+        kernel(r#"f("a","b")"#, "60", "10", 7, 4),
         kernel("after", "40", "10", 7, 3),
     ]));
-    assert_eq!(report.devices[0].account.busy_ns, 30_000);
+    assert_eq!(report.devices[0].account.busy_ns, 40_000);
+    assert!(report.kernels.iter().any(|k| k.name == r#"f("a","b")"#));
     assert!(report.kernels.iter().any(|k| k.name == r#"broken "quoted" name"#));
     assert!(report.warnings.iter().any(|w| w.contains("unescaped quotes")), "{:?}", report.warnings);
 }
@@ -278,6 +280,122 @@ fn a_cut_off_last_step_is_marked() {
     }
     let steps = report(&file(&events)).steps;
     assert_eq!(steps.items.iter().map(|step| step.complete).collect::<Vec<_>>(), [true, true, false]);
+}
+
+#[test]
+fn accumulating_gradients_is_not_being_cut_off() {
+    let steps = |last: u64| {
+        let mut events = Vec::new();
+        for i in 0..5 {
+            let (at, dur) = (i * 100, if i == 4 { last } else { 90 });
+            events.push(cpu("user_annotation", &format!("ProfilerStep#{i}"), at, dur, ""));
+            if i % 2 == 1 {
+                events.push(cpu("user_annotation", "Optimizer.step#SGD.step", at + 80, 5, ""));
+            }
+        }
+        report(&file(&events)).steps.items.iter().map(|step| step.complete).collect::<Vec<_>>()
+    };
+    assert_eq!(steps(85), [true; 5]);
+    assert_eq!(steps(30), [true, true, true, true, false]);
+}
+
+/// Kernels of 10 µs that the CPU launches one by one, `apart` µs from each other.
+fn launched(apart: &[u64]) -> Vec<String> {
+    let mut at = 0;
+    let mut events = Vec::new();
+    for (i, apart) in (1..).zip(apart) {
+        at += apart;
+        events.push(cpu("cpu_op", "aten::mm", at - apart + 10, apart - 10, ""));
+        events.push(launch(at - 5, 4, i));
+        events.push(kernel("k", &at.to_string(), "10", 7, i));
+    }
+    events
+}
+
+fn kinds(report: &TraceReport) -> Vec<&str> {
+    report.findings.iter().map(|finding| finding.kind.as_str()).collect()
+}
+
+#[test]
+fn short_gaps_mean_slow_launches_and_long_ones_other_work() {
+    assert_eq!(kinds(&report(&file(&launched(&[50; 20])))), ["launch_bound"]);
+    assert_eq!(kinds(&report(&file(&launched(&[500; 20])))), ["cpu_bound"]);
+}
+
+#[test]
+fn warm_up_does_not_decide_what_kind_of_idle_it_is() {
+    // One step of 100 ms with one long gap in it, then short steps with short gaps.
+    let mut events = launched(&[&[50, 99_000][..], &[50; 80]].concat());
+    let mut at = 0;
+    for (i, dur) in [99_500, 900, 900, 900].into_iter().enumerate() {
+        events.push(cpu("user_annotation", &format!("ProfilerStep#{i}"), at, dur, ""));
+        at += dur + 1;
+    }
+    let report = report(&file(&events));
+    assert!(report.devices[0].steady.is_some());
+    assert_eq!(kinds(&report), ["launch_bound"]);
+    assert!(report.findings[0].title.contains("after warm-up"), "{}", report.findings[0].title);
+}
+
+#[test]
+fn the_largest_part_is_not_most_of_it() {
+    let mut events = Vec::new();
+    for i in 0..4 {
+        let at = u64::from(i) * 1000;
+        events.push(cpu("cpu_op", &format!("aten::op{i}"), at + 10, 980, ""));
+        events.push(launch(at + 991, 4, i + 1));
+        events.push(kernel("k", &format!("{}", at + 1000), "10", 7, i + 1));
+    }
+    let summary = report(&file(&events)).findings[0].root_cause.summary.clone();
+    assert!(summary.starts_with("the largest part of it (33 %): CPU runs aten::op"), "{summary}");
+    let summary = report(&file(&launched(&[500; 20]))).findings[0].root_cause.summary.clone();
+    assert!(summary.starts_with("most of it: CPU runs aten::mm"), "{summary}");
+}
+
+#[test]
+fn queued_work_is_no_mystery() {
+    let mut events = Vec::new();
+    for (i, call) in (1..).zip(["cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemsetAsync"]) {
+        events.push(cpu("cuda_runtime", call, u64::from(i), 1, &format!("\"correlation\": {i}")));
+        events.push(kernel("k", &format!("{}", i * 100), "10", 7, i));
+    }
+    let report = report(&file(&events));
+    assert_eq!(kinds(&report), ["queue_stall"]);
+    let finding = &report.findings[0];
+    assert!(finding.title.ends_with("launched work waits for another stream or event"), "{}", finding.title);
+    assert!(finding.effects.iter().all(|effect| !effect.starts_with("also")), "the same words: {:?}", finding.effects);
+    assert!(finding.fixes[0].action.contains("cudaStreamWaitEvent"));
+    // Without launches nothing is known, and nothing promised.
+    let unknown = self::report(&file(&[kernel("k", "0", "10", 7, 1), kernel("k", "100", "10", 7, 2)]));
+    assert_eq!(kinds(&unknown), ["gpu_idle"]);
+    assert_eq!(unknown.findings[0].fixes[0].saves_ns, 0);
+}
+
+#[test]
+fn sums_over_devices_are_shares_of_all_their_time() {
+    let copy = |device: u32, ts: u64| {
+        kernel("Memcpy HtoD (Pageable -> Device)", &ts.to_string(), "60", 7, 100 * device + ts as u32)
+            .replace("\"cat\": \"kernel\"", "\"cat\": \"gpu_memcpy\"")
+            .replace("\"device\": 0", &format!("\"device\": {device}, \"bytes\": 600"))
+    };
+    let events: Vec<String> = (0..8).flat_map(|device| [copy(device, 0), copy(device, 140)]).collect();
+    let report = report(&file(&events));
+    let finding = report.findings.iter().find(|finding| finding.kind == "pageable_copies").unwrap();
+    assert_eq!((finding.lost.ns, finding.lost.of_ns), (8 * 120_000, 8 * 200_000));
+    assert!(finding.title.ends_with("960 µs of 1.60 ms on 8 GPUs (60 %)"), "{}", finding.title);
+}
+
+#[test]
+fn other_accelerators_are_not_called_cpu_only() {
+    let mtia = report(&file(&[
+        cpu("cpu_op", "aten::mm", 0, 5, ""),
+        cpu("mtia_ccp_events", "k", 0, 5, ""),
+        cpu("mtia_ccp_events", "k", 5, 5, ""),
+        cpu("mtia_runtime", "launch", 0, 5, ""),
+    ]));
+    let said = mtia.warnings.join("\n");
+    assert!(said.contains("3 events of categories that are not analysed: 2 mtia_ccp_events, 1 mtia_runtime"), "{said}");
+    assert!(said.contains("no GPU events") && !said.contains("CPU only"), "{said}");
 }
 
 #[test]

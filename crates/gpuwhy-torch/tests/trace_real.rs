@@ -94,7 +94,10 @@ fn only_checkpointing_recomputes() {
     // 4 blocks, 4 steps: each block's forward runs again.
     let ckpt = report("ckpt");
     assert!(ckpt.recompute.count > 16 * 15, "{:?}", ckpt.recompute);
-    assert!(ckpt.findings.iter().any(|finding| finding.kind == "recompute"));
+    let finding = ckpt.findings.iter().find(|finding| finding.kind == "recompute").unwrap();
+    assert!(ckpt.recompute.steady_ns < ckpt.recompute.total_ns, "the first step is warm-up");
+    assert_eq!(finding.lost.ns, ckpt.recompute.steady_ns);
+    assert_eq!(finding.lost.of_ns, ckpt.devices[0].steady.unwrap().span_ns);
 }
 
 #[test]

@@ -89,14 +89,21 @@ fn peak_lines(device: &Device) -> Vec<String> {
             - i128::from(device.recorded_freed_bytes);
         let verdict = if device.reconciled { "reconciled to the byte" } else { "NOT reconciled" };
         out.push(format!(
-            "  account: {} before + {} allocated − {} freed = {sum}; live {}: {verdict}",
-            device.preexisting_bytes,
-            device.recorded_allocated_bytes,
-            device.recorded_freed_bytes,
-            device.requested_bytes
+            "  account: {} before + {} allocated − {} freed = {}; live {}: {verdict}",
+            units::count(device.preexisting_bytes),
+            units::count(device.recorded_allocated_bytes),
+            units::count(device.recorded_freed_bytes),
+            signed(sum),
+            units::count(device.requested_bytes)
         ));
     }
     out
+}
+
+/// A sum that damaged figures can make negative.
+fn signed(n: i128) -> String {
+    let digits = units::count(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
+    if n < 0 { format!("−{digits}") } else { digits }
 }
 
 /// `train.py:42 in step`, or what else is known.

@@ -222,7 +222,7 @@ impl View<'_> {
             ("GPU", Align::Right),
             ("share", Align::Right),
             ("idle", Align::Right),
-            ("gaps", Align::Right),
+            ("times", Align::Right),
             ("what the CPU did meanwhile", Align::Left),
             ("line", Align::Left),
         ];

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why a memory snapshot could not be read.
 
+use gpuwhy_model::units;
+
 /// What went wrong, and at which byte of the (unpacked) pickle.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -11,6 +13,17 @@ pub enum Error {
          this file would run code or load objects; do not open it with Python's pickle"
     )]
     Refused {
+        /// The opcode's name as Python's `pickletools` prints it.
+        opcode: &'static str,
+        /// Where it stands.
+        offset: u64,
+    },
+    /// Plain data, but of a kind that no snapshot has.
+    #[error(
+        "the pickle opcode {opcode} at byte {offset} is not something PyTorch writes in a snapshot: this file is \
+         another pickle"
+    )]
+    Unexpected {
         /// The opcode's name as Python's `pickletools` prints it.
         opcode: &'static str,
         /// Where it stands.
@@ -30,12 +43,16 @@ pub enum Error {
         /// What was found there.
         what: String,
     },
-    /// Reading on would take more memory than allowed.
-    #[error("the snapshot needs more than {limit} bytes of memory to read (at byte {offset}); raise the limit")]
+    /// Reading on would take more memory than allowed, or more objects than can be numbered.
+    #[error(
+        "not a snapshot gpuwhy can hold: what was read up to byte {offset} is more than the limit of {} of memory, or \
+         of more parts than can be numbered",
+        units::bytes(*limit)
+    )]
     TooLarge {
         /// How far it was read.
         offset: u64,
-        /// The limit that would have been passed.
+        /// The limit on memory, bytes.
         limit: u64,
     },
     /// A pickle, but of something else.

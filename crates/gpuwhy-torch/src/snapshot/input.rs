@@ -5,6 +5,7 @@
 
 use super::error::Error;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Small enough to stay in a processor's second-level cache.
@@ -23,6 +24,22 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 struct Chunk {
     bytes: Vec<u8>,
     end: Option<End>,
+    /// Bytes of the source, before unpacking, drawn when this chunk was full.
+    drawn: u64,
+}
+
+/// Counts bytes as they are drawn from the source, before any unpacking.
+struct Counted<'a, R> {
+    source: R,
+    drawn: &'a AtomicU64,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let n = self.source.read(buffer)?;
+        self.drawn.fetch_add(n as u64, Ordering::Relaxed);
+        Ok(n)
+    }
 }
 
 /// Why a source has no more bytes.
@@ -46,6 +63,8 @@ pub(super) struct Input<'a> {
     base: u64,
     end: Option<End>,
     pump: Option<Pump>,
+    /// Bytes of the source that what was taken so far came from.
+    drawn: u64,
     progress: Option<&'a mut dyn FnMut(u64)>,
 }
 
@@ -55,13 +74,14 @@ pub(super) fn with_input<T>(
     progress: Option<&mut dyn FnMut(u64)>,
     work: impl FnOnce(Input<'_>) -> T,
 ) -> Result<T, Error> {
-    let mut plain = BufReader::with_capacity(HEAD, source);
+    let drawn = &AtomicU64::new(0);
+    let mut plain = BufReader::with_capacity(HEAD, Counted { source, drawn });
     let packed = plain.fill_buf().map_err(|source| Error::Read { offset: 0, source })?.starts_with(&GZIP_MAGIC);
     let mut source: Box<dyn Read + Send + '_> =
         if packed { Box::new(flate2::bufread::MultiGzDecoder::new(plain)) } else { Box::new(plain) };
-    let Chunk { bytes, end } = read_chunk(&mut source, Vec::new(), FIRST);
+    let Chunk { bytes, end, drawn: first } = read_chunk(&mut source, Vec::new(), FIRST, drawn);
     let base = 0u64.wrapping_sub(HEAD as u64);
-    let mut input = Input { buffer: bytes, at: HEAD, base, end, pump: None, progress };
+    let mut input = Input { buffer: bytes, at: HEAD, base, end, pump: None, drawn: first, progress };
     if input.end.is_some() {
         return Ok(work(input));
     }
@@ -69,7 +89,7 @@ pub(super) fn with_input<T>(
         let (to_parser, full) = sync_channel(AHEAD);
         let (empty, used) = channel();
         std::thread::Builder::new()
-            .spawn_scoped(scope, move || pump(source, &to_parser, &used))
+            .spawn_scoped(scope, move || pump(source, &to_parser, &used, drawn))
             .map_err(|source| Error::Read { offset: FIRST as u64, source })?;
         input.pump = Some(Pump { full, empty });
         // When `work` is done with the input, the channel closes and the thread ends.
@@ -78,9 +98,9 @@ pub(super) fn with_input<T>(
 }
 
 /// Reads until the source ends or nobody wants more.
-fn pump(mut source: impl Read, to_parser: &SyncSender<Chunk>, used: &Receiver<Vec<u8>>) {
+fn pump(mut source: impl Read, to_parser: &SyncSender<Chunk>, used: &Receiver<Vec<u8>>, drawn: &AtomicU64) {
     loop {
-        let chunk = read_chunk(&mut source, used.try_recv().unwrap_or_default(), CHUNK);
+        let chunk = read_chunk(&mut source, used.try_recv().unwrap_or_default(), CHUNK, drawn);
         let last = chunk.end.is_some();
         if to_parser.send(chunk).is_err() || last {
             return;
@@ -89,7 +109,7 @@ fn pump(mut source: impl Read, to_parser: &SyncSender<Chunk>, used: &Receiver<Ve
 }
 
 /// The next `size` bytes, or as many as there are.
-fn read_chunk(source: &mut impl Read, mut bytes: Vec<u8>, size: usize) -> Chunk {
+fn read_chunk(source: &mut impl Read, mut bytes: Vec<u8>, size: usize, drawn: &AtomicU64) -> Chunk {
     bytes.resize(HEAD + size, 0);
     let mut filled = HEAD;
     let mut end = None;
@@ -104,7 +124,7 @@ fn read_chunk(source: &mut impl Read, mut bytes: Vec<u8>, size: usize) -> Chunk 
         }
     }
     bytes.truncate(filled);
-    Chunk { bytes, end }
+    Chunk { bytes, end, drawn: drawn.load(Ordering::Relaxed) }
 }
 
 impl Input<'_> {
@@ -136,10 +156,10 @@ impl Input<'_> {
     fn refill(&mut self, n: usize) -> Result<(), Error> {
         let offset = self.offset();
         if let Some(report) = &mut self.progress {
-            report(offset);
+            report(self.drawn);
         }
         while self.buffer.len() - self.at < n {
-            let Some(Chunk { mut bytes, end }) = self.next_chunk() else {
+            let Some(Chunk { mut bytes, end, drawn }) = self.next_chunk() else {
                 let offset = offset + self.ahead().len() as u64;
                 return Err(match self.end.take() {
                     Some(End::Failed(source)) => Error::Read { offset, source },
@@ -162,6 +182,7 @@ impl Input<'_> {
             }
             self.base = offset.wrapping_sub(self.at as u64);
             self.end = end;
+            self.drawn = drawn;
         }
         Ok(())
     }

@@ -49,8 +49,9 @@ impl Default for Options {
 
 /// Reads a snapshot, plain or gzipped, from anything that gives bytes (`&[u8]`, a file) and analyses it.
 ///
-/// A file that is cut off or damaged is analysed as far as it goes, and the report's warnings say so. `progress` is
-/// told now and then how many bytes of the (unpacked) pickle are done.
+/// A file that is cut off or damaged is analysed as far as it goes, and the report's warnings say so. `progress`
+/// hears now and then, from this thread, how many bytes of `source` are done; of a gzipped one that is compressed
+/// bytes, so that set against the file's size they tell how long it still takes.
 ///
 /// # Errors
 /// When the pickle holds anything but plain data, is no snapshot, or gave nothing before it broke off.

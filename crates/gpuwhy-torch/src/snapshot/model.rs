@@ -10,6 +10,7 @@ use super::rows::{Annotation, Block, Entry, Frame, NOTHING, Segment, State};
 use super::strings::{StrId, key};
 use super::tables::Tables;
 use super::value::{Short, Tag, Value};
+use gpuwhy_model::units;
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -43,6 +44,8 @@ pub(super) struct Snapshot {
     pub(super) traces: Vec<Trace>,
     pub(super) annotations: Vec<Annotation>,
     pub(super) settings: Settings,
+    /// Whether the file ends, or is damaged, before the end of the traces.
+    pub(super) trace_cut: bool,
     /// What a reader of the numbers must know.
     pub(super) warnings: Vec<String>,
 }
@@ -50,7 +53,7 @@ pub(super) struct Snapshot {
 impl Snapshot {
     /// Makes sense of what was read.
     pub(super) fn new(read: Read) -> Result<Self, Error> {
-        let Read { mut tables, top, bytes, cut } = read;
+        let Read { mut tables, top, bytes, cut, trace_cut } = read;
         let mut warnings = Vec::new();
         if let Some(error) = cut {
             if tables.segments.is_empty() && tables.entries.is_empty() {
@@ -58,9 +61,12 @@ impl Snapshot {
             }
             warnings.push(format!(
                 "{error}; analysed is what stands before: {} segments, {} trace entries",
-                tables.segments.len(),
-                tables.entries.len()
+                units::count(tables.segments.len() as u64),
+                units::count(tables.entries.len() as u64)
             ));
+        }
+        if trace_cut {
+            warnings.push("the recording's end is missing: peaks cover only what was read".into());
         }
         let parts = Parts::find(&tables, top)?;
         let mut snapshot = Self {
@@ -71,6 +77,7 @@ impl Snapshot {
             traces: Vec::new(),
             annotations: annotations(&tables, parts.annotations),
             settings: settings(&tables, parts.settings),
+            trace_cut,
             warnings,
             tables: Tables::default(),
         };
@@ -145,9 +152,10 @@ impl Snapshot {
 
     fn say_what_is_missing(&mut self, tables: &Tables, parts: &Parts, bytes: u64) {
         if self.segments.is_empty() && self.traces.is_empty() {
+            let bytes = units::count(bytes);
             self.warnings
                 .push(format!("the snapshot ({bytes} bytes) holds no segments and no trace: nothing was allocated"));
-        } else if self.traces.is_empty() {
+        } else if self.traces.is_empty() && !self.trace_cut {
             self.warnings.push(
                 "no allocation history in this snapshot: call torch.cuda.memory._record_memory_history() before the \
                  run; peaks are what is allocated now"
@@ -156,6 +164,7 @@ impl Snapshot {
         }
         let host = tables.items(parts.host_segments).count();
         if host > 0 {
+            let host = units::count(host as u64);
             self.warnings.push(format!("{host} segments of pinned host memory are in the file and were left out"));
         }
     }
@@ -179,6 +188,11 @@ impl Snapshot {
     pub(super) fn trace(&self, device: u32) -> &[Entry] {
         let trace = self.traces.iter().find(|t| t.device == device);
         trace.and_then(|t| self.entries.get(t.range.clone())).unwrap_or_default()
+    }
+
+    /// Whether a device's recorded steps may lack their end: of the traces read only the last can.
+    pub(super) fn trace_cut(&self, device: u32) -> bool {
+        self.trace_cut && self.traces.last().is_none_or(|last| device >= last.device)
     }
 
     /// Devices there is anything about, in order.

@@ -8,6 +8,7 @@
 use super::error::Error;
 use super::input::Input;
 use super::quick::{WINDOW, close, quick_value, recall_run};
+use super::strings::key;
 use super::tables::Tables;
 use super::value::{Short, Tag, Value};
 
@@ -25,6 +26,8 @@ pub(super) struct Read {
     pub(super) bytes: u64,
     /// Why reading stopped early, if it did; what was open then was closed as it was.
     pub(super) cut: Option<Error>,
+    /// Whether reading stopped before the end of the traces.
+    pub(super) trace_cut: bool,
 }
 
 /// Reads one pickle. `limit` bounds the memory held, in bytes.
@@ -39,10 +42,11 @@ pub(super) fn read(input: Input<'_>, limit: u64) -> Result<Read, Error> {
         next_check: 0,
     };
     match machine.run() {
-        Ok(top) => Ok(Read { top, bytes: machine.input.offset(), tables: machine.tables, cut: None }),
+        Ok(top) => Ok(Read { top, bytes: machine.input.offset(), tables: machine.tables, cut: None, trace_cut: false }),
         Err(error) if error.leaves_something() => {
+            let trace_cut = machine.before_end_of_traces();
             let top = machine.close_all();
-            Ok(Read { top, bytes: machine.input.offset(), tables: machine.tables, cut: Some(error) })
+            Ok(Read { top, bytes: machine.input.offset(), tables: machine.tables, cut: Some(error), trace_cut })
         }
         Err(error) => Err(error),
     }
@@ -454,9 +458,39 @@ impl Machine<'_> {
 
     fn refusal(&self, op: u8) -> Error {
         let offset = self.input.offset().saturating_sub(1);
-        match refused_name(op) {
-            Some(opcode) => Error::Refused { opcode, offset },
-            None => Error::Damaged { offset, what: format!("byte 0x{op:02x} is no pickle opcode") },
+        if let Some(opcode) = refused_name(op) {
+            Error::Refused { opcode, offset }
+        } else if let Some(opcode) = unexpected_name(op) {
+            Error::Unexpected { opcode, offset }
+        } else {
+            Error::Damaged { offset, what: format!("byte 0x{op:02x} is no pickle opcode") }
+        }
+    }
+
+    /// Whether what is open says that (more of) the traces were still to come.
+    fn before_end_of_traces(&self) -> bool {
+        let Some(&top) = self.stack.first() else { return true };
+        if !top.is(Tag::Dict) {
+            // A bare list of segments: there are no traces.
+            return false;
+        }
+        // Keys and values of the open top dict, up to the first thing that is open in it.
+        let from = self.marks.first().map_or(1, |mark| (*mark).min(self.stack.len()));
+        let to = self.marks.get(1).map_or(self.stack.len(), |mark| (*mark).min(self.stack.len()));
+        let open = self.stack.get(from..to).unwrap_or_default();
+        let traces = Value::new(Tag::Str, key::DEVICE_TRACES);
+        match open.iter().step_by(2).position(|name| *name == traces) {
+            None => self.tables.lookup(self.tables.dict(top), key::DEVICE_TRACES).is_none(),
+            Some(pair) => match open.get(pair * 2 + 1..) {
+                // Complete if another key follows, or if the list has been filled and nothing is open.
+                Some([_, next, ..]) => !next.is(Tag::Str),
+                Some([list]) => {
+                    self.marks.len() > 1
+                        || !list.is(Tag::List)
+                        || self.tables.items(list.index() as u32).next().is_none()
+                }
+                _ => true,
+            },
         }
     }
 
@@ -510,7 +544,7 @@ impl Machine<'_> {
     }
 }
 
-/// Names of the opcodes that exist and have no place in a snapshot.
+/// Names of the opcodes that import, call, build, or fetch from outside the file.
 fn refused_name(op: u8) -> Option<&'static str> {
     Some(match op {
         b'c' => "GLOBAL",
@@ -528,6 +562,13 @@ fn refused_name(op: u8) -> Option<&'static str> {
         b'Q' => "BINPERSID",
         b'\x97' => "NEXT_BUFFER",
         b'\x98' => "READONLY_BUFFER",
+        _ => return None,
+    })
+}
+
+/// Names of the opcodes for plain data that no snapshot has.
+fn unexpected_name(op: u8) -> Option<&'static str> {
+    Some(match op {
         b'\x96' => "BYTEARRAY8",
         b'\x8f' => "EMPTY_SET",
         b'\x90' => "ADDITEMS",

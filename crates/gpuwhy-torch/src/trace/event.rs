@@ -5,9 +5,51 @@ use super::intern::{Interner, NameId};
 use super::json::{self, Cursor, Stop};
 use super::rows::{CallRow, CommRow, GpuKind, GpuRow, NO_NAME, NONE, OpRow, Rows, SpanRow, Tally, ThreadId};
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most rows one reading thread keeps: beyond it (about 8 GB) the trace is no longer one, but an attack on memory.
-const MAX_TOTAL_ROWS: u64 = 200_000_000;
+/// Most memory for rows, in bytes: beyond it the trace is no longer one, but an attack on memory.
+pub(super) const MAX_ROW_BYTES: u64 = 8 << 30;
+
+/// What a reading thread takes of the common budget at a time.
+const LEASE: u64 = 1 << 16;
+
+/// Room for rows that all reading threads share.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Budget {
+    common: Arc<AtomicU64>,
+    /// Taken from the common room and not used yet.
+    leased: u64,
+}
+
+impl Budget {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self { common: Arc::new(AtomicU64::new(bytes)), leased: 0 }
+    }
+
+    /// Room for another reading thread.
+    pub(super) fn share(&self) -> Self {
+        Self { common: Arc::clone(&self.common), leased: 0 }
+    }
+
+    /// Whether there was room for `bytes`.
+    #[inline]
+    fn take(&mut self, bytes: usize) -> bool {
+        let bytes = bytes as u64;
+        if self.leased < bytes && !self.lease() {
+            return false;
+        }
+        self.leased -= bytes;
+        true
+    }
+
+    fn lease(&mut self) -> bool {
+        let less = |left: u64| left.checked_sub(LEASE);
+        let got = self.common.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok();
+        self.leased += if got { LEASE } else { 0 };
+        got
+    }
+}
 
 /// Latest moment taken for real, in nanoseconds.
 const MAX_TIME: i64 = 4_000_000_000_000_000_000;
@@ -70,6 +112,7 @@ impl Category {
 struct Event<'a> {
     phase: u8,
     category: Option<Category>,
+    cat: &'a [u8],
     name: &'a [u8],
     pid: &'a [u8],
     tid: &'a [u8],
@@ -171,7 +214,10 @@ fn read_event<'a>(cursor: &mut Cursor<'a>, event: &mut Event<'a>, quick: bool) -
     while let Some(key) = cursor.key()? {
         match key {
             b"ph" => event.phase = cursor.scalar()?.first().copied().unwrap_or(b'?'),
-            b"cat" => event.category = Some(Category::of(cursor.scalar()?)),
+            b"cat" => {
+                event.cat = cursor.scalar()?;
+                event.category = Some(Category::of(event.cat));
+            }
             b"name" => event.name = cursor.scalar()?,
             b"pid" => {
                 event.pid = cursor.scalar()?;
@@ -227,13 +273,13 @@ pub(super) struct EventReader {
     by_thread: HashMap<(Vec<u8>, Vec<u8>), ThreadId>,
     last_thread: ThreadId,
     pub(super) tally: Tally,
-    kept: u64,
+    budget: Budget,
     quick: bool,
 }
 
 impl EventReader {
-    pub(super) fn new(quick: bool) -> Self {
-        Self { quick, ..Self::default() }
+    pub(super) fn new(quick: bool, budget: Budget) -> Self {
+        Self { quick, budget, ..Self::default() }
     }
 
     /// Reads the event at `at` of `data` into `rows`; where the next thing stands.
@@ -261,7 +307,10 @@ impl EventReader {
     fn keep_complete(&mut self, event: &Event<'_>, rows: &mut Rows) {
         let category = Category::of_event(event);
         if matches!(category, Category::Ignored | Category::Other) {
-            self.tally.other += u64::from(category == Category::Other);
+            if category == Category::Other {
+                self.tally.other += 1;
+                self.tally.other_category(event.cat, 1);
+            }
             return;
         }
         let (Some(start), Some(dur)) = (json::nanos(event.ts), json::nanos(event.dur)) else {
@@ -275,11 +324,10 @@ impl EventReader {
             self.tally.timeless += 1;
             return;
         };
-        if self.kept >= MAX_TOTAL_ROWS {
+        if !self.budget.take(row_bytes(category, &event.args)) {
             self.tally.dropped += 1;
             return;
         }
-        self.kept += 1;
         self.tally.cover(start, end);
         let name = match category {
             Category::Python => self.names.id(without_address(event.name)),
@@ -382,6 +430,18 @@ impl EventReader {
     }
 }
 
+/// What an event takes to keep.
+#[inline]
+fn row_bytes(category: Category, args: &Args<'_>) -> usize {
+    let row = match category {
+        Category::Gpu(_) => size_of::<GpuRow>(),
+        Category::Op => size_of::<OpRow>(),
+        Category::Call => size_of::<CallRow>(),
+        _ => size_of::<SpanRow>(),
+    };
+    row + if args.collective.is_empty() { 0 } else { size_of::<CommRow>() }
+}
+
 /// `<built-in method run of Engine object at 0x7f05>`: the address differs from call to call and says nothing.
 fn without_address(name: &[u8]) -> &[u8] {
     match name.first() {
@@ -400,4 +460,28 @@ fn fills(name: &[u8]) -> bool {
 
 fn small(text: &[u8]) -> Option<i32> {
     json::signed(text).and_then(|n| i32::try_from(n).ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_readers_share_one_budget() {
+        let event = br#"{"ph":"X","cat":"kernel","name":"k","pid":0,"tid":7,"ts":1,"dur":1}"#;
+        let budget = Budget::new(2 * LEASE);
+        let mut readers = [(); 3].map(|()| EventReader::new(false, budget.share()));
+        let (mut kept, mut dropped) = (0, 0);
+        for reader in &mut readers {
+            let mut rows = Rows::default();
+            for _ in 0..2000 {
+                reader.read(event, 0, false, &mut rows).unwrap();
+            }
+            kept += rows.gpu.len() as u64;
+            dropped += reader.tally.dropped;
+        }
+        assert_eq!(kept + dropped, 6000);
+        let most = 2 * LEASE / size_of::<GpuRow>() as u64;
+        assert!(kept > most / 2 && kept <= most, "{kept} of {most}");
+    }
 }

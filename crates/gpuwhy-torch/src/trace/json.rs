@@ -89,14 +89,19 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Whether a string may have ended before `at`: a key's colon, an end, or a comma and another value follow.
+    /// Whether a string may have ended before `at`: a key's colon, an end, or a comma and a key or another value
+    /// that is no string follow. (In a list of strings this reads all of them as one, which does no harm.)
     fn closes(&self, at: usize) -> bool {
         let rest = self.data.get(at..).unwrap_or_default().trim_ascii_start();
         match rest.first() {
             None | Some(b':' | b'}' | b']') => true,
             Some(b',') => {
                 let next = rest[1..].trim_ascii_start();
-                next.first().is_none_or(|b| matches!(b, b'"' | b'{' | b'[' | b'-' | b'0'..=b'9'))
+                match next.split_first() {
+                    None => true,
+                    Some((b'"', next)) => is_key(next),
+                    Some((b, _)) => matches!(b, b'{' | b'[' | b'-' | b'0'..=b'9'),
+                }
             }
             Some(_) => false,
         }
@@ -239,6 +244,12 @@ impl<'a> Cursor<'a> {
         }
         Err(Stop::End)
     }
+}
+
+/// Whether what follows an opening quote is a key: a string and a colon. What is cut off may be one.
+fn is_key(text: &[u8]) -> bool {
+    let Some(end) = memchr(b'"', text) else { return true };
+    text[end + 1..].trim_ascii_start().first().is_none_or(|b| *b == b':')
 }
 
 /// Bytes that end a number or another bare word.
@@ -474,6 +485,10 @@ mod tests {
         let broken = br#""say "hi" twice", "pid": 1"#;
         assert_eq!(Cursor::new(broken, 0, false).string().unwrap(), b"say ");
         assert_eq!(Cursor::new(broken, 0, true).string().unwrap(), br#"say "hi" twice"#);
+        let call = br#""f("a","b")", "pid": 1"#;
+        assert_eq!(Cursor::new(call, 0, true).string().unwrap(), br#"f("a","b")"#);
+        let mut list = Cursor::new(br#"["float", "", "int"], "pid": 1"#, 0, true);
+        assert_eq!((list.skip(), list.peek()), (Ok(()), Ok(b',')));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 //! in, rarely more, and is counted.
 
 use super::Error;
-use super::event::EventReader;
+use super::event::{Budget, EventReader, MAX_ROW_BYTES};
 use super::header::{self, Head};
 use super::intern::{Interner, NameId};
 use super::json::{self, Stop};
@@ -132,11 +132,13 @@ fn read_plain(source: impl Read, how: How, drawn: &Cell<u64>, progress: impl FnM
     let (to_workers, parts) = sync_channel::<Part>(workers);
     let (give_back, spare) = channel::<Buffer>();
     let parts = Arc::new(Mutex::new(parts));
+    let budget = Budget::new(MAX_ROW_BYTES);
     let (cut, harvests) = std::thread::scope(|scope| {
         let handles: Vec<_> = (0..workers)
             .map(|_| {
                 let (parts, give_back) = (Arc::clone(&parts), give_back.clone());
-                scope.spawn(move || work(&parts, &give_back, how.quick))
+                let events = EventReader::new(how.quick, budget.share());
+                scope.spawn(move || work(&parts, &give_back, events))
             })
             .collect();
         let mut cutter =
@@ -256,8 +258,8 @@ fn broken_gzip(error: &io::Error) -> bool {
 }
 
 /// Turns parts into rows until there are no more.
-fn work(parts: &Mutex<Receiver<Part>>, give_back: &std::sync::mpsc::Sender<Buffer>, quick: bool) -> Harvest {
-    let mut harvest = Harvest { events: EventReader::new(quick), ..Harvest::default() };
+fn work(parts: &Mutex<Receiver<Part>>, give_back: &std::sync::mpsc::Sender<Buffer>, events: EventReader) -> Harvest {
+    let mut harvest = Harvest { events, ..Harvest::default() };
     loop {
         let part = match parts.lock() {
             Ok(parts) => parts.recv(),

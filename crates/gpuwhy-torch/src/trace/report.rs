@@ -183,6 +183,8 @@ pub struct CopyTotal {
     pub pageable_bytes: u64,
     /// Time of the pageable ones.
     pub pageable_ns: u64,
+    /// Of `pageable_ns`, after warm-up.
+    pub pageable_steady_ns: u64,
     /// How many of them.
     pub pageable_count: u64,
 }
@@ -247,6 +249,8 @@ pub struct Recompute {
     pub total_ns: u64,
     /// Kernels.
     pub count: u64,
+    /// Of `total_ns`, after warm-up.
+    pub steady_ns: u64,
 }
 
 /// Waiting for the GPU.
@@ -282,7 +286,7 @@ pub struct IdleCause {
     pub line: Option<String>,
     /// Idle time.
     pub total_ns: u64,
-    /// Idle intervals it was part of.
+    /// How many times it held the device up; an idle interval may count more than once.
     pub count: u64,
     /// Of `total_ns`, after warm-up.
     pub steady_ns: u64,

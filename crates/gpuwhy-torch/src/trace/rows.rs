@@ -4,11 +4,14 @@
 //! Times are nanoseconds of the trace's own clock (`ts` × 1000), names and threads are ids.
 
 use super::intern::NameId;
+use std::collections::BTreeMap;
 
 /// No id, no link.
 pub(super) const NONE: u64 = u64::MAX;
 /// No name.
 pub(super) const NO_NAME: NameId = NameId::MAX;
+/// Most categories that are counted by name though they are not analysed.
+const MAX_OTHERS: usize = 64;
 /// A thread's number, below [`Trace::threads`].
 pub(super) type ThreadId = u32;
 
@@ -159,6 +162,8 @@ pub(super) struct Tally {
     pub(super) dropped: u64,
     /// Complete events of categories that are not analysed.
     pub(super) other: u64,
+    /// Those by category, as far as there is room for names.
+    pub(super) others: BTreeMap<Vec<u8>, u64>,
     /// Whether the end of the event list was seen.
     pub(super) closed: bool,
     /// Where the event stands that the file's end cuts through.
@@ -178,11 +183,23 @@ impl Tally {
         self.negative += other.negative;
         self.dropped += other.dropped;
         self.other += other.other;
+        for (category, count) in &other.others {
+            self.other_category(category, *count);
+        }
         self.closed |= other.closed;
         self.truncated_at = self.truncated_at.or(other.truncated_at);
         self.first_unreadable = [self.first_unreadable, other.first_unreadable].into_iter().flatten().min();
         if let Some((from, to)) = other.bounds {
             self.cover(from, to);
+        }
+    }
+
+    /// Notes events of a category that is not analysed.
+    pub(super) fn other_category(&mut self, category: &[u8], count: u64) {
+        if let Some(known) = self.others.get_mut(category) {
+            *known += count;
+        } else if self.others.len() < MAX_OTHERS {
+            self.others.insert(category.to_vec(), count);
         }
     }
 

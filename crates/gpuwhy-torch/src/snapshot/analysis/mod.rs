@@ -13,7 +13,7 @@ use super::place::Places;
 use super::replay::Account;
 use super::report::{Device, MemoryReport, Oom, Row};
 use super::rows::Action;
-use gpuwhy_model::Finding;
+use gpuwhy_model::{Finding, units};
 use holders::Holders;
 
 /// Churn rows kept: beyond these nothing matters.
@@ -57,8 +57,19 @@ fn add_device(snapshot: &Snapshot, index: u32, options: &Options, report: &mut M
     now::measure(snapshot, &mut device);
     add_recording(&mut device, snapshot, &account, &played);
     device.capacity_bytes = options.capacity_bytes;
-    device.headroom_bytes = options.capacity_bytes.map(|capacity| capacity.saturating_sub(device.peak_reserved_bytes));
-    say_how_sure(&device, &account, &played, report);
+    device.headroom_bytes =
+        options.capacity_bytes.and_then(|capacity| capacity.checked_sub(device.peak_reserved_bytes));
+    if let (Some(capacity), None) = (device.capacity_bytes, device.headroom_bytes) {
+        report.warnings.push(format!(
+            "cuda:{index}: the GPU's memory was given as {} bytes, but {} were reserved at the peak: give the real size",
+            units::count(capacity),
+            units::count(device.peak_reserved_bytes)
+        ));
+    }
+    // A recording without its end neither adds up nor shows what came first, and that has been said.
+    if !snapshot.trace_cut(index) {
+        say_how_sure(&device, &account, &played, report);
+    }
 
     let (largest, pinned) = now::blocks_and_pins(snapshot, index, &account, &mut holders);
     let ooms = ooms(snapshot, index, &played, &mut holders);
@@ -100,7 +111,8 @@ fn add_recording(device: &mut Device, snapshot: &Snapshot, account: &Account, pl
     device.recorded_freed_bytes = account.freed_bytes;
     device.reconciled = account.reconciled();
     device.peak_allocated_bytes = played.peak_allocated.max(device.allocated_bytes);
-    device.peak_allocated_exact = played.from_start && played.consistent && device.reconciled;
+    device.peak_allocated_exact =
+        played.from_start && played.consistent && device.reconciled && !snapshot.trace_cut(device.index);
     device.peak_reserved_bytes = played.peak_reserved.max(device.reserved_bytes);
     device.trace_entries = entries.len() as u64;
     device.segments_taken = played.taken.0;
@@ -118,19 +130,19 @@ fn say_how_sure(device: &Device, account: &Account, played: &Played, report: &mu
         report.warnings.push(format!(
             "cuda:{index}: the recording does not add up: {} before + {} allocated − {} freed = {} bytes, but {} are \
              live, and {} entries contradict others; peaks are not exact",
-            device.preexisting_bytes,
-            device.recorded_allocated_bytes,
-            device.recorded_freed_bytes,
-            account.end_bytes(),
-            device.requested_bytes,
-            account.contradictions
+            units::count(device.preexisting_bytes),
+            units::count(device.recorded_allocated_bytes),
+            units::count(device.recorded_freed_bytes),
+            signed(account.end_bytes()),
+            units::count(device.requested_bytes),
+            units::count(account.contradictions)
         ));
     }
     if !played.from_start {
         report.warnings.push(format!(
             "cuda:{index}: the recording began late ({} bytes were allocated before): peaks are those since then, and \
              peak_allocated_bytes is close rather than exact",
-            device.preexisting_bytes
+            units::count(device.preexisting_bytes)
         ));
     } else if device.reconciled && !played.consistent {
         report.warnings.push(format!(
@@ -138,6 +150,12 @@ fn say_how_sure(device: &Device, account: &Account, played: &Played, report: &mu
              is close rather than exact"
         ));
     }
+}
+
+/// A sum that damaged figures can make negative.
+fn signed(n: i128) -> String {
+    let digits = units::count(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
+    if n < 0 { format!("−{digits}") } else { digits }
 }
 
 fn ooms(snapshot: &Snapshot, index: u32, played: &Played, holders: &mut Holders<'_>) -> Vec<Oom> {

@@ -3,9 +3,11 @@
 //! time is told so, and nothing else.
 
 use super::account::Account;
+use super::idle::Gap;
 use super::rules::CONVERSION;
-use crate::trace::report::{DeviceReport, IdleCause, TraceReport};
+use crate::trace::report::{CopyTotal, IdleCause, Total, TraceReport};
 use gpuwhy_model::{Confidence, Finding, Fix, Link, Lost, RootCause, Severity, units};
+use std::collections::BTreeMap;
 
 /// Idle time of one group of causes is worth a finding from this share of the span.
 const IDLE_SHARE: f64 = 0.05;
@@ -14,16 +16,29 @@ const BOUND_SHARE: f64 = 0.9;
 /// Idle intervals shorter than this on average mean that single launches come too late, not that something else ran.
 const SHORT_GAP_NS: u64 = 100_000;
 
-/// All findings, worst first.
-pub(crate) fn findings(report: &TraceReport, include_warmup: bool) -> Vec<Finding> {
+/// All findings, worst first. Warm-up, which ends at `steady_from`, counts only when asked for.
+pub(crate) fn findings(
+    report: &TraceReport,
+    gaps: &[Gap],
+    steady_from: Option<i64>,
+    include_warmup: bool,
+) -> Vec<Finding> {
     let mut found = Vec::new();
+    let from = steady_from.filter(|_| !include_warmup);
+    let mut all =
+        Scope { report, device: None, account: Account::default(), steady: from.is_some(), short_gaps: false };
     for device in &report.devices {
+        let account = if include_warmup { device.account } else { device.steady.unwrap_or(device.account) };
+        let counts = |gap: &&Gap| gap.device == device.index && from.is_none_or(|from| gap.to > from);
+        let gaps = gaps.iter().filter(counts).count() as u64;
         let scope = Scope {
-            report,
-            device,
-            account: if include_warmup { device.account } else { device.steady.unwrap_or(device.account) },
+            device: Some(device.index),
+            account,
             steady: !include_warmup && device.steady.is_some(),
+            short_gaps: account.idle_ns / gaps.max(1) < SHORT_GAP_NS,
+            ..all
         };
+        all.account.span_ns = all.account.span_ns.saturating_add(account.span_ns);
         let before = found.len();
         found.extend(scope.idle());
         found.extend(scope.sync_heavy());
@@ -34,12 +49,12 @@ pub(crate) fn findings(report: &TraceReport, include_warmup: bool) -> Vec<Findin
         }
     }
     // Copies and categories are summed over devices.
-    if let Some(device) = report.devices.iter().max_by_key(|device| device.account.busy_ns) {
-        let scope = Scope { report, device, account: device.account, steady: false };
-        found.extend(scope.pageable_copies());
-        found.extend(scope.conversions());
-        found.extend(scope.recompute());
+    if let [only] = report.devices.as_slice() {
+        all.device = Some(only.index);
     }
+    found.extend(all.pageable_copies());
+    found.extend(all.conversions());
+    found.extend(all.recompute());
     Finding::sort(&mut found);
     found
 }
@@ -52,11 +67,22 @@ enum Group {
     Sync,
     Allocator,
     Loading,
-    Other,
+    Queued,
+    Profiler,
+    Unknown,
 }
 
 impl Group {
-    const ALL: [Self; 6] = [Self::Cpu, Self::Input, Self::Sync, Self::Allocator, Self::Loading, Self::Other];
+    const ALL: [Self; 8] = [
+        Self::Cpu,
+        Self::Input,
+        Self::Sync,
+        Self::Allocator,
+        Self::Loading,
+        Self::Queued,
+        Self::Profiler,
+        Self::Unknown,
+    ];
 
     fn of(cause: &str) -> Self {
         match cause {
@@ -65,7 +91,9 @@ impl Group {
             "sync" => Self::Sync,
             "allocator" => Self::Allocator,
             "loading" => Self::Loading,
-            _ => Self::Other,
+            "queued" => Self::Queued,
+            "profiler" => Self::Profiler,
+            _ => Self::Unknown,
         }
     }
 
@@ -77,7 +105,9 @@ impl Group {
             Self::Sync => "sync_stall",
             Self::Allocator => "allocator_stall",
             Self::Loading => "code_loading",
-            Self::Other => "gpu_idle",
+            Self::Queued => "queue_stall",
+            Self::Profiler => "profiler_overhead",
+            Self::Unknown => "gpu_idle",
         }
     }
 
@@ -89,7 +119,9 @@ impl Group {
             Self::Sync => "waiting for synchronisation to return",
             Self::Allocator => "the allocator asks the driver for memory",
             Self::Loading => "GPU code is loaded or compiled",
-            Self::Other => "the trace does not show why",
+            Self::Queued => "launched work waits for another stream or event",
+            Self::Profiler => "the profiler works for itself",
+            Self::Unknown => "the trace does not show why",
         }
     }
 
@@ -105,26 +137,65 @@ impl Group {
                 &["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"]
             }
             Self::Loading => &["profile after warm-up; load code early with CUDA_MODULE_LOADING=EAGER"],
-            Self::Other => &["record with with_stack=True and record_shapes=True to see what the CPU did"],
+            Self::Queued => {
+                &["look at what the work waits for: cudaStreamWaitEvent between streams, and the order of collectives"]
+            }
+            Self::Profiler => &["none needed without the profiler; a longer recording makes its share smaller"],
+            Self::Unknown => &["record with with_stack=True and record_shapes=True to see what the CPU did"],
         }
+    }
+
+    /// Whether the remedy gives the time back: what is not understood, or happens once, it does not.
+    fn saves(self) -> bool {
+        !matches!(self, Self::Loading | Self::Profiler | Self::Unknown)
     }
 }
 
-/// One device's figures, over the time that counts.
+/// One device's figures, or those of all, over the time that counts.
+#[derive(Clone, Copy)]
 struct Scope<'a> {
     report: &'a TraceReport,
-    device: &'a DeviceReport,
+    /// `None` for several together.
+    device: Option<i32>,
     account: Account,
     steady: bool,
+    /// Whether idle intervals are short on average.
+    short_gaps: bool,
 }
 
 impl Scope<'_> {
     fn who(&self) -> String {
-        format!("GPU {}", self.device.index)
+        match self.device {
+            Some(index) => format!("GPU {index}"),
+            None => format!("{} GPUs", self.report.devices.len()),
+        }
+    }
+
+    /// What counts of a time.
+    fn counts(&self, total_ns: u64, steady_ns: u64) -> u64 {
+        if self.steady { steady_ns } else { total_ns }
     }
 
     fn cost(&self, cause: &IdleCause) -> u64 {
-        if self.steady { cause.steady_ns } else { cause.total_ns }
+        self.counts(cause.total_ns, cause.steady_ns)
+    }
+
+    fn cost_of(&self, total: &Total) -> u64 {
+        self.counts(total.total_ns, total.steady_ns)
+    }
+
+    /// Durations of all GPU events.
+    fn event_ns(&self) -> u64 {
+        sum(self.report.categories.iter().map(|category| self.cost_of(category)))
+    }
+
+    /// A number of things; they are not counted apart after warm-up.
+    fn number(&self, count: u64, what: &str) -> String {
+        let whole = if self.steady { " in the whole recording" } else { "" };
+        match (count, what) {
+            (1, "times") => format!("once{whole}"),
+            _ => format!("{} {what}{whole}", units::count(count)),
+        }
     }
 
     fn share(&self, ns: u64) -> f64 {
@@ -133,7 +204,8 @@ impl Scope<'_> {
 
     fn of_span(&self, ns: u64) -> String {
         let (span, after) = (self.account.span_ns, if self.steady { " after warm-up" } else { "" });
-        format!("{} of {}{after} ({})", units::time(ns), units::time(span), units::percent(ns as f64, span as f64))
+        let all = if self.device.is_none() { format!(" on {}", self.who()) } else { String::new() };
+        format!("{} of {}{all}{after} ({})", units::time(ns), units::time(span), units::percent(ns as f64, span as f64))
     }
 
     fn severity(&self, ns: u64) -> Severity {
@@ -169,13 +241,10 @@ impl Scope<'_> {
     }
 
     fn idle_group(&self, group: Group) -> Option<Finding> {
-        let mine = |c: &&IdleCause| c.device == self.device.index && Group::of(&c.cause) == group && self.cost(c) > 0;
-        let mut causes: Vec<&IdleCause> = self.report.idle_causes.iter().filter(mine).collect();
-        causes.sort_by_key(|cause| std::cmp::Reverse(self.cost(cause)));
-        let ns: u64 = causes.iter().map(|cause| self.cost(cause)).sum();
+        let causes = self.causes(group);
+        let ns = sum(causes.iter().map(|cause| self.cost(cause)));
         let largest = causes.first().filter(|_| self.share(ns) >= IDLE_SHARE)?;
-        let short = causes.iter().map(|c| c.total_ns).sum::<u64>() / causes.iter().map(|c| c.count).sum::<u64>().max(1)
-            < SHORT_GAP_NS;
+        let short = self.short_gaps;
         let title = format!("{} idle {}: {}", self.who(), self.of_span(ns), group.words(short));
         let nothing = Link {
             who: self.who(),
@@ -190,21 +259,51 @@ impl Scope<'_> {
             what: deed(largest),
             line: largest.line.clone(),
             ns: self.cost(largest),
-            evidence: format!("in {} gaps", units::count(largest.count)),
+            evidence: self.number(largest.count, "times"),
         });
         let root = RootCause {
             kind: largest.cause.clone(),
-            summary: format!("most of it: {} {}, {}", doer(largest), deed(largest), units::time(self.cost(largest))),
+            summary: format!(
+                "{}: {} {}, {}",
+                part("of it", self.cost(largest), ns),
+                doer(largest),
+                deed(largest),
+                units::time(self.cost(largest))
+            ),
             line: largest.line.clone(),
         };
         let mut finding = self.finding(group.kind(short), ns, title, chain, root);
         finding.effects = self.effects(ns, group);
         finding.effects.extend(causes.iter().skip(1).take(2).map(|cause| self.also(cause)));
-        finding.fixes = group.fixes().iter().zip([ns, 0]).map(|(fix, saves_ns)| self::fix(fix, saves_ns)).collect();
-        if group == Group::Other {
+        finding.fixes = group
+            .fixes()
+            .iter()
+            .zip([if group.saves() { ns } else { 0 }, 0])
+            .map(|(action, saves)| fix(action, saves))
+            .collect();
+        if group == Group::Unknown {
             finding.confidence = Confidence::Medium;
         }
         Some(finding)
+    }
+
+    /// The group's causes, largest first; those that read the same are one.
+    fn causes(&self, group: Group) -> Vec<IdleCause> {
+        let mine = |c: &&IdleCause| Some(c.device) == self.device && Group::of(&c.cause) == group && self.cost(c) > 0;
+        let mut causes: BTreeMap<(String, String, Option<&str>), IdleCause> = BTreeMap::new();
+        for cause in self.report.idle_causes.iter().filter(mine) {
+            causes
+                .entry((doer(cause), deed(cause), cause.line.as_deref()))
+                .and_modify(|same| {
+                    same.total_ns = same.total_ns.saturating_add(cause.total_ns);
+                    same.steady_ns = same.steady_ns.saturating_add(cause.steady_ns);
+                    same.count += cause.count;
+                })
+                .or_insert_with(|| cause.clone());
+        }
+        let mut causes: Vec<IdleCause> = causes.into_values().collect();
+        causes.sort_by_key(|cause| std::cmp::Reverse(self.cost(cause)));
+        causes
     }
 
     fn also(&self, cause: &IdleCause) -> String {
@@ -309,7 +408,7 @@ impl Scope<'_> {
             return None;
         }
         let title = format!("{} only copies {}: no compute hides it", self.who(), self.of_span(ns));
-        let chain = vec![copy_link(&self.who(), largest)];
+        let chain = vec![self.copy_link(largest)];
         let summary = format!("{} copies run alone on the GPU", largest.direction);
         let root = RootCause { kind: "copies".into(), summary, line: None };
         let mut finding = self.finding("exposed_copies", ns, title, chain, root);
@@ -320,15 +419,16 @@ impl Scope<'_> {
 
     /// Copies from ordinary memory go through a staging buffer and hold up the CPU.
     fn pageable_copies(&self) -> Option<Finding> {
-        let ns = sum(self.report.copies.iter().map(|copy| copy.pageable_ns));
-        let largest = self.report.copies.iter().max_by_key(|copy| copy.pageable_ns)?;
+        let cost = |copy: &CopyTotal| self.counts(copy.pageable_ns, copy.pageable_steady_ns);
+        let ns = sum(self.report.copies.iter().map(cost));
+        let largest = self.report.copies.iter().max_by_key(|copy| cost(copy))?;
         if self.share(ns) < 0.01 {
             return None;
         }
         let bytes = largest.pageable_bytes;
         let rate = super::transfers::rate(bytes, largest.pageable_ns).unwrap_or(0);
         let title = format!("copies from pageable memory take {}", self.of_span(ns));
-        let chain = vec![copy_link(&self.who(), largest)];
+        let chain = vec![self.copy_link(largest)];
         let summary = format!(
             "{} of {} copies at {}/s: the memory is not pinned",
             units::bytes(bytes),
@@ -343,21 +443,30 @@ impl Scope<'_> {
         Some(finding)
     }
 
+    fn copy_link(&self, copy: &CopyTotal) -> Link {
+        Link {
+            who: self.who(),
+            what: format!("copies {} {}", units::bytes(copy.bytes), copy.direction),
+            line: None,
+            ns: copy.total_ns,
+            evidence: self.number(copy.count, "copies"),
+        }
+    }
+
     fn conversions(&self) -> Option<Finding> {
-        let all = sum(self.report.categories.iter().map(|c| c.total_ns));
+        let all = self.event_ns();
         let found = self.report.categories.iter().find(|c| c.name == CONVERSION)?;
-        let share = found.total_ns as f64 / all.max(1) as f64;
-        if share < 0.1 || self.share(found.total_ns) < IDLE_SHARE {
+        let ns = self.cost_of(found);
+        if (ns as f64) < all as f64 * 0.1 || self.share(ns) < IDLE_SHARE {
             return None;
         }
-        let ns = found.total_ns;
         let title = format!("{} of GPU time converts between types", units::percent(ns as f64, all as f64));
         let chain = vec![Link {
             who: self.who(),
             what: "converts tensors".into(),
             line: None,
             ns,
-            evidence: format!("{} kernels", units::count(found.count)),
+            evidence: self.number(found.count, "kernels"),
         }];
         let summary = "weights or activations are kept in another type than the one computed in".into();
         let root = RootCause { kind: "dtype_conversion".into(), summary, line: None };
@@ -370,23 +479,24 @@ impl Scope<'_> {
 
     fn recompute(&self) -> Option<Finding> {
         let again = self.report.recompute;
-        if again.total_ns.saturating_mul(20) < self.device.account.busy_ns || again.count == 0 {
+        let (ns, all) = (self.counts(again.total_ns, again.steady_ns), self.event_ns());
+        if ns == 0 || ns.saturating_mul(20) < all {
             return None;
         }
-        let share = units::percent(again.total_ns as f64, self.device.account.busy_ns as f64);
+        let share = units::percent(ns as f64, all as f64);
         let title = format!("activation checkpointing computes {share} of GPU work a second time");
         let chain = vec![Link {
             who: self.who(),
             what: "runs forward ops inside the backward".into(),
             line: None,
-            ns: again.total_ns,
-            evidence: format!("{} kernels", units::count(again.count)),
+            ns,
+            evidence: self.number(again.count, "kernels"),
         }];
         let summary = "memory is traded for time, as asked".into();
         let root = RootCause { kind: "activation_checkpointing".into(), summary, line: None };
-        let mut finding = self.finding("recompute", again.total_ns, title, chain, root);
+        let mut finding = self.finding("recompute", ns, title, chain, root);
         finding.severity = Severity::Info;
-        finding.fixes = vec![fix("checkpoint fewer layers if memory allows", again.total_ns)];
+        finding.fixes = vec![fix("checkpoint fewer layers if memory allows", ns)];
         Some(finding)
     }
 
@@ -401,10 +511,11 @@ impl Scope<'_> {
             who: self.who(),
             what: format!("runs {}", largest.name),
             line: None,
-            ns: largest.total_ns,
-            evidence: format!("{} kernels", units::count(largest.count)),
+            ns: self.cost_of(largest),
+            evidence: self.number(largest.count, "kernels"),
         }];
-        let summary = format!("the GPU is the bottleneck; most of its time goes to {}", largest.name);
+        let most = part("of its time", self.cost_of(largest), self.event_ns());
+        let summary = format!("the GPU is the bottleneck; {most} goes to {}", largest.name);
         let root = RootCause { kind: "gpu_bound".into(), summary, line: None };
         let mut finding = self.finding("gpu_bound", 0, title, chain, root);
         finding.severity = Severity::Info;
@@ -421,13 +532,12 @@ fn fix(action: &str, saves_ns: u64) -> Fix {
     Fix { action: action.into(), saves_ns, saves_bytes: 0 }
 }
 
-fn copy_link(who: &str, copy: &crate::trace::report::CopyTotal) -> Link {
-    Link {
-        who: who.into(),
-        what: format!("copies {} {}", units::bytes(copy.bytes), copy.direction),
-        line: None,
-        ns: copy.total_ns,
-        evidence: format!("{} copies", units::count(copy.count)),
+/// `most of it` where that is so, else `the largest part of it (15 %)`.
+fn part(of: &str, ns: u64, whole: u64) -> String {
+    if ns >= whole.div_ceil(2) {
+        format!("most {of}")
+    } else {
+        format!("the largest part {of} ({})", units::percent(ns as f64, whole as f64))
     }
 }
 

@@ -53,6 +53,7 @@ pub(crate) struct IdleTable {
 pub(crate) struct Cell {
     pub(crate) ns: u64,
     pub(crate) steady_ns: u64,
+    /// How many times; a gap counts once for each thread that was asked about it.
     pub(crate) count: u64,
     /// The last gap counted, plus one.
     last: u32,

@@ -23,9 +23,9 @@ use self::links::Links;
 use self::names::Meaning;
 use self::steps::FoundSteps;
 use self::totals::{Attributed, Categories};
-use super::Options;
 use super::report::{DeviceReport, IdleCause, Step, Steps, TraceReport};
 use super::rows::{GpuRow, NO_NAME, Span, Trace};
+use super::{Options, json};
 use gpuwhy_model::units;
 use std::cmp::Reverse;
 
@@ -75,7 +75,7 @@ pub(super) fn analyse(mut trace: Trace, rules: &Rules, options: &Options) -> Tra
     });
     totals::rank(&mut report, options.include_warmup);
     warnings(&trace, options, &mut report);
-    report.findings = findings::findings(&report, options.include_warmup);
+    report.findings = findings::findings(&report, &gaps, steady_from, options.include_warmup);
     report
 }
 
@@ -228,10 +228,23 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     say(tally.timeless > 0, format!("{} events without a usable time were left out", n(tally.timeless)));
     say(tally.negative > 0, format!("{} events with a negative duration count as 0", n(tally.negative)));
     say(tally.dropped > 0, format!("{} events were too many to keep: figures cover the others", n(tally.dropped)));
-    say(tally.other > 0, format!("{} events of categories that are not analysed", n(tally.other)));
+    let mut others: Vec<_> = tally.others.iter().collect();
+    others.sort_by_key(|(_, count)| Reverse(**count));
+    let named = |(name, count): &(&Vec<u8>, &u64)| format!("{} {}", n(**count), units::safe(&json::unescape(name), 40));
+    let mut named: Vec<String> = others.iter().take(4).map(named).collect();
+    if others.len() > named.len() {
+        named.push("…".into());
+    }
+    say(
+        tally.other > 0,
+        format!("{} events of categories that are not analysed: {}", n(tally.other), named.join(", ")),
+    );
     let no_gpu = report.devices.is_empty();
     match options.device {
         Some(device) => say(no_gpu, format!("no GPU events of device {device} in this trace")),
+        None if tally.other > 0 => {
+            say(no_gpu, "no GPU events of a kind that is analysed (CUDA, ROCm, XPU) in this trace".into());
+        }
         None => say(
             no_gpu,
             "no GPU events in this trace: it was recorded on the CPU only, or without CUDA activities".into(),

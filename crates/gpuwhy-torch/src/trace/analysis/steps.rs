@@ -88,14 +88,20 @@ fn profiler_steps(trace: &Trace, optimizer: &[Mark]) -> Option<FoundSteps> {
     marks.dedup_by_key(|mark| mark.name);
     marks.sort_by_key(|mark| mark.start);
     let updates = |mark: &Mark| optimizer.iter().filter(|o| mark.start <= o.start && o.start < mark.end).count();
-    let usual = marks.iter().map(updates).max()?;
+    let (last, earlier) = marks.split_last()?;
+    let counts: Vec<usize> = earlier.iter().map(updates).collect();
+    let (least, most) = (counts.iter().min().copied().unwrap_or(0), counts.iter().max().copied().unwrap_or(0));
+    let median = super::warmup::median(earlier.iter().map(|mark| mark.end - mark.start).collect()).unwrap_or(0);
+    // The recording can only cut the last one, and then its optimizer step is missing. Where gradients are
+    // accumulated others lack it too, and a step that was cut shows by being short.
+    let short = last.end - last.start < median / 2;
+    let cut = updates(last) < least || (updates(last) < most && short);
     let last = marks.len() - 1;
     let item = |(i, mark): (usize, &Mark)| Found {
         name: trace.name(mark.name).to_owned(),
         start: mark.start,
         end: mark.end,
-        // The recording can only cut the last one, and then its optimizer step is missing.
-        complete: i < last || updates(mark) >= usual,
+        complete: i < last || !cut,
     };
     let items: Vec<Found> = marks.iter().enumerate().map(item).collect();
     Some(FoundSteps { method: "profiler_step", confidence: Some(Confidence::High), counted: items.len(), items })

@@ -114,6 +114,7 @@ pub(crate) fn totals(from: &Attributed<'_>, report: &mut TraceReport) {
     let mut categories = vec![Sum::default(); from.categories.names.len()];
     let mut fills: FastMap<(NameId, NameId), (Sum, u64)> = FastMap::default();
     let fill_category = from.categories.names.iter().position(|name| name == FILLS);
+    let mut again = Sum::default();
     for (index, row) in from.trace.rows.gpu.iter().enumerate() {
         let origin = from.origin(index);
         let category = usize::from(from.categories.of_row[index]);
@@ -135,12 +136,10 @@ pub(crate) fn totals(from: &Attributed<'_>, report: &mut TraceReport) {
             *bytes = bytes.saturating_add(row.bytes);
         }
         if origin.recompute {
-            report.recompute = Recompute {
-                total_ns: report.recompute.total_ns.saturating_add(row.dur.unsigned_abs()),
-                count: report.recompute.count + 1,
-            };
+            again.add(row, from.steady_from);
         }
     }
+    report.recompute = Recompute { total_ns: again.ns, count: again.count, steady_ns: again.steady_ns };
     report.kernels = used(&kernels)
         .map(|(id, sum)| KernelTotal {
             name: from.trace.name(id).to_owned(),

@@ -18,10 +18,12 @@ pub(crate) fn copies(from: &Attributed<'_>, report: &mut TraceReport) {
         copy.bytes = copy.bytes.saturating_add(row.bytes);
         copy.total_ns = copy.total_ns.saturating_add(ns);
         copy.count += 1;
-        copy.steady_ns = copy.steady_ns.saturating_add(if row.start >= from.steady_from { ns } else { 0 });
+        let steady_ns = if row.start >= from.steady_from { ns } else { 0 };
+        copy.steady_ns = copy.steady_ns.saturating_add(steady_ns);
         if name.contains("Pageable") {
             copy.pageable_bytes = copy.pageable_bytes.saturating_add(row.bytes);
             copy.pageable_ns = copy.pageable_ns.saturating_add(ns);
+            copy.pageable_steady_ns = copy.pageable_steady_ns.saturating_add(steady_ns);
             copy.pageable_count += 1;
         }
     }
