@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn versions_come_out_of_names() {
-        assert_eq!(kernel_version("6.18.44-fc"), Some((6, 18)));
+        assert_eq!(kernel_version("6.18.44-custom"), Some((6, 18)));
         assert_eq!(kernel_version("5.15.0-91-generic"), Some((5, 15)));
         assert_eq!(kernel_version("weird"), None);
         assert_eq!(python_version("python3.12").as_deref(), Some("3.12"));
