@@ -50,7 +50,7 @@ pub(crate) struct Check {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 With neither --pid nor a command, every process that uses CUDA is traced, also those started later.
-The command runs as the user who called sudo; gpuwhy exits with its exit code (125: gpuwhy itself failed).
+The command runs as the user who called sudo, and gpuwhy exits with its exit code (125: gpuwhy failed).
 
 Examples:
   sudo gpuwhy trace -- python3 train.py --epochs 1
@@ -135,8 +135,8 @@ pub(crate) struct Query {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A folder stands for the profiler traces (*trace*.json, .json.gz) and memory snapshots (*.pickle) in it. Nothing in a
-pickle is executed. The JSON is described in docs/profile-json.md.
+A folder stands for the profiler traces (.json, .json.gz) and memory snapshots (.pickle) in it.
+Nothing in a pickle is executed. The JSON is described in docs/profile-json.md.
 
 Examples:
   gpuwhy profile outputs/run/
