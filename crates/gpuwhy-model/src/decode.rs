@@ -24,22 +24,6 @@ pub enum Direction {
     Default = 4,
 }
 
-impl Direction {
-    /// Every direction, in the order of CUDA's codes.
-    pub const ALL: [Self; 5] = [Self::HtoH, Self::HtoD, Self::DtoH, Self::DtoD, Self::Default];
-
-    /// The name people use: `HtoD`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::HtoH => "HtoH",
-            Self::HtoD => "HtoD",
-            Self::DtoH => "DtoH",
-            Self::DtoD => "DtoD",
-            Self::Default => "default",
-        }
-    }
-}
-
 /// What to read from a call: where its size, handle, pointer, direction and stream are.
 ///
 /// Numbers are argument slots (see the module's head) unless said otherwise.

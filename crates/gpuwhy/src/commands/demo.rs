@@ -3,13 +3,13 @@
 //! the processes, the scheduler and the eBPF probes are real.
 
 use crate::cli::{Demo, Scenario};
+use crate::commands::query;
 use crate::output;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
 use gpuwhy_capture::{Options, Targets, needs};
-use gpuwhy_store::{Limits, Reader, Value};
+use gpuwhy_store::{Limits, Reader};
 use std::ffi::OsString;
-use std::ops::ControlFlow;
 use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 
@@ -54,9 +54,7 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
         db: args.db.clone(),
         display: Display::Human,
     };
-    let ended = trace::record(&settings).map_err(|error| {
-        if error.to_string().contains("python3") { error.context("the demo needs python3: install it") } else { error }
-    })?;
+    let ended = trace::record(&settings)?;
     if ended.exit_code != 0 {
         bail!("the demo's job failed with exit code {}", ended.exit_code);
     }
@@ -74,25 +72,10 @@ fn ask(db: &std::path::Path) -> anyhow::Result<()> {
             style.bold(question),
             style.dim(&format!("  gpuwhy query --db {} \"{sql}\"", db.display()))
         );
-        let mut rows = Vec::new();
-        let outcome = reader.query(sql, &Limits::default(), |_, row| {
-            rows.push(row.iter().map(cell).collect());
-            ControlFlow::Continue(())
-        })?;
-        let mut table = gpuwhy_view::Table::new(outcome.columns.iter().map(|name| (name.clone(), None)));
-        rows.into_iter().for_each(|row| table.push(row));
+        let (table, _) = query::table(&reader, sql, &Limits::default())?;
         for line in table.lines(style) {
             println!("  {line}");
         }
     }
     Ok(())
-}
-
-fn cell(value: &Value<'_>) -> String {
-    match value {
-        Value::Int(n) => n.to_string(),
-        Value::Real(x) => format!("{x:.1}"),
-        Value::Text(text) => gpuwhy_model::units::safe(text, 80),
-        Value::Null | Value::Blob(_) => "–".into(),
-    }
 }

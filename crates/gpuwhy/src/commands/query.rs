@@ -46,7 +46,8 @@ fn print_schema(reader: &Reader) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn print_table(reader: &Reader, sql: &str, limits: &Limits, out: &mut impl Write) -> anyhow::Result<()> {
+/// The answer to a question as a table, and whether there was more than the limits allow.
+pub(super) fn table(reader: &Reader, sql: &str, limits: &Limits) -> gpuwhy_store::Result<(Table, bool)> {
     let mut rows = Vec::new();
     let outcome = reader.query(sql, limits, |_, row| {
         rows.push(row.iter().map(shown).collect());
@@ -54,10 +55,15 @@ fn print_table(reader: &Reader, sql: &str, limits: &Limits, out: &mut impl Write
     })?;
     let mut table = Table::new(outcome.columns.iter().map(|name| (units::safe(name, 200), None)));
     rows.into_iter().for_each(|row| table.push(row));
+    Ok((table, outcome.more))
+}
+
+fn print_table(reader: &Reader, sql: &str, limits: &Limits, out: &mut impl Write) -> anyhow::Result<()> {
+    let (table, more) = table(reader, sql, limits)?;
     for line in table.lines(output::stdout_style()) {
         writeln!(out, "{line}")?;
     }
-    if outcome.more {
+    if more {
         writeln!(out, "… more than {} rows: add a LIMIT, or use --csv or --json", units::count(limits.rows))?;
     }
     Ok(())
