@@ -162,6 +162,13 @@ pub enum Decode {
     PopContext,
     /// `cuCtxDestroy`: which context is current afterwards is not known.
     DropContext,
+    /// No function of a library but something the kernel tells: what `arg0` and `arg1` are.
+    Told {
+        /// Meaning of `arg0`; `bytes` means a size.
+        arg0: &'static str,
+        /// Meaning of `arg1`.
+        arg1: &'static str,
+    },
 }
 
 /// Slot number that says "the stream is in the launch configuration struct".
@@ -170,6 +177,9 @@ const STREAM_IN_CONFIG: u8 = 15;
 impl Decode {
     /// Whether `arg0` is a number of bytes.
     pub fn arg0_is_bytes(self) -> bool {
+        if let Self::Told { arg0, .. } = self {
+            return arg0 == "bytes";
+        }
         !matches!(
             self,
             Self::Plain
@@ -212,6 +222,7 @@ impl Decode {
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),
             Self::SetContext { .. } | Self::DropContext => ("context", ""),
+            Self::Told { arg0, arg1 } => (arg0, arg1),
         }
     }
 
@@ -238,7 +249,7 @@ impl Decode {
     /// `(shape, a, b, extra)` as `bpf/cookie.h` numbers them.
     fn fields(self) -> (u8, u8, u8, u8) {
         match self {
-            Self::Plain => (0, 0, 0, 0),
+            Self::Plain | Self::Told { .. } => (0, 0, 0, 0),
             Self::Alloc { bytes, out } => (1, bytes, out, 0),
             Self::AllocAt { bytes, ptr } => (2, bytes, ptr, 0),
             Self::AllocPitch => (3, 0, 0, 0),

@@ -22,6 +22,8 @@ pub enum Library {
     Runtime,
     /// The CUDA driver, `libcuda.so*`: what the runtime, cuBLAS, Triton and JAX call.
     Driver,
+    /// No library: the Linux kernel itself tells.
+    Kernel,
 }
 
 impl Library {
@@ -30,14 +32,16 @@ impl Library {
         match self {
             Self::Runtime => "libcudart",
             Self::Driver => "libcuda",
+            Self::Kernel => "vmlinux",
         }
     }
 
-    /// `runtime` or `driver`, as in the run file.
+    /// `runtime`, `driver` or `kernel`, as in the run file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Runtime => "runtime",
             Self::Driver => "driver",
+            Self::Kernel => "kernel",
         }
     }
 
@@ -74,6 +78,14 @@ pub enum Class {
     Order,
     /// Chooses the device or context.
     Device,
+    /// A thread off the CPU, or woken.
+    Sched,
+    /// A process that came, changed or went.
+    Process,
+    /// The machine's memory, not the GPU's.
+    HostMemory,
+    /// Disk or network.
+    Io,
 }
 
 impl Class {
@@ -89,6 +101,10 @@ impl Class {
             Self::Sync => "sync",
             Self::Order => "order",
             Self::Device => "device",
+            Self::Sched => "sched",
+            Self::Process => "process",
+            Self::HostMemory => "host_memory",
+            Self::Io => "io",
         }
     }
 }
@@ -101,6 +117,11 @@ impl OpId {
     /// The function's row. An id from a newer or foreign source that has no row gives `None`.
     pub fn get(self) -> Option<&'static Op> {
         table().get(usize::from(self.0))
+    }
+
+    /// Whether it is a CUDA function, not something the kernel tells.
+    pub fn is_cuda(self) -> bool {
+        self.0 < kernel_op(KernelOp::SchedSwitch).0
     }
 }
 
@@ -421,9 +442,74 @@ pub fn short_name(symbol: &str) -> String {
     }
 }
 
+/// What the kernel tells, in the order of [`KERNEL`] and of `enum kernel_op` in gpuwhy-capture's `bpf/state.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u16)]
+pub enum KernelOp {
+    /// A thread left the CPU.
+    SchedSwitch,
+    /// A thread was woken; said by the switch's row, so the kernel sends none of its own.
+    SchedWakeup,
+    /// A process was made.
+    ProcessFork,
+    /// A process became another program.
+    ProcessExec,
+    /// A process ended.
+    ProcessExit,
+    /// The kernel chose a process to kill for want of memory.
+    OomKill,
+    /// A request to a disk.
+    BlockIo,
+    /// A page had to be read from disk.
+    MajorFault,
+    /// A TCP segment was sent again.
+    TcpRetransmit,
+    /// A thread had to make free memory itself.
+    DirectReclaim,
+    /// A thread had to make contiguous memory itself.
+    Compaction,
+    /// A thread waited for the lock of its address space.
+    MmapLock,
+}
+
+const fn told(arg0: &'static str, arg1: &'static str) -> Decode {
+    Told { arg0, arg1 }
+}
+
+const KERNEL: &[(Class, &[Row])] = &[
+    (Class::Sched, &[f("sched_switch", told("", "")), f("sched_wakeup", told("", ""))]),
+    (
+        Class::Process,
+        &[
+            f("process_fork", told("the new process", "")),
+            f("process_exec", told("", "")),
+            f("process_exit", told("exit code", "signal that ended it, or 0")),
+            f("oom_kill", told("resident bytes", "")),
+        ],
+    ),
+    (Class::Io, &[f("block_io", told("bytes", "device (major × 2^20 + minor), plus 2^32 for writes"))]),
+    (Class::HostMemory, &[f("major_fault", told("address", ""))]),
+    (Class::Io, &[f("tcp_retransmit", told("remote port", "4 or 6"))]),
+    (
+        Class::HostMemory,
+        &[
+            f("direct_reclaim", told("pages made free", "")),
+            f("compaction", told("", "")),
+            f("mmap_lock", told("", "")),
+        ],
+    ),
+];
+
+/// The id of something the kernel tells. The CUDA functions come before all of those.
+pub fn kernel_op(op: KernelOp) -> OpId {
+    static BASE: LazyLock<u16> =
+        LazyLock::new(|| table().iter().position(|op| op.library == Library::Kernel).unwrap_or_default() as u16);
+    OpId(*BASE + op as u16)
+}
+
 fn build() -> Vec<Op> {
     let mut ops = Vec::new();
-    for (library, groups) in [(Library::Runtime, RUNTIME), (Library::Driver, DRIVER)] {
+    for (library, groups) in [(Library::Runtime, RUNTIME), (Library::Driver, DRIVER), (Library::Kernel, KERNEL)] {
         for (class, rows) in groups {
             for row in *rows {
                 let variant = if row.stream.is_some() { "_ptsz" } else { "_ptds" };
@@ -530,8 +616,24 @@ mod tests {
             match op.library {
                 Library::Driver => assert!(op.runtime_twin.and_then(OpId::get).unwrap().seen_at_driver),
                 Library::Runtime => assert!(op.seen_at_driver),
+                Library::Kernel => panic!("the kernel launches nothing"),
             }
         }
+    }
+
+    #[test]
+    fn what_the_kernel_tells_is_found_by_number() {
+        for (op, name) in [
+            (KernelOp::SchedSwitch, "sched_switch"),
+            (KernelOp::ProcessExit, "process_exit"),
+            (KernelOp::BlockIo, "block_io"),
+            (KernelOp::TcpRetransmit, "tcp_retransmit"),
+            (KernelOp::MmapLock, "mmap_lock"),
+        ] {
+            assert_eq!(kernel_op(op).get().unwrap().name, name);
+            assert!(!kernel_op(op).is_cuda());
+        }
+        assert!(by_function("cudaMalloc").unwrap().id.is_cuda());
     }
 
     #[test]

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the kernel knows of a job's threads: every time off the CPU with its reason, who had the CPU
+//! meanwhile, and sums that are measured, not what is left over.
+//!
+//! The numbers of the enums are those of `bpf/sched.h` in gpuwhy-capture and of the run file.
+//! Times are `CLOCK_MONOTONIC` nanoseconds.
+
+/// Declares an enum whose numbers travel through the ring and into the run file, with its names.
+macro_rules! named {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $number:literal $text:literal,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[repr(u8)]
+        pub enum $name { $($(#[$vdoc])* $variant = $number,)* }
+
+        impl $name {
+            /// Every value, in numeric order.
+            pub const ALL: &[Self] = &[$(Self::$variant,)*];
+
+            /// The name in the run file.
+            pub fn name(self) -> &'static str {
+                match self { $(Self::$variant => $text,)* }
+            }
+
+            /// The value of a number from the kernel or a file.
+            pub fn from_number(number: u8) -> Option<Self> {
+                match number { $($number => Some(Self::$variant),)* _ => None }
+            }
+        }
+    };
+}
+
+named! {
+    /// Why a thread left the CPU.
+    Reason {
+        /// It could have gone on, but something else was run.
+        Preempted = 0 "preempted",
+        /// It could have gone on, but offered the CPU (`sched_yield`).
+        Yielded = 1 "yielded",
+        /// It waits and can be woken by a signal.
+        Asleep = 2 "asleep",
+        /// It waits and cannot be disturbed: mostly for a disk, a page or a driver.
+        Uninterruptible = 3 "uninterruptible",
+        /// Its cgroup has used up its CPU quota.
+        Throttled = 4 "throttled",
+        /// Stopped by a signal or a debugger.
+        Stopped = 5 "stopped",
+        /// It was just created and had not run yet.
+        New = 6 "new",
+    }
+}
+
+named! {
+    /// What a thread that left the CPU waited for.
+    Wait {
+        /// Nothing: it could have gone on.
+        Nothing = 0 "",
+        /// Something else, see the system call.
+        Other = 1 "other",
+        /// A pipe.
+        Pipe = 2 "pipe",
+        /// A socket.
+        Socket = 3 "socket",
+        /// An eventfd.
+        Eventfd = 4 "eventfd",
+        /// An epoll set.
+        Epoll = 5 "epoll",
+        /// A timerfd.
+        Timerfd = 6 "timerfd",
+        /// A regular file or folder.
+        File = 7 "file",
+        /// A block device.
+        BlockDevice = 8 "block device",
+        /// A GPU's device node.
+        Gpu = 9 "gpu device",
+        /// Another character device: a terminal, for example.
+        CharDevice = 10 "char device",
+        /// A futex: locks, condition variables, Python's GIL.
+        Futex = 11 "futex",
+        /// A page of memory.
+        PageFault = 12 "page fault",
+        /// The time.
+        Sleep = 13 "sleep",
+        /// Any of several files (`poll`, `select`).
+        Poll = 14 "poll",
+        /// A child process.
+        Child = 15 "child",
+        /// A signal.
+        Signal = 16 "signal",
+        /// The lock of its own address space.
+        MmapLock = 17 "mmap lock",
+        /// Free memory: the kernel makes room on its behalf.
+        Reclaim = 18 "reclaim",
+        /// An io_uring.
+        IoUring = 19 "io_uring",
+        /// A signalfd, inotify, pidfd or other file without a name.
+        AnonFile = 20 "anonymous file",
+        /// Asynchronous I/O of the kernel (`io_getevents`).
+        Aio = 21 "aio",
+    }
+}
+
+named! {
+    /// Who ended a wait.
+    WokenBy {
+        /// Nobody: it did not wait, or is still waiting.
+        Nobody = 0 "",
+        /// A thread.
+        Thread = 1 "thread",
+        /// A timer.
+        Timer = 2 "timer",
+        /// A disk's interrupt.
+        Disk = 3 "disk",
+        /// The network's interrupt.
+        Network = 4 "network",
+        /// Another interrupt.
+        Interrupt = 5 "interrupt",
+    }
+}
+
+/// One time off the CPU: from when the thread left until it ran again. Plain data, as [`crate::Call`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OffCpu {
+    /// When it left.
+    pub start_ns: u64,
+    /// Until it ran again, or the trace ended.
+    pub duration_ns: u64,
+    /// The last part of it, in which the thread could have run but no CPU was given to it.
+    pub ready_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// Why it left.
+    pub reason: Reason,
+    /// What it waited for.
+    pub wait: Wait,
+    /// The system call it was in, by its number on this architecture; `None` outside of one.
+    pub syscall: Option<u16>,
+    /// What the file is: of a [`Wait::File`], the magic number of its filesystem; of a device, its number
+    /// (major << 20 | minor); of a socket, its address family; else 0.
+    pub file: u32,
+    /// What exactly: a futex's address, the inode number of a pipe, socket or file; 0 when not known.
+    pub object: u64,
+    /// How long the thread was ready to wait, counted from `start_ns`, where it gave a limit.
+    pub timeout_ns: Option<u64>,
+    /// Whether the kernel counted it as waiting for I/O.
+    pub io_wait: bool,
+    /// Who ended the wait.
+    pub woken_by: WokenBy,
+    /// The thread that did; of an interrupt, the one it interrupted (which may be the true sender on
+    /// loopback). 0 when nobody did.
+    pub waker_pid: u32,
+    /// The same thread's number.
+    pub waker_tid: u32,
+    /// The CPU it left.
+    pub left_cpu: u16,
+    /// The CPU it ran on next.
+    pub cpu: u16,
+    /// The trace ended before it ran again.
+    pub unfinished: bool,
+}
+
+/// Somebody, traced or not, running on a CPU for which a traced thread waited at some time meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CpuRun {
+    /// When it began to run.
+    pub start_ns: u64,
+    /// For how long.
+    pub duration_ns: u64,
+    /// Process; 0 is the idle task.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// CPU.
+    pub cpu: u16,
+    /// The kernel's name of the thread, zero-padded.
+    pub name: [u8; 16],
+}
+
+/// A part of a thread's ready time spent waiting for a CPU other than the one it ran on in the end: it was
+/// moved while it waited. The rest of the ready time, for [`OffCpu::cpu`], needs no such record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MovedWait {
+    /// When it began to wait for that CPU.
+    pub start_ns: u64,
+    /// Until it was moved away.
+    pub duration_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// The CPU it waited for.
+    pub cpu: u16,
+}
+
+/// A thread's time, summed in the kernel since gpuwhy began to watch it: exact even if events were lost.
+/// Newer sums of the same thread replace older ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ThreadSums {
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// The kernel's name of the thread, zero-padded.
+    pub name: [u8; 16],
+    /// When the thread was created.
+    pub born_ns: u64,
+    /// Since when it is watched.
+    pub since_ns: u64,
+    /// As of when.
+    pub at_ns: u64,
+    /// Time on a CPU.
+    pub on_cpu_ns: u64,
+    /// Time ready, waiting for a CPU; throttled time included.
+    pub ready_ns: u64,
+    /// Time blocked.
+    pub blocked_ns: u64,
+    /// Of `ready_ns`, time without quota.
+    pub throttled_ns: u64,
+    /// Times off the CPU.
+    pub switches: u64,
+    /// Times the kernel gave it pages.
+    pub page_allocations: u64,
+    /// Bytes of those pages.
+    pub page_bytes: u64,
+    /// Whether the thread has ended.
+    pub ended: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_lead_back_to_their_values() {
+        for reason in Reason::ALL {
+            assert_eq!(Reason::from_number(*reason as u8), Some(*reason));
+        }
+        for wait in Wait::ALL {
+            assert_eq!(Wait::from_number(*wait as u8), Some(*wait));
+        }
+        for by in WokenBy::ALL {
+            assert_eq!(WokenBy::from_number(*by as u8), Some(*by));
+        }
+        assert_eq!(Reason::from_number(99), None);
+    }
+}
