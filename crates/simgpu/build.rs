@@ -67,9 +67,13 @@ const LIBRARIES: &[Library] = &[
         version_script: None,
     },
     Library { file: "libnccl.so.2", sources: &["nccl.c"], needs: &["libcuda.so.1"], version_script: None },
+    Library { file: "libnvidia-ml.so.1", sources: &["nvml.c"], needs: &[], version_script: None },
 ];
 
 const SIMJOB: &[&str] = &["simjob.c", "simjob_load.c", "simjob_modes.c", "simjob_tour.c"];
+
+const HOSTJOB: &[&str] =
+    &["hostjob.c", "hostjob_edges.c", "hostjob_io.c", "hostjob_life.c", "hostjob_sched.c", "hostjob_waits.c"];
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -112,13 +116,13 @@ fn build_libraries(sources: &Path, out: &Path, cf_protection: &str) -> Outcome {
     Ok(())
 }
 
-fn build_simjob(sources: &Path, out: &Path) -> Outcome {
+fn build_program(sources: &Path, files: &[&str], out: &Path) -> Outcome {
     let mut cc = compiler();
     cc.args(["-std=gnu11", "-Wall", "-Wextra", "-O2", "-g0", "-pthread"])
-        .args(SIMJOB.iter().map(|name| sources.join(name)))
+        .args(files.iter().map(|name| sources.join(name)))
         .arg("-ldl")
         .arg("-o")
-        .arg(out.join("simjob"));
+        .arg(out);
     run(cc)
 }
 
@@ -129,5 +133,6 @@ fn main() -> Outcome {
     println!("cargo:rerun-if-changed=c");
     build_libraries(&sources, &out, "none")?;
     build_libraries(&sources, &out.join("cet"), "full")?;
-    build_simjob(&sources, &out)
+    build_program(&sources, SIMJOB, &out.join("simjob"))?;
+    build_program(&sources, HOSTJOB, &out.join("hostjob"))
 }

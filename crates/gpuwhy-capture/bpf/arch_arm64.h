@@ -41,3 +41,21 @@ static __always_inline __u64 by_value_address(const struct input *in, __u32 slot
 	(void)offset;
 	return in->reg[(slot - 1) & (REGISTER_SLOTS - 1)];
 }
+
+/* The system call a task is in, -1 outside of one, and its n-th argument. */
+static __always_inline __s32 syscall_of(const struct pt_regs *regs)
+{
+	return BPF_CORE_READ((const struct pt_regs___entry *)regs, syscallno);
+}
+
+static __always_inline __u64 syscall_arg(const struct pt_regs *regs, __u32 n)
+{
+	if (n == 0)
+		return BPF_CORE_READ((const struct pt_regs___entry *)regs, orig_x0);
+	return regs->regs[n & 3];
+}
+
+static __always_inline __u64 user_ip(const struct pt_regs *regs)
+{
+	return regs->pc;
+}

@@ -46,3 +46,28 @@ static __always_inline __u64 by_value_address(const struct input *in, __u32 slot
 	(void)slot;
 	return in->sp + 8 + offset;
 }
+
+/* The system call a task is in, -1 outside of one, and its n-th argument. */
+static __always_inline __s32 syscall_of(const struct pt_regs *regs)
+{
+	return (__s32)regs->orig_ax;
+}
+
+static __always_inline __u64 syscall_arg(const struct pt_regs *regs, __u32 n)
+{
+	switch (n) {
+	case 0:
+		return regs->di;
+	case 1:
+		return regs->si;
+	case 2:
+		return regs->dx;
+	default:
+		return regs->r10;
+	}
+}
+
+static __always_inline __u64 user_ip(const struct pt_regs *regs)
+{
+	return regs->ip;
+}

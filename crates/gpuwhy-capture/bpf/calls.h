@@ -41,6 +41,7 @@ static __always_inline void emit_life(__u16 op, struct task_struct *task, __u64 
 	bpf_probe_read_kernel_str(&r->arg0, 16, task->comm);
 	r->tgid = task->tgid;
 	r->tid = task->pid;
+	r->ret = task->real_parent->tgid;
 	r->op = op;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
@@ -61,6 +62,9 @@ static __always_inline struct thread *thread_state(struct task_struct *task, __u
 	t->device = DEVICE_UNKNOWN;
 	t->born_ns = task->start_time;
 	emit_life(OP_THREAD, task, task->start_time);
+	/* When every process that uses CUDA is traced, this is how its first thread is known; gpuwhy adopts the rest. */
+	if (host && all_processes && !watched_of(task))
+		adopt(task, bpf_ktime_get_ns());
 	return t;
 }
 

@@ -3,8 +3,11 @@
  *   kernel.h    the kernel types read        arch_*.h   where an architecture keeps arguments
  *   cookie.h    how a function is read       state.h    maps, loss counters, the ring's record
  *   decode.h    reading arguments            calls.h    entering and leaving a call
- * Everything is inlined into the few programs below: three flavours of the same probe, for kernels from
- * 6.13 (session), 6.6 (multi) and 5.15 (plain), and the life of processes. */
+ *   watched.h   what is kept of threads      waits.h    what a thread waits for
+ *   sched.h     running, ready, blocked      host.h     memory and I/O
+ *   programs_host.h  the programs on the kernel's tracepoints
+ * Everything is inlined into few programs: below, three flavours of the same probe, for kernels from 6.13 (session),
+ * 6.6 (multi) and 5.15 (plain), and the life of processes. */
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
@@ -21,7 +24,11 @@
 #include "cookie.h"
 #include "state.h"
 #include "decode.h"
+#include "watched.h"
+#include "waits.h"
+#include "sched.h"
 #include "calls.h"
+#include "host.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
 
@@ -59,27 +66,64 @@ int plain_leave(struct pt_regs *ctx)
 	return leave(ctx);
 }
 
-/* A target's children are targets. */
+/* A target's children are targets, its threads are watched from their first moment. */
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 {
 	__u32 tgid = child->tgid, one = 1, parent_tgid = parent->tgid;
+	bool is_thread = tgid == parent_tgid, follow;
+	struct watched *w;
+	__u64 now;
 
-	if (all_processes || tgid == parent_tgid || !bpf_map_lookup_elem(&targets, &parent_tgid))
-		return 0;
-	if (bpf_map_update_elem(&targets, &tgid, &one, BPF_ANY))
+	follow = bpf_map_lookup_elem(&targets, &parent_tgid);
+	if (!all_processes && !is_thread && follow && bpf_map_update_elem(&targets, &tgid, &one, BPF_ANY))
 		count_loss(LOSS_MAP_FULL, NO_OP);
+	if (!host || host_end_ns || !(follow || watched_of(parent)))
+		return 0;
+	now = bpf_ktime_get_ns();
+	w = watch(child, now);
+	if (w)
+		w->out_ns = now;
+	if (!is_thread) {
+		tell(OP_PROCESS_FORK, now, now, parent_tgid, parent->pid, tgid, 0, 0);
+		emit_life(OP_FORK, child, now);
+	}
 	return 0;
 }
 
-/* A new program in an old process: nothing known of its threads holds any more. */
+/* A new program in an old process: nothing known of its threads holds any more. The thread that called exec goes on
+ * under its process's number. */
+static __always_inline void watched_execs(struct task_struct *task, __u32 old_tid, __u64 now)
+{
+	struct watched *w = watched_of(task);
+
+	if (!w || host_end_ns)
+		return;
+	tell(OP_PROCESS_EXEC, now, now, task->tgid, task->pid, 0, 0, 0);
+	if (old_tid == task->pid)
+		return;
+	emit_sums(w, task, now, SUMS_ENDED, old_tid);
+	w->since_ns = now;
+	w->on_since_ns = now;
+	w->on_cpu_ns = 0;
+	w->ready_sum_ns = 0;
+	w->blocked_ns = 0;
+	w->throttled_ns = 0;
+	w->switches = 0;
+	w->page_allocations = 0;
+	w->page_bytes = 0;
+}
+
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
+	__u64 now = bpf_ktime_get_ns();
 	struct thread *t;
 
 	if (!is_target(task->tgid))
 		return 0;
+	if (host)
+		watched_execs(task, old_pid, now);
 	t = bpf_task_storage_get(&threads, task, 0, all_processes ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t)
 		return 0;
@@ -88,26 +132,37 @@ int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm
 	t->context_depth = 0;
 	t->chosen = false;
 	t->device = DEVICE_UNKNOWN;
-	t->born_ns = bpf_ktime_get_ns();
-	emit_life(OP_EXEC, task, t->born_ns);
+	t->born_ns = now;
+	emit_life(OP_EXEC, task, now);
 	return 0;
 }
+
+#define SIGNAL_GROUP_EXIT 4
 
 SEC("tp_btf/sched_process_exit")
 int BPF_PROG(on_exit, struct task_struct *task)
 {
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
-	__u32 tgid = task->tgid;
+	struct signal_struct *signal = task->signal;
+	__u32 tgid = task->tgid, code;
+	struct watched *w = NULL;
+	__u64 now;
 
 	if (t && t->depth)
 		emit_unfinished(t, tgid, task->pid);
 	/* A thread's exit is not its process's: only the last one's is. */
-	if (task->signal->live.counter > 0)
+	if (signal->live.counter > 0)
 		return 0;
-	if (!t && (all_processes || !bpf_map_lookup_elem(&targets, &tgid)))
+	if (host && !host_end_ns)
+		w = watched_of(task);
+	if (w) {
+		now = bpf_ktime_get_ns();
+		code = signal->flags & SIGNAL_GROUP_EXIT ? signal->group_exit_code : task->exit_code;
+		tell(OP_PROCESS_EXIT, now, now, tgid, task->pid, code >> 8 & 0xff, code & 0x7f, 0);
+	}
+	if (!t && !w && (all_processes || !bpf_map_lookup_elem(&targets, &tgid)))
 		return 0;
-	if (!all_processes)
-		bpf_map_delete_elem(&targets, &tgid);
+	bpf_map_delete_elem(&targets, &tgid);
 	emit_life(OP_EXIT, task, 0);
 	return 0;
 }
@@ -126,3 +181,5 @@ int still_open(struct bpf_iter__task *ctx)
 		emit_unfinished(t, task->tgid, task->pid);
 	return 0;
 }
+
+#include "programs_host.h"

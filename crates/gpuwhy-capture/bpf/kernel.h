@@ -60,14 +60,68 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+	int group_exit_code;
+	unsigned int flags;
 };
 
+struct rw_semaphore {
+	int unused;
+};
+
+struct mm_struct {
+	struct rw_semaphore mmap_lock;
+};
+
+struct file;
+
+struct fdtable {
+	unsigned int max_fds;
+	struct file **fd;
+};
+
+struct files_struct {
+	struct fdtable *fdt;
+};
+
+struct cfs_rq {
+	int throttle_count;
+};
+
+struct sched_entity {
+	struct cfs_rq *cfs_rq;
+};
+
+struct thread_info {
+	__u32 cpu;
+};
+
+struct bpf_local_storage;
+
 struct task_struct {
+	struct thread_info thread_info;
+	unsigned int __state;
+	unsigned int flags;
+	int on_cpu;
 	int pid;
 	int tgid;
+	int exit_code;
+	unsigned in_iowait : 1;
+	struct sched_entity se;
+	bool throttled; /* by a cgroup's quota, 6.18 */
+	struct mm_struct *mm;
+	struct task_struct *real_parent;
+	struct task_struct *group_leader;
 	__u64 start_time; /* CLOCK_MONOTONIC ns */
 	char comm[16];
+	struct files_struct *files;
 	struct signal_struct *signal;
+	struct bpf_local_storage *bpf_storage;
+};
+
+/* Where the CPU of a task was before 5.16, and its state before 5.14. */
+struct task_struct___old {
+	unsigned int cpu;
+	volatile long state;
 };
 
 struct qstr {
@@ -82,9 +136,58 @@ struct path {
 	struct dentry *dentry;
 };
 
+struct super_block {
+	unsigned long s_magic;
+};
+
+struct inode {
+	__u16 i_mode;
+	struct super_block *i_sb;
+	unsigned long i_ino;
+	__u32 i_rdev;
+};
+
 struct file {
 	struct path f_path;
+	struct inode *f_inode;
+	void *private_data;
 };
+
+struct sock_common {
+	__be16 skc_dport;
+	unsigned short skc_family;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	struct socket *sk_socket;
+};
+
+struct socket {
+	struct file *file;
+	struct sock *sk;
+};
+
+struct sk_buff;
+
+struct gendisk {
+	int major;
+	int first_minor;
+};
+
+struct request_queue {
+	struct gendisk *disk;
+};
+
+struct request {
+	struct request_queue *q;
+	unsigned int cmd_flags;
+	unsigned int __data_len;
+};
+
+struct page;
+struct hrtimer;
+struct irqaction;
 
 struct vm_area_struct {
 	struct file *vm_file;
@@ -96,4 +199,18 @@ struct bpf_iter__task {
 	struct task_struct *task;
 };
 
+#if defined(__TARGET_ARCH_arm64)
+struct pt_regs___entry {
+	__u64 orig_x0;
+	__s32 syscallno;
+};
+#endif
+
 #pragma clang attribute pop
+
+/* What a program on a perf event is given; part of the kernel's interface to user space. */
+struct bpf_perf_event_data {
+	struct pt_regs regs;
+	__u64 sample_period;
+	__u64 addr;
+};

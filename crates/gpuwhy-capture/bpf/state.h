@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What the programs keep: who is traced, each thread's open calls, live allocations, contexts, loss. */
+/* What the programs keep: who is traced, each thread's open calls, live allocations, contexts, loss. What is kept
+ * of threads as the scheduler sees them is in watched.h. */
 #pragma once
 
 #define MAX_DEPTH 16
@@ -21,6 +22,7 @@
 /* Records that are no calls carry one of these as their op. */
 #define OP_EXEC 0x3fe
 #define OP_EXIT 0x3fd
+#define OP_FORK 0x3fc
 #define OP_THREAD 0x3fb
 
 /* Causes of loss; gpuwhy-model's loss.rs numbers them the same. */
@@ -31,11 +33,28 @@ enum loss {
 	LOSS_NO_RETURN = 5,
 	LOSS_LIVE_MAP_FULL = 6,
 	LOSS_ARG_UNREADABLE = 7,
-	LOSS_CAUSES = 9,
+	LOSS_EVIDENCE_LOST = 9,
+	LOSS_CAUSES = 10,
 };
 #define LOSS_OPS 512
 /* Where no op can be named. */
 #define NO_OP (LOSS_OPS - 1)
+
+/* What the kernel tells, counted from `kernel_ops`; gpuwhy-model's ops.rs has them in the same order. */
+enum kernel_op {
+	OP_SCHED_SWITCH = 0,
+	OP_SCHED_WAKEUP = 1,
+	OP_PROCESS_FORK = 2,
+	OP_PROCESS_EXEC = 3,
+	OP_PROCESS_EXIT = 4,
+	OP_OOM_KILL = 5,
+	OP_BLOCK_IO = 6,
+	OP_MAJOR_FAULT = 7,
+	OP_TCP_RETRANSMIT = 8,
+	OP_DIRECT_RECLAIM = 9,
+	OP_COMPACTION = 10,
+	OP_MMAP_LOCK = 11,
+};
 
 /* One record in the ring. Times are CLOCK_MONOTONIC ns. */
 struct record {
@@ -98,6 +117,8 @@ const volatile bool all_layers = false;
 /* Off, gpuwhy looks up callers itself, as on kernels before 5.17. */
 const volatile bool find_callers = true;
 const volatile __u32 own_tgid = 0;
+/* Op number of the first thing the kernel tells. */
+const volatile __u32 kernel_ops = 0;
 
 /* The latest moment at which a library that was already mapped got its probes: what a thread born
  * before it did until then is not known. */

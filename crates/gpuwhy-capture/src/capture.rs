@@ -5,15 +5,19 @@ use crate::arch::ProbeCost;
 use crate::callers::Callers;
 use crate::elf;
 use crate::error::{CaptureError, Result};
+use crate::host::HostOptions;
+use crate::host_record::{self, HostRecord};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::MapWatch;
 use crate::process;
 use crate::programs::{Flavour, LoadOptions, Programs};
 use crate::record::{self, Life, LifeEvent, Record};
-use gpuwhy_model::{Call, LossCause, Op, OpId, ops};
+use crate::sockets::Sockets;
+use gpuwhy_model::ops::{self, KernelOp, kernel_op};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, Op, OpId, ThreadSums};
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -42,11 +46,20 @@ pub struct Options {
     pub find_callers: bool,
     /// Size of the buffer between kernel and gpuwhy: a power of two, in bytes.
     pub ring_bytes: u32,
+    /// What to record of the host's side.
+    pub host: HostOptions,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { targets: Targets::All, all_layers: false, flavour: None, find_callers: true, ring_bytes: 16 << 20 }
+        Self {
+            targets: Targets::All,
+            all_layers: false,
+            flavour: None,
+            find_callers: true,
+            ring_bytes: 16 << 20,
+            host: HostOptions::ALL,
+        }
     }
 }
 
@@ -57,6 +70,14 @@ pub struct Batch {
     pub calls: Vec<Call>,
     /// Threads and processes that came and went.
     pub life: Vec<Life>,
+    /// Times off the CPU.
+    pub off: Vec<OffCpu>,
+    /// Who had a CPU that a traced thread waited for.
+    pub runs: Vec<CpuRun>,
+    /// Waits for CPUs the thread was moved away from.
+    pub moved: Vec<MovedWait>,
+    /// Threads' sums so far.
+    pub sums: Vec<ThreadSums>,
     /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
     unsettled: Vec<(Call, u64)>,
     /// Ring records this version does not understand (there should be none).
@@ -69,8 +90,31 @@ impl Batch {
             Some(Record::Call(call)) => self.calls.push(call),
             Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
             Some(Record::Life(life)) => self.life.push(life),
+            None => self.take_host_record(bytes),
+        }
+    }
+
+    fn take_host_record(&mut self, bytes: &[u8]) {
+        match host_record::parse(bytes) {
+            Some(HostRecord::Off(off, holder)) => {
+                self.off.push(off);
+                self.runs.extend(holder);
+            }
+            Some(HostRecord::Run(run)) => self.runs.push(run),
+            Some(HostRecord::Moved(moved)) => self.moved.push(moved),
+            Some(HostRecord::Sums(sums)) => self.sums.push(sums),
             None => self.unknown += 1,
         }
+    }
+
+    /// How many records it has.
+    pub fn len(&self) -> usize {
+        self.calls.len() + self.life.len() + self.off.len() + self.runs.len() + self.moved.len() + self.sums.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
 
     /// Empties it, keeping its memory.
@@ -78,6 +122,10 @@ impl Batch {
         self.calls.clear();
         self.unsettled.clear();
         self.life.clear();
+        self.off.clear();
+        self.runs.clear();
+        self.moved.clear();
+        self.sums.clear();
         self.unknown = 0;
     }
 }
@@ -97,6 +145,9 @@ pub struct Capture {
     callers: Callers,
     /// Processes that made a traced call.
     used_cuda: HashSet<u32>,
+    /// Traced processes that are alive, as far as known.
+    processes: BTreeSet<u32>,
+    sockets: Sockets,
     warnings: Vec<String>,
 }
 
@@ -117,6 +168,7 @@ impl Capture {
             all_layers: options.all_layers,
             find_callers: options.find_callers,
             ring_bytes: options.ring_bytes,
+            host: options.host,
         };
         let programs = Programs::load(load, options.flavour)?;
         let inbox = Rc::new(RefCell::new(Batch::default()));
@@ -133,14 +185,46 @@ impl Capture {
             all_layers: options.all_layers,
             callers: Callers::default(),
             used_cuda: HashSet::new(),
+            processes: BTreeSet::new(),
+            sockets: Sockets::default(),
             warnings: Vec::new(),
         };
+        capture.warnings.append(&mut capture.programs.warnings);
+        capture.keep_clock();
         capture.watch_mappings();
         for (id, pid) in asked.iter().zip(&pids).filter(|(id, pid)| id != pid) {
             capture.warnings.push(format!("{id} is a thread of process {pid}, which is traced as a whole"));
         }
         capture.attach_existing(&pids)?;
+        capture.adopt_threads();
         Ok(capture)
+    }
+
+    /// Begins to watch the threads that the targets have already.
+    fn adopt_threads(&mut self) {
+        if let Err(error) = self.programs.adopt_threads() {
+            self.warnings.push(format!("threads that existed before the trace are not followed: {error}"));
+        }
+    }
+
+    /// Some deadlines are on the wall clock, which may be set while tracing.
+    fn keep_clock(&mut self) {
+        let realtime = clock_ns(libc::CLOCK_REALTIME).cast_signed();
+        self.programs.set_realtime_offset(realtime.wrapping_sub(now_ns().cast_signed()));
+    }
+
+    /// To be called about once a second: has threads' sums reported, to be taken with the next batches.
+    pub fn every_second(&mut self) {
+        self.keep_clock();
+        self.sockets.forget();
+        if let Err(error) = self.programs.report_threads() {
+            self.warnings.push(format!("the threads' sums could not be read: {error}"));
+        }
+    }
+
+    /// Traced processes that are alive, as far as known.
+    pub fn processes(&self) -> &BTreeSet<u32> {
+        &self.processes
     }
 
     /// Watching begins before looking, so that nothing mapped in between is missed.
@@ -158,6 +242,7 @@ impl Capture {
     fn attach_existing(&mut self, pids: &[u32]) -> Result<()> {
         for pid in pids {
             self.programs.add_target(*pid)?;
+            self.processes.insert(*pid);
             // Children that exist already; those to come are added by the kernel. Looked for twice: one that
             // a child started before the child was marked is found the second time.
             for _ in 0..2 {
@@ -185,6 +270,7 @@ impl Capture {
         }
         self.programs.add_target(child)?;
         if process::is_running(child) {
+            self.processes.insert(child);
             self.attach_process(child);
         } else {
             // Its end came before it was marked, so the kernel will not take the mark away.
@@ -194,8 +280,11 @@ impl Capture {
     }
 
     /// Marks a process that gpuwhy itself is about to start.
-    pub fn add_target(&self, pid: u32) -> Result<()> {
-        self.programs.add_target(pid)
+    pub fn add_target(&mut self, pid: u32) -> Result<()> {
+        self.programs.add_target(pid)?;
+        self.processes.insert(pid);
+        self.adopt_threads();
+        Ok(())
     }
 
     /// Whether any of the processes asked for, or a child of theirs, still runs.
@@ -325,20 +414,57 @@ impl Capture {
             batch.calls.extend(self.callers.settle(call, address, self.all_layers));
         }
         for life in &batch.life {
-            if life.event == LifeEvent::FirstCall {
-                self.used_cuda.insert(life.pid);
-                continue;
-            }
-            self.callers.forget_process(life.pid);
-            // Looking through every live allocation is worth it only for processes that may have some.
-            if life.event == LifeEvent::Exit && self.used_cuda.remove(&life.pid) {
-                self.programs.forget_process(life.pid);
-            }
+            self.follow_life(life);
         }
+        self.find_owners(&mut batch.calls);
         if batch.unknown > 0 {
             self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
         }
         taken > 0
+    }
+
+    fn follow_life(&mut self, life: &Life) {
+        match life.event {
+            LifeEvent::Fork => {
+                self.processes.insert(life.pid);
+            }
+            LifeEvent::FirstCall => {
+                self.used_cuda.insert(life.pid);
+                // When everybody who uses CUDA is traced, this is how a process is known to; its other threads and its
+                // children are found now.
+                if self.processes.insert(life.pid) && self.all_processes && self.programs.add_target(life.pid).is_ok() {
+                    self.adopt_threads();
+                    self.processes.extend(process::descendants(life.pid));
+                }
+            }
+            LifeEvent::Exec => self.callers.forget_process(life.pid),
+            LifeEvent::Exit => {
+                self.callers.forget_process(life.pid);
+                self.processes.remove(&life.pid);
+                // Looking through every live allocation is worth it only for processes that may have some.
+                if self.used_cuda.remove(&life.pid) {
+                    self.programs.forget_process(life.pid);
+                }
+            }
+        }
+    }
+
+    /// Retransmits come without an owner: those of traced processes get one, the others are dropped.
+    fn find_owners(&mut self, calls: &mut Vec<Call>) {
+        let retransmit = kernel_op(KernelOp::TcpRetransmit);
+        if !calls.iter().any(|call| call.op == retransmit) {
+            return;
+        }
+        calls.retain_mut(|call| {
+            if call.op != retransmit {
+                return true;
+            }
+            let inode = call.stream.take().unwrap_or(0);
+            let owner = self.sockets.owner(inode, &self.processes);
+            call.pid = owner.unwrap_or(0);
+            call.tid = call.pid;
+            owner.is_some()
+        });
     }
 
     /// What was lost since the last time.
@@ -368,6 +494,7 @@ impl Capture {
     fn detach(&mut self) {
         const AT_ONCE: usize = 64;
         let mut links: Vec<Link> = self.links.drain().flat_map(|(_, links)| links).collect();
+        links.extend(self.programs.take_links());
         let share = links.len().div_ceil(AT_ONCE).max(1);
         std::thread::scope(|scope| {
             while !links.is_empty() {
@@ -387,6 +514,10 @@ impl Capture {
         std::thread::sleep(Duration::from_millis(20));
         if let Err(error) = self.programs.report_open_calls() {
             self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
+        }
+        self.programs.set_host_end(now_ns());
+        if let Err(error) = self.programs.report_threads() {
+            self.warnings.push(format!("the threads' last sums could not be read: {error}"));
         }
         self.detach();
     }
@@ -413,8 +544,12 @@ fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuff
 
 /// Now, `CLOCK_MONOTONIC` nanoseconds: the clock of every event.
 pub fn now_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel fills the struct we own.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

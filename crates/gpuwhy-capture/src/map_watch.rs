@@ -5,14 +5,13 @@
 //! without polling `/proc`.
 
 use crate::error::{CaptureError, Result};
+use crate::perf::{self, PerfEventAttr};
 use gpuwhy_model::Library;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Data pages of each CPU's buffer: 64 kB hold about 500 mappings.
 const DATA_PAGES: usize = 16;
-/// PERF_FLAG_FD_CLOEXEC.
-const FD_CLOEXEC: libc::c_ulong = 8;
 const RECORD_LOST: u32 = 2;
 const RECORD_MMAP2: u32 = 10;
 /// Bytes of a MMAP2 record before the file name.
@@ -41,35 +40,10 @@ pub struct MapWatch {
     rings: Vec<Ring>,
 }
 
-/// `struct perf_event_attr` as of PERF_ATTR_SIZE_VER5, the fields used here named.
-#[repr(C)]
-#[derive(Default)]
-struct PerfEventAttr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup: u32,
-    rest: [u32; 15],
-}
-
 impl MapWatch {
     /// Begins watching.
     pub fn new() -> Result<Self> {
-        let mut rings = Vec::new();
-        // SAFETY: sysconf reads a number.
-        let cpus = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_CONF) }.max(1);
-        for cpu in 0..cpus as i32 {
-            match Ring::open(cpu) {
-                Ok(ring) => rings.push(ring),
-                // A CPU that is configured but offline.
-                Err(e) if e.raw_os_error() == Some(libc::ENODEV) => {}
-                Err(source) => return Err(CaptureError::MapWatch { source }),
-            }
-        }
+        let rings = perf::on_every_cpu(Ring::open).map_err(|source| CaptureError::MapWatch { source })?;
         Ok(Self { rings })
     }
 
@@ -99,20 +73,14 @@ struct Ring {
 impl Ring {
     fn open(cpu: i32) -> std::io::Result<Self> {
         let attr = PerfEventAttr {
-            kind: 1, // PERF_TYPE_SOFTWARE
+            kind: perf::SOFTWARE,
             size: size_of::<PerfEventAttr>() as u32,
-            config: 9,                         // PERF_COUNT_SW_DUMMY: side-band records only
+            config: perf::DUMMY,
             flags: 1 << 8 | 1 << 14 | 1 << 23, // mmap, watermark, mmap2
             wakeup: 1,                         // bytes: wake at once
             ..Default::default()
         };
-        // SAFETY: the attribute outlives the call and says its own size.
-        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const attr, -1, cpu, -1, FD_CLOEXEC) };
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd as RawFd) };
+        let fd = perf::open(&attr, cpu)?;
         // SAFETY: sysconf reads a number.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
         // SAFETY: a fresh mapping of a perf descriptor; unmapped in Drop.

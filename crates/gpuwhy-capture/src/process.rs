@@ -3,22 +3,57 @@
 
 use std::collections::HashMap;
 
-/// The name of a running process, from its command line; `None` once it is gone (or a kernel thread).
+/// Some versions of PyTorch give this name to the main thread of whatever uses them: it says nothing of the process.
+const PYTORCH_MAIN: &str = "pt_main_thread";
+
+/// The most bytes of a name that the kernel keeps of a thread.
+const COMM_BYTES: usize = 15;
+
+/// The name of a running process, from its command line, or from itself if it gave itself one (`pt_data_worker`);
+/// `None` once it is gone (or a kernel thread).
 pub fn name(pid: u32) -> Option<String> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    name_from_cmdline(&line)
+    let words = words_of(&line);
+    let from_line = name_from_words(&words)?;
+    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
+    let exe = exe.as_deref().map(|path| path.to_string_lossy().into_owned());
+    Some(given_name(&comm, &words, exe.as_deref()).unwrap_or(from_line))
 }
 
-/// `python3 train.py` from the zero-separated words of a command line.
-fn name_from_cmdline(line: &[u8]) -> Option<String> {
-    let words: Vec<String> =
-        line.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).filter(|w| !w.is_empty()).collect();
-    let program = base(words.first()?);
+/// The zero-separated words of a command line.
+fn words_of(line: &[u8]) -> Vec<String> {
+    line.split(|b| *b == 0).map(|w| String::from_utf8_lossy(w).into_owned()).filter(|w| !w.is_empty()).collect()
+}
+
+/// `python3 train.py` from the words of a command line.
+fn name_from_words(words: &[String]) -> Option<String> {
+    let first = words.first()?;
+    // A title that a server wrote over its command line is no path: `sshd: me@pts/0`.
+    let program = if first.contains(": ") { first } else { base(first) };
     let interpreter = ["python", "bash", "sh", "perl", "ruby", "node", "julia"].iter().any(|name| {
         program.strip_prefix(name).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
     });
     let script = if interpreter { script_of(&words[1..]) } else { None };
     Some(script.map_or_else(|| program.to_owned(), |script| format!("{program} {script}")))
+}
+
+/// The name that a process gave to its main thread. The kernel begins with the base name of what was started: the
+/// program, a link to it, or a script with its interpreter after `#!`; those are no names given.
+fn given_name(comm: &[u8], words: &[String], exe: Option<&str>) -> Option<String> {
+    let comm = comm.strip_suffix(b"\n").unwrap_or(comm);
+    // A program started through a file descriptor is called by its number.
+    if comm.is_empty() || comm == PYTORCH_MAIN.as_bytes() || comm.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let begins = |name: &str| comm == &name.as_bytes()[..name.len().min(COMM_BYTES)];
+    let started = words.iter().map(String::as_str).chain(exe).any(|word| begins(base(word)));
+    // A title written over the command line (`nginx: worker process`) has the name at its start.
+    let title = words.first().is_some_and(|word| word.as_bytes().starts_with(comm));
+    // A removed program is shown as `python3 (deleted)`.
+    let removed = exe.and_then(|exe| exe.strip_suffix(" (deleted)")).is_some_and(|exe| begins(base(exe)));
+    let printable = |text: &str| text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    (!(started || title || removed)).then(|| printable(&String::from_utf8_lossy(comm)))
 }
 
 /// The script or module an interpreter runs: the first word that is no option.
@@ -27,8 +62,8 @@ fn script_of(words: &[String]) -> Option<String> {
     while let Some(word) = words.next() {
         match word.as_str() {
             "-m" => return words.next().map(|module| format!("-m {module}")),
-            "-c" => return Some("-c".into()),
-            "-W" | "-X" | "-O" => {
+            "-c" => return Some(multiprocessing(words.next()?).unwrap_or("-c").to_owned()),
+            "-W" | "-X" => {
                 words.next();
             }
             option if option.starts_with('-') => {}
@@ -36,6 +71,82 @@ fn script_of(words: &[String]) -> Option<String> {
         }
     }
     None
+}
+
+/// What a process is that Python's multiprocessing started with a line of code.
+fn multiprocessing(code: &str) -> Option<&'static str> {
+    let module = code.strip_prefix("from multiprocessing.")?;
+    [
+        ("spawn import", "multiprocessing worker"),
+        ("forkserver import", "multiprocessing forkserver"),
+        ("resource_tracker import", "multiprocessing resource tracker"),
+    ]
+    .into_iter()
+    .find_map(|(start, name)| module.starts_with(start).then_some(name))
+}
+
+/// The container a process runs in: `docker 0123456789ab`, `kubernetes pod UID container 0123456789ab`, `lxc NAME`;
+/// `None` outside of one, and inside one that hides it from its processes.
+pub fn container(pid: u32) -> Option<String> {
+    let text = std::fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    container_from_cgroup(&String::from_utf8_lossy(&text))
+}
+
+fn container_from_cgroup(text: &str) -> Option<String> {
+    let paths = text.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+    paths.filter_map(container_of_path).next()
+}
+
+/// The innermost part of a path with a container's id says which; a pod above it says whose.
+fn container_of_path(path: &str) -> Option<String> {
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    let pod = parts.iter().rev().find_map(|part| pod_uid(part)).filter(|_| path.contains("kubepods"));
+    let found =
+        (0..parts.len()).rev().find_map(|at| container_of_part(at.checked_sub(1).map(|at| parts[at]), parts[at]));
+    match (pod, found) {
+        (Some(pod), Some((_, id))) => Some(format!("kubernetes pod {pod} container {id}")),
+        (Some(pod), None) => Some(format!("kubernetes pod {pod}")),
+        (None, Some((kind, id))) => Some(format!("{kind} {id}")),
+        (None, None) => None,
+    }
+}
+
+/// Kind and short id of a container, from one part of a path and the part above it.
+fn container_of_part<'a>(above: Option<&str>, part: &'a str) -> Option<(&'static str, &'a str)> {
+    let scope = part.strip_suffix(".scope").unwrap_or(part);
+    for (start, kind) in [
+        ("docker-", "docker"),
+        ("libpod-payload-", "podman"),
+        ("libpod-", "podman"),
+        ("cri-containerd-", "containerd"),
+        ("crio-", "cri-o"),
+    ] {
+        if let Some(id) = scope.strip_prefix(start).and_then(short_id) {
+            return Some((kind, id));
+        }
+    }
+    if let Some(name) = part.strip_prefix("lxc.payload.").filter(|name| !name.is_empty()) {
+        return Some(("lxc", name));
+    }
+    match above? {
+        "lxc" => Some(("lxc", part)),
+        "docker" => Some(("docker", short_id(part)?)),
+        // containerd's own layout, and that of Kubernetes without systemd: the id alone, or after a colon.
+        _ => Some(("container", short_id(part.rsplit(':').next()?)?)),
+    }
+}
+
+/// The first 12 of 64 hexadecimal digits, as container tools show an id.
+fn short_id(id: &str) -> Option<&str> {
+    (id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit())).then(|| &id[..12])
+}
+
+/// A pod's uid, from `pod1234-…` or systemd's `kubepods-burstable-pod1234_….slice`.
+fn pod_uid(part: &str) -> Option<String> {
+    let part = part.split(".slice").next()?;
+    let uid = part.strip_prefix("pod").or_else(|| part.split_once("-pod").map(|(_, uid)| uid))?;
+    let plain = uid.len() >= 32 && uid.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-' || b == b'_');
+    plain.then(|| uid.replace('_', "-"))
 }
 
 fn base(path: &str) -> &str {
@@ -65,6 +176,16 @@ pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
     out.join(" ")
 }
 
+/// A running process's command line as [`command_line`] writes it, at most some 4,000 bytes of it.
+pub fn command_of(pid: u32) -> Option<String> {
+    const MOST: usize = 4000;
+    let mut line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    line.truncate(MOST);
+    let words: Vec<_> = line.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
+    let words = words.strip_suffix(&["".into()]).unwrap_or(&words);
+    (!words.is_empty()).then(|| command_line(words))
+}
+
 fn looks_secret(name: &str) -> bool {
     let name = name.to_ascii_lowercase().replace('-', "_");
     ["token", "secret", "password", "passwd", "api_key", "apikey", "access_key", "credential"]
@@ -85,7 +206,7 @@ fn quote(word: &str) -> String {
 pub fn descendants(pid: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for other in crate::libraries::all_processes() {
-        if let Some(parent) = parent_of(other) {
+        if let Some(parent) = parent(other) {
             children.entry(parent).or_default().push(other);
         }
     }
@@ -115,8 +236,14 @@ pub fn is_running(pid: u32) -> bool {
     !ended || std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|tasks| tasks.count() > 1)
 }
 
-fn parent_of(pid: u32) -> Option<u32> {
-    stat_field(pid, 1)?.parse().ok()
+/// The process that a process belongs to; `None` once it is gone, and for the first of a machine or container.
+pub fn parent(pid: u32) -> Option<u32> {
+    stat_field(pid, 1)?.parse().ok().filter(|parent| *parent != 0)
+}
+
+/// When a process began, `CLOCK_MONOTONIC` ns (to a clock tick); `None` once it is gone.
+pub fn started_ns(pid: u32) -> Option<u64> {
+    crate::sample::started_ns(pid)
 }
 
 /// A field of /proc/PID/stat, counted from the one after the name: state, parent, …
@@ -139,10 +266,108 @@ mod tests {
             (b"/opt/bin/server\0--port\0", "server"),
             (b"python3\0-X\0dev\0a.py\0", "python3 a.py"),
             (b"pythonic\0a.py\0", "pythonic"),
+            (b"sshd: me@pts/0\0", "sshd: me@pts/0"),
         ] {
-            assert_eq!(name_from_cmdline(line).as_deref(), Some(name));
+            assert_eq!(name_from_words(&words_of(line)).as_deref(), Some(name));
         }
-        assert_eq!(name_from_cmdline(b""), None);
+        assert_eq!(name_from_words(&words_of(b"")), None);
+    }
+
+    #[test]
+    fn python_multiprocessing_is_known() {
+        for (line, name) in [
+            (
+                &b"/bin/python3.11\0-E\0-c\0from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)\0\
+                  --multiprocessing-fork\0"[..],
+                "python3.11 multiprocessing worker",
+            ),
+            (
+                b"python3\0-c\0from multiprocessing.resource_tracker import main;main(5)\0",
+                "python3 multiprocessing resource tracker",
+            ),
+            (b"python3\0-c\0print(1)\0", "python3 -c"),
+            (b"python3\0-O\0a.py\0", "python3 a.py"),
+            (b"/v/bin/python3\0/v/bin/torchrun\0--nproc\0", "python3 torchrun"),
+        ] {
+            assert_eq!(name_from_words(&words_of(line)).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn only_names_that_a_process_gave_itself_count() {
+        let given = |comm: &str, line: &[u8], exe: &str| given_name(comm.as_bytes(), &words_of(line), Some(exe));
+        let train: &[u8] = b"python3\0train.py\0";
+        let python = "/usr/bin/python3.11";
+        assert_eq!(given("pt_data_worker\n", train, python).as_deref(), Some("pt_data_worker"));
+        assert_eq!(given("a\tb) \n\n", train, python).as_deref(), Some("a?b) ?"));
+        // The program by its link, by its file, removed; the script of `#!`; cut off after 15 bytes.
+        for (comm, line, exe) in [
+            ("python3\n", train, python),
+            ("python3.11\n", train, python),
+            ("python3.11\n", train, "/usr/bin/python3.11 (deleted)"),
+            ("python\n", b"python\0x.py\0", python),
+            ("torchrun\n", b"/v/bin/python3\0/v/bin/torchrun\0--nproc\0", python),
+            ("train_a_long_na\n", b"/usr/bin/python3\0./train_a_long_name.py\0", python),
+            ("bash\n", b"-bash\0", "/usr/bin/bash"),
+            ("sh\n", b"sh\0-c\0x\0", "/bin/busybox"),
+            ("nginx\n", b"nginx: worker process\0", "/usr/sbin/nginx"),
+            ("VLLM::EngineCor\n", b"VLLM::EngineCore\0", python),
+            ("pt_main_thread\n", train, python),
+            ("3\n", train, python),
+            ("\n", train, python),
+        ] {
+            assert_eq!(given(comm, line, exe), None, "{comm}");
+        }
+    }
+
+    #[test]
+    fn a_child_that_renames_itself_has_that_name() {
+        let mut child = std::process::Command::new("sh");
+        let mut child = child.args(["-c", "printf pt_data_worker > /proc/$$/comm; echo; read x"]);
+        child = child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
+        let mut child = child.spawn().unwrap();
+        assert_eq!(parent(child.id()), Some(std::process::id()));
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        let found = name(child.id());
+        let started = started_ns(child.id()).unwrap();
+        let now = crate::capture::now_ns();
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert_eq!(found.as_deref(), Some("pt_data_worker"));
+        assert!(started <= now && now - started < 20_000_000_000, "{started} {now}");
+    }
+
+    #[test]
+    fn containers_are_known_by_their_cgroup() {
+        let id = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
+        let uid = "7a1b2c3d-0000-1111-2222-333344445555";
+        let systemd_uid = uid.replace('-', "_");
+        for (text, expected) in [
+            (format!("12:memory:/docker/{id}\n0::/\n"), "docker 0123456789ab".to_owned()),
+            (format!("0::/system.slice/docker-{id}.scope\n"), "docker 0123456789ab".into()),
+            (format!("0::/machine.slice/libpod-{id}.scope/container\n"), "podman 0123456789ab".into()),
+            (format!("0::/system.slice/cri-containerd-{id}.scope\n"), "containerd 0123456789ab".into()),
+            (format!("0::/default/{id}\n"), "container 0123456789ab".into()),
+            (
+                format!("4:cpu:/kubepods/burstable/pod{uid}/{id}\n"),
+                format!("kubernetes pod {uid} container 0123456789ab"),
+            ),
+            (
+                format!("0::/kubepods.slice/kubepods-x.slice/kubepods-x-pod{systemd_uid}.slice/crio-{id}.scope\n"),
+                format!("kubernetes pod {uid} container 0123456789ab"),
+            ),
+            (
+                format!("0::/kubepods.slice/kubepods-pod{systemd_uid}.slice:cri-containerd:{id}\n"),
+                format!("kubernetes pod {uid} container 0123456789ab"),
+            ),
+            ("0::/lxc/web\n".into(), "lxc web".into()),
+            ("0::/lxc.payload.web/init.scope\n".into(), "lxc web".into()),
+        ] {
+            assert_eq!(container_from_cgroup(&text).as_deref(), Some(expected.as_str()), "{text}");
+        }
+        for text in ["0::/\n", "0::/user.slice/user-1000.slice\n", "0::/docker/short\n", "", "x", "0::/../../x\n"] {
+            assert_eq!(container_from_cgroup(text), None, "{text}");
+        }
     }
 
     #[test]

@@ -3,6 +3,10 @@
 
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
+use crate::features::Features;
+use crate::host::{self, HostOptions};
+use crate::syscalls;
+use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::{LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
@@ -13,7 +17,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::restriction)]
-mod skeleton {
+pub(crate) mod skeleton {
     include!(concat!(env!("OUT_DIR"), "/gpuwhy.skel.rs"));
 }
 
@@ -49,14 +53,20 @@ pub(crate) struct LoadOptions {
     pub(crate) all_layers: bool,
     pub(crate) find_callers: bool,
     pub(crate) ring_bytes: u32,
+    pub(crate) host: HostOptions,
 }
 
 /// The loaded programs and their maps.
 pub(crate) struct Programs {
     skel: GpuwhySkel<'static>,
     pub(crate) flavour: Flavour,
-    /// Keeps the process-life programs attached.
-    _life: Vec<Link>,
+    /// Keeps the programs on tracepoints attached.
+    tracepoints: Vec<Link>,
+    /// To have every thread's sums reported, where the scheduler is followed.
+    report: Option<Link>,
+    host: HostOptions,
+    /// What could not be had, in words.
+    pub(crate) warnings: Vec<String>,
     /// Counters as of the last [`Programs::take_loss`].
     last_lost: Box<[[u64; LOSS_OPS]; LOSS_CAUSES]>,
     last_recursion: u64,
@@ -108,15 +118,65 @@ impl Programs {
         // small allocation for each flavour tried is given up for that.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = GpuwhySkelBuilder::default().open(storage)?;
-        configure(&mut open, options, flavour)?;
+        let features = if options.host.any() { Features::read() } else { Features::default() };
+        configure(&mut open, options, flavour, &features)?;
         let skel = open.load()?;
-        let life = vec![
+        let mut tracepoints = vec![
             skel.progs.on_fork.attach_trace()?,
             skel.progs.on_exec.attach_trace()?,
             skel.progs.on_exit.attach_trace()?,
         ];
+        let (links, warnings) = host::attach(&skel.progs, options.host, &features)?;
+        tracepoints.extend(links);
+        let report = if options.host.any() { Some(skel.progs.report_threads.attach_trace()?) } else { None };
         let last_lost = Box::new([[0; LOSS_OPS]; LOSS_CAUSES]);
-        Ok(Self { skel, flavour, _life: life, last_lost, last_recursion: 0 })
+        let host = options.host;
+        Ok(Self { skel, flavour, tracepoints, report, host, warnings, last_lost, last_recursion: 0 })
+    }
+
+    /// Begins to watch the threads that the targets, and their children, have already.
+    pub(crate) fn adopt_threads(&mut self) -> libbpf_rs::Result<()> {
+        // A child may be met before its parent; a chain of more generations than this, each with a smaller number
+        // than its parent's, is not to be expected.
+        const ROUNDS: usize = 8;
+        if !self.host.any() {
+            return Ok(());
+        }
+        let link = self.skel.progs.adopt_threads.attach_trace()?;
+        for _ in 0..ROUNDS {
+            let before = self.skel.maps.bss_data.as_deref().map_or(0, |bss| bss.adopted);
+            read_through(&link)?;
+            if self.skel.maps.bss_data.as_deref().map_or(0, |bss| bss.adopted) == before {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has every watched thread's sums reported; at the end also what it is waiting for.
+    pub(crate) fn report_threads(&self) -> libbpf_rs::Result<()> {
+        self.report.as_ref().map_or(Ok(()), read_through)
+    }
+
+    /// Says when following the scheduler ends, `CLOCK_MONOTONIC` ns: now.
+    pub(crate) fn set_host_end(&mut self, at_ns: u64) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(&raw mut bss.host_end_ns, at_ns) };
+        }
+    }
+
+    /// Says how far the wall clock is ahead of `CLOCK_MONOTONIC`, ns.
+    pub(crate) fn set_realtime_offset(&mut self, offset_ns: i64) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(&raw mut bss.realtime_offset_ns, offset_ns) };
+        }
+    }
+
+    /// Gives away what keeps programs attached, to be dropped.
+    pub(crate) fn take_links(&mut self) -> Vec<Link> {
+        self.tracepoints.drain(..).chain(self.report.take()).collect()
     }
 
     /// Attaches one function of one file: one link an op, so that a single op can be let go again.
@@ -236,11 +296,15 @@ impl Programs {
 
     /// Has the kernel report every call that is still open as unfinished.
     pub(crate) fn report_open_calls(&self) -> libbpf_rs::Result<()> {
-        let link = self.skel.progs.still_open.attach_trace()?;
-        let mut sink = Vec::new();
-        Iter::new(&link)?.read_to_end(&mut sink)?;
-        Ok(())
+        read_through(&self.skel.progs.still_open.attach_trace()?)
     }
+}
+
+/// Runs an iterator program over all tasks. It writes to the ring, not to its reader.
+fn read_through(link: &Link) -> libbpf_rs::Result<()> {
+    let mut sink = Vec::new();
+    Iter::new(link)?.read_to_end(&mut sink)?;
+    Ok(())
 }
 
 fn recursion_misses_of(program: &ProgramMut<'_>) -> u64 {
@@ -258,13 +322,27 @@ fn recursion_misses_of(program: &ProgramMut<'_>) -> u64 {
     if rc == 0 { info.recursion_misses } else { 0 }
 }
 
-fn configure(open: &mut OpenGpuwhySkel<'_>, options: LoadOptions, flavour: Flavour) -> libbpf_rs::Result<()> {
+fn configure(
+    open: &mut OpenGpuwhySkel<'_>,
+    options: LoadOptions,
+    flavour: Flavour,
+    features: &Features,
+) -> libbpf_rs::Result<()> {
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.all_processes = options.all_processes;
         rodata.all_layers = options.all_layers;
         rodata.find_callers = options.find_callers;
         rodata.own_tgid = std::process::id();
+        rodata.kernel_ops = u32::from(kernel_op(KernelOp::SchedSwitch).0);
+        rodata.host = options.host.any();
+        rodata.sched = options.host.sched;
+        rodata.switch_shape = features.switch_shape;
+        rodata.oom_victim_is_task = features.oom_victim_is_task;
+        rodata.syscall_kinds = syscalls::kinds();
+        // SAFETY: sysconf reads a number.
+        rodata.page_shift = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).trailing_zeros();
     }
+    host::choose(&mut open.progs, options.host, features);
     open.maps.ring.set_max_entries(options.ring_bytes)?;
     let progs = &mut open.progs;
     progs.session.set_autoload(flavour == Flavour::Session);

@@ -14,6 +14,7 @@ const FLAG_STREAM: u8 = 16;
 const FLAG_CALLER: u8 = 64;
 const OP_EXEC: u16 = 0x3fe;
 const OP_EXIT: u16 = 0x3fd;
+const OP_FORK: u16 = 0x3fc;
 const OP_THREAD: u16 = 0x3fb;
 
 /// Something that happened in a traced process.
@@ -40,6 +41,8 @@ pub struct Life {
     pub pid: u32,
     /// Thread.
     pub tid: u32,
+    /// The process that made this one.
+    pub parent: u32,
     /// The kernel's name of the thread, at most 15 bytes.
     pub comm: String,
 }
@@ -49,6 +52,8 @@ pub struct Life {
 pub enum LifeEvent {
     /// A thread made its first traced call.
     FirstCall,
+    /// The process was made. Told only where the host's side is recorded.
+    Fork,
     /// The process runs another program now.
     Exec,
     /// The process ended.
@@ -66,6 +71,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
     let event = match op {
         OP_EXEC => LifeEvent::Exec,
         OP_EXIT => LifeEvent::Exit,
+        OP_FORK => LifeEvent::Fork,
         OP_THREAD => LifeEvent::FirstCall,
         _ => {
             let known = |flag: u8, value: u64| (flags & flag != 0).then_some(value);
@@ -83,6 +89,9 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
                 ret: half(48) as i32,
                 flags: CallFlags { inner: flags & FLAG_INNER != 0, unfinished: flags & FLAG_UNFINISHED != 0 },
             };
+            if !call.op.is_cuda() {
+                return Some(Record::Call(told(call)));
+            }
             return Some(caller.map_or(Record::Call(call), |address| Record::CallFrom(call, address)));
         }
     };
@@ -93,8 +102,17 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
         since_ns: word(8),
         pid: half(40),
         tid: half(44),
+        parent: half(48),
         comm: String::from_utf8_lossy(comm).into_owned(),
     }))
+}
+
+/// The kernel sends both arguments of what it tells; those without a meaning are none.
+fn told(mut call: Call) -> Call {
+    let (arg0, arg1) = call.op.get().map_or(("", ""), |op| op.decode.meaning());
+    call.arg0 = call.arg0.filter(|_| !arg0.is_empty());
+    call.arg1 = call.arg1.filter(|_| !arg1.is_empty());
+    call
 }
 
 #[cfg(test)]
@@ -150,6 +168,7 @@ mod tests {
             ("DEVICE_UNKNOWN", u64::from(DEVICE_UNKNOWN)),
             ("OP_EXEC", u64::from(OP_EXEC)),
             ("OP_EXIT", u64::from(OP_EXIT)),
+            ("OP_FORK", u64::from(OP_FORK)),
             ("OP_THREAD", u64::from(OP_THREAD)),
             ("LOSS_CAUSES", LossCause::ALL.len() as u64),
         ] {

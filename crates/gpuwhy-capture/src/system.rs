@@ -39,7 +39,7 @@ impl System {
 
     /// Through NVML, loaded now if there is one; a machine without a driver is fine.
     fn read_gpus(&mut self) {
-        let Some(nvml) = open_nvml() else { return };
+        let Some(nvml) = open_nvml(None) else { return };
         self.driver = nvml.sys_driver_version().ok();
         self.cuda = nvml.sys_cuda_driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10));
         let count = nvml.device_count().unwrap_or(0);
@@ -54,8 +54,11 @@ impl System {
     }
 }
 
-/// NVML from the linker's path, or from the folders containers mount the driver at.
-fn open_nvml() -> Option<nvml_wrapper::Nvml> {
+/// NVML from a given file, else from the linker's path or the folders containers mount the driver at.
+pub(crate) fn open_nvml(path: Option<&Path>) -> Option<nvml_wrapper::Nvml> {
+    if let Some(path) = path {
+        return nvml_wrapper::Nvml::builder().lib_path(path.as_ref()).init().ok();
+    }
     if let Ok(nvml) = nvml_wrapper::Nvml::init() {
         return Some(nvml);
     }

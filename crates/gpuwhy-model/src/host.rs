@@ -226,6 +226,8 @@ pub struct ThreadSums {
     pub page_bytes: u64,
     /// Whether the thread has ended.
     pub ended: bool,
+    /// Whether its times are known; where the scheduler is not followed, only pages are counted.
+    pub has_times: bool,
 }
 
 #[cfg(test)]

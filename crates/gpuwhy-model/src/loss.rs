@@ -27,11 +27,13 @@ pub enum LossCause {
     /// Detail only: whether the runtime library made a driver call could not be told; it stands under
     /// the driver's name.
     CallerUnknown = 8,
+    /// Detail only: who had a CPU, or a thread's sums, could not be passed on; the ring buffer was full.
+    EvidenceLost = 9,
 }
 
 impl LossCause {
     /// Every cause, in numeric order.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::RingFull,
         Self::MapFull,
         Self::TooDeep,
@@ -41,6 +43,7 @@ impl LossCause {
         Self::LiveMapFull,
         Self::ArgUnreadable,
         Self::CallerUnknown,
+        Self::EvidenceLost,
     ];
 
     /// The name in the run file.
@@ -55,12 +58,13 @@ impl LossCause {
             Self::LiveMapFull => "live_map_full",
             Self::ArgUnreadable => "arg_unreadable",
             Self::CallerUnknown => "caller_unknown",
+            Self::EvidenceLost => "evidence_lost",
         }
     }
 
     /// Whether a whole event is gone (true) or only a detail of one (false).
     pub fn loses_event(self) -> bool {
-        !matches!(self, Self::LiveMapFull | Self::ArgUnreadable | Self::CallerUnknown)
+        !matches!(self, Self::LiveMapFull | Self::ArgUnreadable | Self::CallerUnknown | Self::EvidenceLost)
     }
 }
 

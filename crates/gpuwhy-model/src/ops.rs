@@ -484,7 +484,7 @@ const KERNEL: &[(Class, &[Row])] = &[
             f("process_fork", told("the new process", "")),
             f("process_exec", told("", "")),
             f("process_exit", told("exit code", "signal that ended it, or 0")),
-            f("oom_kill", told("resident bytes", "")),
+            f("oom_kill", told("", "")),
         ],
     ),
     (Class::Io, &[f("block_io", told("bytes", "device (major × 2^20 + minor), plus 2^32 for writes"))]),
@@ -492,11 +492,7 @@ const KERNEL: &[(Class, &[Row])] = &[
     (Class::Io, &[f("tcp_retransmit", told("remote port", "4 or 6"))]),
     (
         Class::HostMemory,
-        &[
-            f("direct_reclaim", told("pages made free", "")),
-            f("compaction", told("", "")),
-            f("mmap_lock", told("", "")),
-        ],
+        &[f("direct_reclaim", told("bytes", "")), f("compaction", told("", "")), f("mmap_lock", told("", ""))],
     ),
 ];
 

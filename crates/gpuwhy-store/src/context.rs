@@ -1,14 +1,59 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Interning of what repeats from call to call: thread, op, device, stream, return code, flags.
+//! Interning of what repeats: of calls thread, op, device, stream, return code and flags.
 
 use crate::hash::FastMap;
 use crate::schema;
 use gpuwhy_model::Call;
 use rusqlite::{Connection, params};
+use std::hash::Hash;
 
-/// How many contexts are remembered. A program that makes streams or threads without end would otherwise
-/// fill the memory; forgetting only costs a second row for the same context.
+/// How many values are remembered. A program that makes streams or threads without end would otherwise
+/// fill the memory; forgetting only costs a second row for the same value.
 const MAX_REMEMBERED: usize = 65_536;
+
+/// The ids of values already in the file. Ids begin at 1 and are not used twice.
+pub(crate) struct Interned<K> {
+    known: FastMap<K, i64>,
+    last_id: i64,
+}
+
+impl<K> Default for Interned<K> {
+    fn default() -> Self {
+        Self { known: FastMap::default(), last_id: 0 }
+    }
+}
+
+impl<K: Eq + Hash> Interned<K> {
+    /// The id of a value, which `store` writes under a new id first when it is new.
+    #[inline]
+    pub(crate) fn id_of(
+        &mut self,
+        key: K,
+        store: impl FnOnce(i64, &K) -> rusqlite::Result<()>,
+    ) -> rusqlite::Result<i64> {
+        match self.known.get(&key) {
+            Some(id) => Ok(*id),
+            None => self.add(key, store),
+        }
+    }
+
+    #[cold]
+    fn add(&mut self, key: K, store: impl FnOnce(i64, &K) -> rusqlite::Result<()>) -> rusqlite::Result<i64> {
+        let id = self.last_id + 1;
+        store(id, &key)?;
+        self.last_id = id;
+        if self.known.len() >= MAX_REMEMBERED {
+            self.known.clear();
+        }
+        self.known.insert(key, id);
+        Ok(id)
+    }
+
+    /// Forgets everything, because the transaction that stored some of it was rolled back.
+    pub(crate) fn forget(&mut self) {
+        self.known.clear();
+    }
+}
 
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
@@ -21,12 +66,9 @@ struct Key {
     flags: u8,
 }
 
-/// The ids of contexts already in the file.
+/// The contexts of calls already in the file.
 #[derive(Default)]
-pub(crate) struct Contexts {
-    known: FastMap<Key, i64>,
-    last_id: i64,
-}
+pub(crate) struct Contexts(Interned<Key>);
 
 impl Contexts {
     /// The id of a call's context, which is stored first when it is new.
@@ -41,43 +83,38 @@ impl Contexts {
             device: call.device,
             flags: call.flags.bits(),
         };
-        match self.known.get(&key) {
-            Some(id) => Ok(*id),
-            None => self.store(db, call, key),
-        }
+        self.0.id_of(key, |id, key| store(db, call, id, key))
     }
 
-    #[cold]
-    fn store(&mut self, db: &Connection, call: &Call, key: Key) -> rusqlite::Result<i64> {
-        if call.op.get().is_none() {
-            schema::insert_op(db, call.op)?;
-        }
-        // Every pid that made a call has a row, so that a join with process_names drops no call.
-        db.prepare_cached("INSERT OR IGNORE INTO process_ (pid) VALUES (?1)")?.execute([call.pid])?;
-        let id = self.last_id + 1;
-        db.prepare_cached(
-            "INSERT INTO context_ (id, flags, op, pid, tid, device, stream, ret) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-        )?
-        .execute(params![
-            id,
-            key.flags,
-            key.op,
-            key.pid,
-            key.tid,
-            key.device,
-            key.stream.map(u64::cast_signed),
-            key.ret
-        ])?;
-        self.last_id = id;
-        if self.known.len() >= MAX_REMEMBERED {
-            self.known.clear();
-        }
-        self.known.insert(key, id);
-        Ok(id)
-    }
-
-    /// Forgets everything, because the transaction that stored some of it was rolled back.
+    /// See [`Interned::forget`].
     pub(crate) fn forget(&mut self) {
-        self.known.clear();
+        self.0.forget();
     }
+}
+
+fn store(db: &Connection, call: &Call, id: i64, key: &Key) -> rusqlite::Result<()> {
+    if call.op.get().is_none() {
+        schema::insert_op(db, call.op)?;
+    }
+    know_process(db, call.pid)?;
+    db.prepare_cached(
+        "INSERT INTO context_ (id, flags, op, pid, tid, device, stream, ret) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+    )?
+    .execute(params![
+        id,
+        key.flags,
+        key.op,
+        key.pid,
+        key.tid,
+        key.device,
+        key.stream.map(u64::cast_signed),
+        key.ret
+    ])?;
+    Ok(())
+}
+
+/// Every pid with an event has a row, so that a join with process_names drops no event.
+pub(crate) fn know_process(db: &Connection, pid: u32) -> rusqlite::Result<()> {
+    db.prepare_cached("INSERT OR IGNORE INTO process_ (pid) VALUES (?1)")?.execute([pid])?;
+    Ok(())
 }

@@ -47,24 +47,24 @@ pub enum Error {
     },
     /// No space left while writing.
     #[error(
-        "the disk is full: {lost_calls} calls could not be written to {}; what was written before is safe, free some space to go on",
+        "the disk is full: {lost_calls} events could not be written to {}; what was written before is safe, free some space to go on",
         .path.display()
     )]
     DiskFull {
         /// The run file.
         path: PathBuf,
-        /// Calls given to the writer since the last commit, now lost (and counted as `write_failed`).
+        /// Calls and times off the CPU given to the writer since the last commit, now lost (and counted as `write_failed`).
         lost_calls: u64,
     },
     /// Writing failed for another reason.
     #[error(
-        "cannot write to {}: {source}; {lost_calls} calls were lost, what was written before is safe",
+        "cannot write to {}: {source}; {lost_calls} events were lost, what was written before is safe",
         .path.display()
     )]
     CannotWrite {
         /// The run file.
         path: PathBuf,
-        /// Calls given to the writer since the last commit, now lost (and counted as `write_failed`).
+        /// Calls and times off the CPU given to the writer since the last commit, now lost (and counted as `write_failed`).
         lost_calls: u64,
         /// What SQLite said.
         source: rusqlite::Error,

@@ -6,8 +6,8 @@
 //!   and refuses a path another gpuwhy writes to. [`Reader`] works while it does.
 //! - **Nothing committed is lost.** Killed in any way, the file opens with everything up to the last
 //!   [`Writer::commit`]. A full disk costs the calls since then, and those are counted.
-//! - **Two records of the same calls.** Every call is a row; and exact per-second aggregates, taken before
-//!   anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
+//! - **Two records of the same events.** Every call and every time off the CPU is a row; and exact per-second
+//!   aggregates, taken before anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
 //! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
 //!   keeps read-only, bounded in time and rows.
 //!
@@ -18,11 +18,14 @@ mod context;
 mod error;
 pub mod guarded;
 mod hash;
+mod host;
+mod names;
 pub mod overview;
 mod pending;
 mod place;
 mod reader;
 mod reserve;
+mod samples;
 pub mod schema;
 mod utc;
 mod writer;

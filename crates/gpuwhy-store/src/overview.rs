@@ -20,7 +20,7 @@ pub struct Session {
     pub start_monotonic_ns: u64,
     /// The end by the wall clock; `None` while it runs, or when gpuwhy was killed.
     pub stop_unix_ns: Option<u64>,
-    /// How long it took; while `stop_unix_ns` is `None`, the time of the last call.
+    /// How long it took; while `stop_unix_ns` is `None`, the start of the last event.
     pub duration_ns: u64,
     /// Why it ended; `None` as for `stop_unix_ns`.
     pub stop_reason: Option<String>,
@@ -30,26 +30,26 @@ pub struct Session {
     pub flags: Option<String>,
     /// The machine.
     pub machine: Machine,
-    /// Calls known to have happened: those that reached the writer and those lost before.
+    /// Events known to have happened: those that reached the writer and those lost before.
     pub events_seen: u64,
-    /// Calls with a row.
+    /// Events with a row.
     pub events_stored: u64,
-    /// Calls lost.
+    /// Events lost.
     pub events_lost: u64,
-    /// Calls left out of the per-second sums.
+    /// Events left out of the per-second sums.
     pub seconds_missing: u64,
     /// What tracing cost, JSON.
     pub own_cost: Option<String>,
 }
 
-/// A function and the sums over all its outermost calls.
+/// A function and the sums over all its outermost calls; of `sched_switch`, over the times off the CPU.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OpSummary {
     /// Short name.
     pub op: String,
     /// Exact symbol.
     pub function: String,
-    /// `runtime` or `driver`.
+    /// `runtime`, `driver`, or `kernel` for what is no call.
     pub layer: String,
     /// What it does: `alloc`, `copy`, …
     pub class: String,
@@ -72,7 +72,7 @@ pub struct LossRow {
     pub seconds: (u64, u64),
 }
 
-/// A process that made calls. Times are nanoseconds since the run began.
+/// A process of the run. Times are nanoseconds since the run began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Process {
     /// Process id.
@@ -83,6 +83,12 @@ pub struct Process {
     pub started: Option<i64>,
     /// End, where seen.
     pub ended: Option<i64>,
+    /// The process that made it, where known.
+    pub parent: Option<u32>,
+    /// Its container, where it is in one.
+    pub container: Option<String>,
+    /// Its command line, where known.
+    pub command: Option<String>,
 }
 
 /// A library that was traced.
@@ -106,7 +112,7 @@ impl Reader {
     /// The run.
     pub fn session(&self) -> Result<Session> {
         let sql = "SELECT version, start_unix_ns, start_monotonic_ns, stop_unix_ns,
-                COALESCE(duration_ns, (SELECT MAX(start) FROM call_), 0), stop_reason, command, flags,
+                COALESCE((SELECT duration_ns FROM sessions), 0), stop_reason, command, flags,
                 gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python,
                 events_seen, events_stored, events_lost, seconds_missing, own_cost
             FROM session_";
@@ -161,10 +167,19 @@ impl Reader {
         })
     }
 
-    /// Every process that made a call, by pid.
+    /// Every process that has an event or was told of, by pid.
     pub fn processes(&self) -> Result<Vec<Process>> {
-        self.rows("SELECT pid, name, started, ended FROM processes ORDER BY pid", |row| {
-            Ok(Process { pid: row.get(0)?, name: row.get(1)?, started: row.get(2)?, ended: row.get(3)? })
+        let sql = "SELECT pid, name, started, ended, parent, container, command FROM processes ORDER BY pid";
+        self.rows(sql, |row| {
+            Ok(Process {
+                pid: row.get(0)?,
+                name: row.get(1)?,
+                started: row.get(2)?,
+                ended: row.get(3)?,
+                parent: row.get(4)?,
+                container: row.get(5)?,
+                command: row.get(6)?,
+            })
         })
     }
 

@@ -2,9 +2,10 @@
 //! The small facts about a run that wait in memory for the next commit.
 //!
 //! They are kept until a commit has succeeded, so that a transaction rolled back on a full disk costs
-//! call rows only: names, loss and sums are written with the next one that works.
+//! rows of events only: names, loss, sums and samples are written with the next one that works.
 
 use crate::aggregate::{Aggregator, CellKey, OpTotals};
+use crate::samples::Waiting;
 use gpuwhy_model::{Histogram, LossCause, OpId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -50,10 +51,13 @@ pub struct LibraryRow {
 
 /// What is known of a process; what is not leaves what is stored.
 #[derive(Debug, Default)]
-struct ProcessFacts {
-    name: Option<String>,
-    started: Option<i64>,
-    ended: Option<i64>,
+pub(crate) struct ProcessFacts {
+    pub(crate) name: Option<String>,
+    pub(crate) started: Option<i64>,
+    pub(crate) ended: Option<i64>,
+    pub(crate) parent: Option<u32>,
+    pub(crate) container: Option<String>,
+    pub(crate) command: Option<String>,
 }
 
 /// Facts to be written with the next commit. Times are nanoseconds since the run began.
@@ -63,17 +67,13 @@ pub(crate) struct Pending {
     loss: BTreeMap<(u64, u8, i32), u64>,
     libraries: Vec<(LibraryRow, i64)>,
     machine: Option<Machine>,
+    pub(crate) host: Waiting,
 }
 
 impl Pending {
-    pub(crate) fn name_process(&mut self, pid: u32, name: &str) {
-        self.processes.entry(pid).or_default().name = Some(name.to_owned());
-    }
-
-    pub(crate) fn time_process(&mut self, pid: u32, started: Option<i64>, ended: Option<i64>) {
-        let facts = self.processes.entry(pid).or_default();
-        facts.started = started.or(facts.started);
-        facts.ended = ended.or(facts.ended);
+    /// What is known of a process, to be added to.
+    pub(crate) fn process(&mut self, pid: u32) -> &mut ProcessFacts {
+        self.processes.entry(pid).or_default()
     }
 
     pub(crate) fn add_loss(&mut self, second: u64, cause: LossCause, op: Option<OpId>, count: u64) {
@@ -90,8 +90,9 @@ impl Pending {
     }
 
     /// Writes everything inside the open transaction, keeping it until [`Pending::stored`].
-    pub(crate) fn write(&self, db: &Connection) -> rusqlite::Result<()> {
+    pub(crate) fn write(&self, db: &Connection, origin_ns: u64) -> rusqlite::Result<()> {
         self.write_processes(db)?;
+        self.host.write(db, origin_ns)?;
         self.write_loss(db)?;
         self.write_libraries(db)?;
         self.machine.as_ref().map_or(Ok(()), |machine| write_machine(db, machine))
@@ -103,15 +104,29 @@ impl Pending {
     }
 
     fn write_processes(&self, db: &Connection) -> rusqlite::Result<()> {
+        if self.processes.is_empty() {
+            return Ok(());
+        }
         let mut upsert = db.prepare_cached(
-            "INSERT INTO process_ (pid, name, started, ended) VALUES (?1, ?2, ?3, ?4)
+            "INSERT INTO process_ (pid, name, started, ended, parent, container, command)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)
              ON CONFLICT (pid) DO UPDATE SET name = COALESCE(excluded.name, name),
-                 started = COALESCE(excluded.started, started), ended = COALESCE(excluded.ended, ended)",
+                 started = COALESCE(excluded.started, started), ended = COALESCE(excluded.ended, ended),
+                 parent = COALESCE(excluded.parent, parent), container = COALESCE(excluded.container, container),
+                 command = COALESCE(excluded.command, command)",
         )?;
         for (pid, facts) in &self.processes {
-            upsert.execute(params![pid, facts.name, facts.started, facts.ended])?;
+            upsert.execute(params![
+                pid,
+                facts.name,
+                facts.started,
+                facts.ended,
+                facts.parent,
+                facts.container,
+                facts.command
+            ])?;
         }
-        Ok(())
+        number_siblings(db)
     }
 
     fn write_loss(&self, db: &Connection) -> rusqlite::Result<()> {
@@ -134,6 +149,26 @@ impl Pending {
         }
         Ok(())
     }
+}
+
+/// Numbers the children of a parent that have one name (`pt_data_worker:0`, `pt_data_worker:1`), in the order they
+/// were started. A child named like its parent is no worker of it but a copy on its way to become something else.
+///
+/// Done when something is learned of a process and not in the view, where a window over all processes would keep
+/// SQLite from finding a name by its pid. Numbers stay, since later siblings start later; only the first of them has
+/// none until the second comes.
+fn number_siblings(db: &Connection) -> rusqlite::Result<()> {
+    db.prepare_cached(
+        "UPDATE process_ AS p SET number = n.number FROM (
+             SELECT c.pid AS pid, CASE
+                 WHEN c.parent IS NOT NULL AND c.name IS NOT NULL AND c.name IS NOT q.name AND COUNT(*) OVER same > 1
+                 THEN ROW_NUMBER() OVER (same ORDER BY c.started IS NULL, c.started, c.pid) - 1 END AS number
+             FROM process_ AS c LEFT JOIN process_ AS q ON q.pid = c.parent
+             WINDOW same AS (PARTITION BY c.parent, c.name)
+         ) AS n WHERE n.pid = p.pid AND n.number IS NOT p.number",
+    )?
+    .execute([])?;
+    Ok(())
 }
 
 pub(crate) fn write_machine(db: &Connection, machine: &Machine) -> rusqlite::Result<()> {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run file looks like: its marks, tables and views, and the vocabulary written into each.
 //!
-//! `schema.sql` holds the base tables, `calls.sql` and `views.sql` the public interface.
+//! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql`), `views.sql` and
+//! `host_views.sql` the public interface.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -14,7 +15,7 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 pub const VERSION: i32 = 1;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 12] = [
+pub const VIEWS: [&str; 25] = [
     "events",
     "inner_events",
     "process_names",
@@ -24,6 +25,19 @@ pub const VIEWS: [&str; 12] = [
     "sessions",
     "seconds",
     "loss",
+    "off_cpu",
+    "thread_time",
+    "cpu_waits",
+    "cpu_held",
+    "cpu_runs",
+    "system_seconds",
+    "process_seconds",
+    "cgroup_seconds",
+    "gpu_seconds",
+    "gpu_busy",
+    "gpu_processes",
+    "gpu_errors",
+    "gpus",
     "libraries",
     "stack_traces",
     "causal_chains",
@@ -35,10 +49,13 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.pragma_update(None, "application_id", APPLICATION_ID)?;
     db.pragma_update(None, "user_version", VERSION)?;
     db.execute_batch(include_str!("schema.sql"))?;
-    for (view, inner) in [("events", "0"), ("inner_events", "1")] {
-        db.execute_batch(&include_str!("calls.sql").replace("$VIEW", view).replace("$INNER", inner))?;
+    db.execute_batch(include_str!("host.sql"))?;
+    for (view, inner, rest) in [("events", "0", include_str!("switches.sql")), ("inner_events", "1", "")] {
+        let calls = include_str!("calls.sql").replace("$VIEW", view).replace("$INNER", inner).replace("$REST", rest);
+        db.execute_batch(&calls)?;
     }
     db.execute_batch(include_str!("views.sql"))?;
+    db.execute_batch(include_str!("host_views.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
     }

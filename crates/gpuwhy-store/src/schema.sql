@@ -1,5 +1,6 @@
 -- The base tables: integer coded, small, written by gpuwhy alone. Their names end in an underscore and may
--- change with the run file's version; people and tools read the views in views.sql.
+-- change with the run file's version; people and tools read the views. What the kernel tells of threads, and what
+-- is sampled every second, is in host.sql.
 -- Times are nanoseconds since the run began unless the name says otherwise.
 
 -- One row, the run. What is not known (yet) is NULL.
@@ -25,6 +26,7 @@ CREATE TABLE session_ (
     events_stored INTEGER NOT NULL DEFAULT 0,
     events_lost INTEGER NOT NULL DEFAULT 0,
     seconds_missing INTEGER NOT NULL DEFAULT 0,
+    samples_missing INTEGER NOT NULL DEFAULT 0,
     own_cost TEXT
 );
 
@@ -47,12 +49,16 @@ CREATE TABLE cause_ (
     loses_event INTEGER NOT NULL
 );
 
--- One row for every pid that made a call, named or not.
+-- One row for every pid that has an event, named or not. number: its place among siblings of the same name.
 CREATE TABLE process_ (
     pid INTEGER PRIMARY KEY,
     name TEXT,
     started INTEGER,
-    ended INTEGER
+    ended INTEGER,
+    parent INTEGER,
+    container TEXT,
+    command TEXT,
+    number INTEGER
 );
 
 -- What repeats from call to call. The writer's memory of these is bounded, so the same values may stand

@@ -2,15 +2,16 @@
 //! Writing a run file.
 //!
 //! One transaction is open between two commits. If anything in it fails (disk full, I/O error), it is
-//! rolled back as a whole: its calls are lost and counted as `write_failed`, everything else waits in memory
-//! for the next commit. What an earlier commit stored is never touched.
+//! rolled back as a whole: its calls and times off the CPU are lost and counted as `write_failed`, everything
+//! else waits in memory for the next commit. What an earlier commit stored is never touched.
 
 use crate::aggregate::{Aggregator, MAX_CELLS, OpTotals};
 use crate::context::Contexts;
+use crate::host::{self, HostRows};
 use crate::pending::{LibraryRow, Machine, Pending, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
 use crate::{Error, Result, reserve, schema};
-use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,10 @@ use std::time::Duration;
 
 /// The -wal is folded into the main file at this many pages (32 MB).
 const CHECKPOINT_PAGES: u32 = 8_192;
-/// A transaction is committed at this many calls (about 12 MB) even if nobody asks, so the -wal stays small.
-const MAX_CALLS_IN_TRANSACTION: u64 = 400_000;
+/// A transaction is committed at this many rows (about 12 MB) even if nobody asks, so the -wal stays small.
+const MAX_ROWS_IN_TRANSACTION: u64 = 400_000;
+/// Statements kept ready: more than there are in this crate.
+const STATEMENTS: usize = 64;
 /// Calls handled at a time: each may need a sum of its own, and those are bounded.
 const CHUNK: usize = MAX_CELLS / 2;
 /// How long to wait for another program that has the file locked. Meanwhile the ring buffer fills.
@@ -78,13 +81,13 @@ pub struct Finished {
     pub path: PathBuf,
     /// Its size in bytes.
     pub size_bytes: u64,
-    /// Calls stored.
+    /// Events stored.
     pub rows: u64,
     /// What could not be done; the file is readable all the same.
     pub problem: Option<Error>,
 }
 
-/// Counts of outermost calls, for the session's row.
+/// Counts of events, that is outermost calls and times off the CPU, for the session's row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     /// Given to the writer.
@@ -93,14 +96,18 @@ struct Counts {
     committed: u64,
     /// Rows in the open transaction.
     open: u64,
-    /// The same, inner calls included.
+    /// The same, with inner calls and rows that are no events.
     rows_open: u64,
+    /// Of them, rows of evidence: who had a CPU, and waits for another.
+    evidence_open: u64,
     /// Lost before they could be given to the writer.
     lost_before: u64,
     /// Lost by rolling back.
     lost_here: u64,
     /// Left out of `seconds`.
     unsummed: u64,
+    /// Seconds of samples that were dropped.
+    samples_missing: u64,
     /// Calls whose sums the open transaction already holds, out of memory.
     summed_in_open: u64,
 }
@@ -111,6 +118,7 @@ pub struct Writer {
     db: Connection,
     claim: Claim,
     contexts: Contexts,
+    host: HostRows,
     sums: Aggregator,
     pending: Pending,
     counts: Counts,
@@ -134,6 +142,7 @@ impl Writer {
             db,
             claim,
             contexts: Contexts::default(),
+            host: HostRows::default(),
             sums: Aggregator::new(run.start_monotonic_ns),
             pending: Pending::default(),
             counts: Counts::default(),
@@ -165,26 +174,84 @@ impl Writer {
             }
             outcome = outcome.and_then(|()| self.insert(chunk));
         }
-        // Before the outcome is looked at: rolling back loses this batch, too.
-        self.counts.open += outermost;
-        self.counts.rows_open += calls.len() as u64;
-        self.settle(outcome)?;
-        if self.counts.rows_open >= MAX_CALLS_IN_TRANSACTION {
-            self.commit()?;
-        }
-        Ok(())
+        self.end_batch(outcome, outermost, calls.len())
     }
 
-    /// Names a process; the last name stays.
+    /// Stores times off the CPU, in any order; sorts them in place by start. What began before the run is cut at
+    /// its beginning, in place, too. They are events like calls: counted, summed, and lost in the same way.
+    pub fn write_off_cpu(&mut self, rows: &mut [OffCpu]) -> Result<()> {
+        rows.iter_mut().for_each(|row| host::cut_off_cpu(row, self.origin_ns));
+        rows.sort_by_key(|row| row.start_ns);
+        self.counts.given += rows.len() as u64;
+        let mut outcome = Ok(());
+        for chunk in rows.chunks(CHUNK) {
+            outcome = outcome.and_then(|()| self.make_room_for_sums());
+            for row in chunk {
+                self.counts.unsummed += u64::from(!self.sums.add(&host::as_call(row)));
+            }
+            outcome = outcome.and_then(|()| {
+                self.begin()?;
+                self.host.insert_off_cpu(&self.db, self.origin_ns, chunk)
+            });
+        }
+        self.end_batch(outcome, rows.len() as u64, rows.len())
+    }
+
+    /// Stores who had a CPU for which a traced thread waited. Evidence, not events: what the disk refuses is counted
+    /// as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
+    pub fn write_cpu_runs(&mut self, rows: &[CpuRun]) -> Result<()> {
+        self.counts.evidence_open += rows.len() as u64;
+        let outcome = self.begin().and_then(|()| self.host.insert_runs(&self.db, self.origin_ns, rows));
+        self.end_batch(outcome, 0, rows.len())
+    }
+
+    /// Stores waits for CPUs that threads were moved away from. Evidence, as [`Writer::write_cpu_runs`].
+    pub fn write_moved_waits(&mut self, rows: &[MovedWait]) -> Result<()> {
+        self.counts.evidence_open += rows.len() as u64;
+        let outcome = self.begin().and_then(|()| self.host.insert_moved(&self.db, self.origin_ns, rows));
+        self.end_batch(outcome, 0, rows.len())
+    }
+
+    /// Replaces a thread's sums by newer ones. With another `since_ns` it is another life of that thread id.
+    pub fn set_thread_sums(&mut self, sums: ThreadSums) {
+        if !self.pending.host.set_thread(sums) {
+            self.pending.add_loss(self.sums.newest_second(), LossCause::EvidenceLost, None, 1);
+        }
+    }
+
+    /// Adds what was looked up in a second. While the disk fails, ten minutes of it are kept.
+    pub fn add_samples(&mut self, samples: Samples) {
+        self.counts.samples_missing += self.pending.host.add(samples);
+    }
+
+    /// Names a process; the last name stays. Children of one parent with the same name are numbered in the views.
     pub fn set_process(&mut self, pid: u32, name: &str) {
-        self.pending.name_process(pid, name);
+        self.pending.process(pid).name = Some(name.to_owned());
+    }
+
+    /// Says which process made a process.
+    pub fn set_process_parent(&mut self, pid: u32, parent: u32) {
+        self.pending.process(pid).parent = Some(parent);
+    }
+
+    /// Says which container a process is in.
+    pub fn set_process_container(&mut self, pid: u32, container: &str) {
+        self.pending.process(pid).container = Some(container.to_owned());
+    }
+
+    /// Says a process's command line.
+    pub fn set_process_command(&mut self, pid: u32, command: &str) {
+        self.pending.process(pid).command = Some(command.to_owned());
     }
 
     /// Says when a process started or ended, `CLOCK_MONOTONIC` nanoseconds. May be negative in the file:
     /// most processes are older than the run.
     pub fn set_process_times(&mut self, pid: u32, started_ns: Option<u64>, ended_ns: Option<u64>) {
         let relative = |ns: u64| ns.wrapping_sub(self.origin_ns).cast_signed();
-        self.pending.time_process(pid, started_ns.map(relative), ended_ns.map(relative));
+        let (started, ended) = (started_ns.map(relative), ended_ns.map(relative));
+        let facts = self.pending.process(pid);
+        facts.started = started.or(facts.started);
+        facts.ended = ended.or(facts.ended);
     }
 
     /// Counts loss in a second of the run. `write_failed` is counted by the writer itself.
@@ -209,17 +276,17 @@ impl Writer {
         self.pending.set_machine(machine);
     }
 
-    /// Sums of all outermost calls so far, by function, lost ones included if they came this far.
+    /// Sums of all events so far, by function, lost ones included if they came this far.
     pub fn totals(&self) -> impl Iterator<Item = (OpId, &OpTotals)> {
         self.sums.totals()
     }
 
-    /// Calls stored, those of the open transaction included.
+    /// Events stored, those of the open transaction included.
     pub fn rows(&self) -> u64 {
         self.counts.committed + self.counts.open
     }
 
-    /// Calls known to be lost, wherever.
+    /// Events known to be lost, wherever.
     pub fn lost(&self) -> u64 {
         self.counts.lost_before + self.counts.lost_here
     }
@@ -230,6 +297,7 @@ impl Writer {
         self.settle(committed)?;
         self.counts.committed += std::mem::take(&mut self.counts.open);
         self.counts.rows_open = 0;
+        self.counts.evidence_open = 0;
         self.counts.summed_in_open = 0;
         self.sums.stored();
         self.pending.stored();
@@ -254,6 +322,18 @@ impl Writer {
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
         Finished { size_bytes: size("") + size("-wal"), rows: counts.committed, problem, path: claim.path.clone() }
+    }
+
+    /// After a batch of rows, of which `events` are events: settles, and commits what has become large.
+    fn end_batch(&mut self, outcome: rusqlite::Result<()>, events: u64, rows: usize) -> Result<()> {
+        // Before the outcome is looked at: rolling back loses this batch, too.
+        self.counts.open += events;
+        self.counts.rows_open += rows as u64;
+        self.settle(outcome)?;
+        if self.counts.rows_open >= MAX_ROWS_IN_TRANSACTION {
+            self.commit()?;
+        }
+        Ok(())
     }
 
     /// Moves the waiting sums into the transaction when the next chunk could overflow them.
@@ -285,21 +365,23 @@ impl Writer {
         Ok(())
     }
 
-    /// Everything but the calls, which are in the transaction already.
+    /// Everything but the rows, which are in the transaction already.
     fn write_rest(&mut self) -> rusqlite::Result<()> {
         self.begin()?;
-        self.pending.write(&self.db)?;
+        self.pending.write(&self.db, self.origin_ns)?;
         write_sums(&self.db, &self.sums)?;
-        let Counts { given, committed, open, lost_before, lost_here, unsummed, .. } = self.counts;
+        let Counts { given, committed, open, lost_before, lost_here, unsummed, samples_missing, .. } = self.counts;
         self.db
             .prepare_cached(
-                "UPDATE session_ SET events_seen = ?1, events_stored = ?2, events_lost = ?3, seconds_missing = ?4",
+                "UPDATE session_ SET events_seen = ?1, events_stored = ?2, events_lost = ?3, seconds_missing = ?4,
+                     samples_missing = ?5",
             )?
             .execute(params![
                 stored(given + lost_before),
                 stored(committed + open),
                 stored(lost_before + lost_here),
-                stored(unsummed)
+                stored(unsummed),
+                stored(samples_missing)
             ])?;
         Ok(())
     }
@@ -329,12 +411,16 @@ impl Writer {
             let _ = self.db.execute_batch("ROLLBACK");
         }
         self.contexts.forget();
+        self.host.forget();
         let lost = std::mem::take(&mut self.counts.open);
         self.counts.rows_open = 0;
         self.counts.lost_here += lost;
         self.counts.unsummed += std::mem::take(&mut self.counts.summed_in_open);
-        if lost > 0 {
-            self.pending.add_loss(self.sums.newest_second(), LossCause::WriteFailed, None, lost);
+        let evidence = std::mem::take(&mut self.counts.evidence_open);
+        for (cause, count) in [(LossCause::WriteFailed, lost), (LossCause::EvidenceLost, evidence)] {
+            if count > 0 {
+                self.pending.add_loss(self.sums.newest_second(), cause, None, count);
+            }
         }
         Err(write_error(&self.claim.path, lost, source))
     }
@@ -342,7 +428,7 @@ impl Writer {
 
 /// Inserts the bound row at `start`, or at the next free time after it; returns the time it got.
 #[inline]
-fn insert_at_free_time(insert: &mut CachedStatement<'_>, start: i64) -> rusqlite::Result<i64> {
+pub(crate) fn insert_at_free_time(insert: &mut CachedStatement<'_>, start: i64) -> rusqlite::Result<i64> {
     let (mut time, mut attempts) = (start, 0);
     loop {
         insert.raw_bind_parameter(1, time)?;
@@ -359,6 +445,7 @@ fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let db = Connection::open_with_flags(path, flags)?;
     db.busy_timeout(BUSY)?;
+    db.set_prepared_statement_cache_capacity(STATEMENTS);
     db.pragma_update(None, "page_size", 4096)?;
     db.pragma_update(None, "cache_size", -4000)?;
     db.pragma_update(None, "synchronous", "NORMAL")?;

@@ -27,7 +27,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Tell whether this machine can be traced, and what to do if not
     Check(Check),
-    /// Record the CUDA calls of a job into a run file
+    /// Record the CUDA calls of a job, and what the kernel knows of its threads, into a run file
     Trace(Trace),
     /// Ask a run file with SQL
     Query(Query),
@@ -55,6 +55,7 @@ The command runs as the user who called sudo, and gpuwhy exits with its exit cod
 Examples:
   sudo gpuwhy trace -- python3 train.py --epochs 1
   sudo gpuwhy trace --pid 4821 --pid 4822 --duration 60s
+  sudo gpuwhy trace --host sched,samples -- ./train
   sudo gpuwhy trace --db night.db --json > progress.jsonl")]
 pub(crate) struct Trace {
     /// Trace this process and its children (may be given several times)
@@ -69,6 +70,12 @@ pub(crate) struct Trace {
     /// Which calls to keep: those the program made, or also those CUDA's libraries made inside them
     #[arg(long, value_enum, default_value = "outer")]
     pub(crate) layers: Layers,
+    /// What to record of the host besides CUDA calls
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,…", default_values_t = HostPart::ALL)]
+    pub(crate) host: Vec<HostPart>,
+    /// Record CUDA calls only
+    #[arg(long, conflicts_with = "host")]
+    pub(crate) no_host: bool,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,
@@ -95,6 +102,22 @@ pub(crate) enum Layers {
     Outer,
     /// Also calls inside them, in the view inner_events
     All,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum HostPart {
+    /// What every thread does: running, ready, blocked on what, woken by whom, who had the CPU
+    Sched,
+    /// Page faults that need the disk, reclaim, page allocations, waits for the address space's lock
+    Memory,
+    /// Disk requests and TCP retransmits
+    Io,
+    /// Every second: CPU, memory, pressure, cgroups, GPUs
+    Samples,
+}
+
+impl HostPart {
+    const ALL: [Self; 4] = [Self::Sched, Self::Memory, Self::Io, Self::Samples];
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -23,7 +23,10 @@ fn assert_exact(place: &Place) {
     assert_eq!(number(&db, "SELECT COALESCE(SUM(count), 0) FROM loss"), 0, "any loss, details included");
     assert_eq!(recorded_sums(&db, &truth), true_sums(&truth));
     let calls: u64 = true_sums(&truth).values().map(|sums| sums.calls).sum();
-    let summed = format!("SELECT SUM(calls) FROM seconds WHERE pid IN ({})", list(&truth.pids()));
+    let summed = format!(
+        "SELECT SUM(calls) FROM seconds WHERE pid IN ({}) AND op NOT IN (SELECT op FROM ops WHERE layer = 'kernel')",
+        list(&truth.pids())
+    );
     assert_eq!(number(&db, &summed), calls as i64, "per-second sums cover every call");
 }
 
@@ -56,16 +59,20 @@ fn assert_nothing_vanishes(place: &Place) -> i64 {
         *made.entry(kind(&ops::short_name(&function))).or_insert(0) += sums.calls as i64;
     }
     let mut accounted = std::collections::BTreeMap::new();
-    let sql = "SELECT op, SUM(n) FROM (SELECT op, COUNT(*) AS n FROM events GROUP BY op \
+    let sql = "SELECT op, SUM(n) FROM (SELECT op, COUNT(*) AS n FROM events WHERE op <> 'sched_wakeup' GROUP BY op \
                UNION ALL SELECT op, SUM(count) FROM loss WHERE loses_event GROUP BY op) GROUP BY op";
     let mut statement = db.prepare(sql).unwrap();
     let rows = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get::<_, i64>(1)?))).unwrap();
+    let mut host = 0;
     for (op, count) in rows.map(Result::unwrap) {
-        *accounted.entry(kind(&op)).or_insert(0) += count;
+        match ops::by_function(&op).filter(|op| !op.id.is_cuda()) {
+            Some(_) => host += count,
+            None => *accounted.entry(kind(&op)).or_insert(0) += count,
+        }
     }
     assert_eq!(accounted, made, "stored and lost together are what was made, op by op");
     let seen = number(&db, "SELECT events_seen FROM sessions");
-    assert_eq!(seen, made.values().sum::<i64>());
+    assert_eq!(seen, made.values().sum::<i64>() + host);
     assert_eq!(number(&db, "SELECT events_stored + events_lost FROM sessions"), seen);
     number(&db, "SELECT events_lost FROM sessions")
 }
@@ -107,7 +114,7 @@ fn every_function_is_decoded_as_the_library_saw_it() {
     trace_simjob(&place, &["--quiet"], &["--tour"]);
     let (truth, db) = (place.truth(), place.run_file());
     assert_same_calls(&truth, &db);
-    let functions = number(&db, "SELECT COUNT(DISTINCT function) FROM events");
+    let functions = number(&db, "SELECT COUNT(DISTINCT function) FROM events WHERE layer <> 'kernel'");
     assert!(functions >= 80, "the tour calls every function the simulated stack has: {functions}");
     let guessed = "SELECT COUNT(*) FROM events WHERE layer = 'runtime' AND device IS NULL";
     assert_eq!(number(&db, guessed), 0, "watched from its birth, a thread's device is known");
@@ -222,7 +229,7 @@ fn with_all_layers_inner_calls_are_kept_apart_and_nothing_is_counted_twice() {
         return;
     }
     let (_lock, place) = (one_at_a_time(), Place::new());
-    trace_simjob(&place, &["--quiet", "--layers", "all"], &["--mix", "mixed", "--calls", "20000"]);
+    trace_simjob(&place, &["--quiet", "--no-host", "--layers", "all"], &["--mix", "mixed", "--calls", "20000"]);
     let (truth, db) = (place.truth(), place.run_file());
     assert_eq!(recorded_sums(&db, &truth), true_sums(&truth), "the program's own calls are as ever");
     assert_same_calls(&truth, &db);
@@ -246,11 +253,17 @@ fn ending_a_trace_of_a_busy_job_invents_nothing() {
     let pid = job.pids[0];
     let tracing = Tracing::start(place.trace().arg("--pid").arg(pid.to_string()), &place, 2);
     job.go();
-    common::until("calls are recorded", || number(&place.run_file(), "SELECT COUNT(*) FROM events") > 10_000);
+    common::until("calls are recorded", || {
+        number(&place.run_file(), "SELECT COUNT(*) FROM events WHERE layer <> 'kernel'") > 10_000
+    });
     assert!(tracing.interrupt().status.success());
     let db = place.run_file();
     // Every call of this job takes microseconds: none is open long enough to be cut off.
-    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE unfinished"), 0, "calls taken for unfinished");
+    assert_eq!(
+        number(&db, "SELECT COUNT(*) FROM events WHERE unfinished AND layer <> 'kernel'"),
+        0,
+        "calls taken for unfinished"
+    );
     assert_eq!(number(&db, "SELECT COALESCE(SUM(count), 0) FROM loss"), 0, "loss where there was none");
     succeed(Command::new("kill").arg("-9").arg(pid.to_string()));
     job.end();
@@ -367,8 +380,10 @@ fn a_call_cut_off_by_death_is_recorded_as_unfinished() {
     let (truth, db) = (place.truth(), place.run_file());
     let open: Vec<_> = truth.threads.iter().flat_map(|thread| &thread.open).filter(|call| call.depth == 0).collect();
     assert_eq!(open.len(), 1, "simjob was killed inside one call");
-    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE unfinished"), 1);
-    let function: String = db.query_row("SELECT function FROM events WHERE unfinished", [], |row| row.get(0)).unwrap();
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE unfinished AND layer <> 'kernel'"), 1);
+    let function: String = db
+        .query_row("SELECT function FROM events WHERE unfinished AND layer <> 'kernel'", [], |row| row.get(0))
+        .unwrap();
     assert_eq!(function, *open[0].function);
 }
 
@@ -409,7 +424,7 @@ fn children_of_a_traced_process_are_followed_and_strangers_are_not() {
     assert!(job.end().0.success());
     assert!(tracing.end().status.success());
     assert_exact(&place);
-    assert_eq!(number(&place.run_file(), "SELECT COUNT(DISTINCT pid) FROM events"), 3);
+    assert_eq!(number(&place.run_file(), "SELECT COUNT(DISTINCT pid) FROM events WHERE layer <> 'kernel'"), 3);
 }
 
 #[test]

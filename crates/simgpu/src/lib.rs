@@ -6,8 +6,9 @@
 //! that reports memory. They drive a simulated GPU in real time, and write an
 //! independent log of what really happened, which [`log`] reads.
 //!
-//! [`install`] writes the libraries, the load generator `simjob` and a small
-//! Python training program into a folder. Environment variables configure
+//! [`install`] writes the libraries, the load generator `simjob`, a small
+//! Python training program, and `hostjob`, whose threads do things to the
+//! scheduler, the disk and memory that are exactly known, into a folder. Environment variables configure
 //! the libraries: `SIMGPU_DEVICES`, `SIMGPU_MEM`, `SIMGPU_H2D_GBPS`,
 //! `SIMGPU_D2H_GBPS`, `SIMGPU_D2D_GBPS`, `SIMGPU_SYNC`, `SIMGPU_LOG` and
 //! `SIMGPU_LOG_LEVEL`.
@@ -31,11 +32,13 @@ const FILES: &[(&str, &[u8], u32)] = &[
     ("libcudart.so.13", built!("libcudart.so.13"), 0o755),
     ("libc10.so", built!("libc10.so"), 0o755),
     ("libnccl.so.2", built!("libnccl.so.2"), 0o755),
+    ("libnvidia-ml.so.1", built!("libnvidia-ml.so.1"), 0o755),
     ("cet/libcuda.so.1", built!("cet/libcuda.so.1"), 0o755),
     ("cet/libcudart.so.13", built!("cet/libcudart.so.13"), 0o755),
     ("cet/libc10.so", built!("cet/libc10.so"), 0o755),
     ("cet/libnccl.so.2", built!("cet/libnccl.so.2"), 0o755),
     ("simjob", built!("simjob"), 0o755),
+    ("hostjob", built!("hostjob"), 0o755),
     ("train.py", include_bytes!("../py/train.py"), 0o755),
     ("simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
 ];
@@ -53,6 +56,8 @@ pub struct Installed {
     pub c10: PathBuf,
     /// `libnccl.so.2`.
     pub nccl: PathBuf,
+    /// `libnvidia-ml.so.1`: no driver until a file `nvml.conf` lies beside it or `SIMGPU_NVML` names one (`c/nvml.c`).
+    pub nvml: PathBuf,
     /// The driver compiled for control-flow protection (`endbr64` first).
     pub cet_cuda: PathBuf,
     /// The runtime compiled for control-flow protection.
@@ -63,6 +68,8 @@ pub struct Installed {
     pub cet_nccl: PathBuf,
     /// The load generator.
     pub simjob: PathBuf,
+    /// Programs whose threads do something exactly known; it needs no GPU.
+    pub hostjob: PathBuf,
     /// The training program, to run with `python3`.
     pub train_py: PathBuf,
 }
@@ -90,11 +97,13 @@ pub fn install(dir: &Path) -> io::Result<Installed> {
         cudart: dir.join("libcudart.so.13"),
         c10: dir.join("libc10.so"),
         nccl: dir.join("libnccl.so.2"),
+        nvml: dir.join("libnvidia-ml.so.1"),
         cet_cuda: dir.join("cet/libcuda.so.1"),
         cet_cudart: dir.join("cet/libcudart.so.13"),
         cet_c10: dir.join("cet/libc10.so"),
         cet_nccl: dir.join("cet/libnccl.so.2"),
         simjob: dir.join("simjob"),
+        hostjob: dir.join("hostjob"),
         train_py: dir.join("train.py"),
         dir,
     })

@@ -104,6 +104,21 @@ fn what_only_tells_something_is_allowed() {
 }
 
 #[test]
+fn every_view_of_the_host_can_be_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut writer = create(&path);
+    writer.write_off_cpu(&mut [off_cpu(5, 50, 5)]).unwrap();
+    writer.finish(&end());
+    let reader = Reader::open(&path).unwrap();
+    for view in gpuwhy_store::schema::VIEWS {
+        ask(&reader, &format!("SELECT * FROM {view}")).unwrap();
+    }
+    let said = ask(&reader, "SELECT why FROM off_cpu").unwrap_err().to_string();
+    assert!(said.contains("off_cpu has timestamp, duration_ns, pid, tid, reason, wait, file"), "{said}");
+}
+
+#[test]
 fn endless_queries_stop_at_their_limit() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));

@@ -3,8 +3,11 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; their helpers are the same")]
 
+mod cpus;
 mod damage;
+mod facts;
 mod guarded;
+mod off_cpu;
 mod place;
 mod queries;
 mod round_trip;

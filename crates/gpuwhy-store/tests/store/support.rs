@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the tests share: made-up calls, and a short way to write and read a file.
 
-use gpuwhy_model::{Call, CallFlags, OpId, ops};
+use gpuwhy_model::{Call, CallFlags, OffCpu, OpId, Reason, Wait, WokenBy, ops};
 use gpuwhy_store::{Limits, NewRun, Reader, Result, RunEnd, Value, Writer};
 use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
@@ -45,6 +45,30 @@ pub(crate) fn call(function: &str, at: u64, duration_ns: u64) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags::default(),
+    }
+}
+
+/// A wait of a thread for a futex, `at` nanoseconds after the run began.
+pub(crate) fn off_cpu(at: u64, duration_ns: u64, ready_ns: u64) -> OffCpu {
+    OffCpu {
+        start_ns: ORIGIN + at,
+        duration_ns,
+        ready_ns,
+        pid: 200,
+        tid: 201,
+        reason: Reason::Asleep,
+        wait: Wait::Futex,
+        syscall: Some(libc::SYS_futex as u16),
+        file: 0,
+        object: 0x7f00_0000_1000,
+        timeout_ns: None,
+        io_wait: false,
+        woken_by: WokenBy::Thread,
+        waker_pid: 300,
+        waker_tid: 301,
+        left_cpu: 0,
+        cpu: 1,
+        unfinished: false,
     }
 }
 

@@ -2,7 +2,8 @@
 //! Killed, read meanwhile, out of space: what was committed stays.
 
 use crate::support::*;
-use gpuwhy_model::{Call, LossCause};
+use gpuwhy_model::sample::SystemSample;
+use gpuwhy_model::{Call, CpuRun, LossCause, OffCpu, Samples};
 use gpuwhy_store::{Error, Reader, Writer};
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -142,6 +143,60 @@ fn a_full_disk_costs_what_was_not_committed_and_no_more() {
     assert_eq!((loss[0].cause.as_str(), loss[0].count), (LossCause::WriteFailed.name(), given - committed));
     // The sums kept counting.
     assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64);
+}
+
+/// A second of a host: as many rows of evidence as events, a sample and a name.
+fn host_second(writer: &mut Writer, second: u64) -> gpuwhy_store::Result<()> {
+    let at = |i: u64| second * 1_000_000_000 + i * 1_000;
+    let mut rows: Vec<OffCpu> = (0..500).map(|i| off_cpu(at(i), 400, 100)).collect();
+    let run = |i: u64| CpuRun { start_ns: ORIGIN + at(i), duration_ns: 900, pid: 5, tid: 6, cpu: 1, name: [b'x'; 16] };
+    let runs: Vec<CpuRun> = (0..500).map(run).collect();
+    let system = SystemSample { at_ns: ORIGIN + at(0), ..SystemSample::default() };
+    writer.add_samples(Samples { system: Some(system), ..Samples::default() });
+    writer.set_process(200, &format!("after {second}"));
+    let mut calls: Vec<Call> = (0..500).map(|i| call("cudaMalloc", at(i), 10 + i)).collect();
+    // All three, whatever becomes of the others: as a recorder does that goes on.
+    let outcomes = [writer.write_off_cpu(&mut rows), writer.write_cpu_runs(&runs), writer.write_calls(&mut calls)];
+    let committed = writer.commit();
+    outcomes.into_iter().collect::<gpuwhy_store::Result<()>>().and(committed)
+}
+
+#[test]
+fn on_a_full_disk_calls_and_times_off_the_cpu_are_counted_alike() {
+    let Some(disk) = SmallDisk::mount() else {
+        return;
+    };
+    let path = disk.path().join("run.db");
+    let ballast = disk.path().join("ballast");
+    fs::write(&ballast, vec![1; 1 << 20]).unwrap();
+    let mut writer = create(&path);
+    let full = (0..10_000).find(|second| host_second(&mut writer, *second).is_err()).unwrap();
+    assert!(full > 5 && writer.lost() > 0);
+    (full + 1..full + 20).for_each(|second| _ = host_second(&mut writer, second));
+    fs::remove_file(&ballast).unwrap();
+    host_second(&mut writer, full + 20).unwrap();
+    let (given, lost) = ((full + 21) * 1_000, writer.lost());
+    assert!(writer.finish(&end()).problem.is_none());
+
+    let reader = Reader::open(&path).unwrap();
+    let session = reader.session().unwrap();
+    assert_eq!((session.events_seen, session.events_stored, session.events_lost), (given, given - lost, lost));
+    let rows = |view: &str| number(&reader, &format!("SELECT COUNT(*) FROM {view}"));
+    assert_eq!(rows("off_cpu") + rows("call_"), session.events_stored as i64);
+    assert_eq!(number(&reader, "SELECT SUM(count) FROM loss WHERE cause = 'write_failed'"), lost as i64);
+    let evidence = number(&reader, "SELECT SUM(count) FROM loss WHERE cause = 'evidence_lost'");
+    assert_eq!(rows("cpu_runs") + evidence, (full as i64 + 21) * 500);
+    // What is not rows waited for the space.
+    assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64);
+    assert_eq!(rows("system_seconds"), full as i64 + 21);
+    assert_eq!(number(&reader, "SELECT samples_missing FROM sessions"), 0);
+    assert_eq!(
+        ask(&reader, "SELECT name FROM process_names WHERE pid = 200").unwrap(),
+        [format!("after {}", full + 20)]
+    );
+    // Contexts that went with a rolled back transaction were stored again.
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM off_cpu WHERE pid = 200 AND waker_tid = 301"), rows("off_cpu"));
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM cpu_runs WHERE name IS NULL"), 0);
 }
 
 #[test]

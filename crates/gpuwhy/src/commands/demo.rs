@@ -48,6 +48,7 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     let command = ["python3".into(), sim.train_py.into_os_string(), "--scenario".into(), scenario.into()];
     let settings = Settings {
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
+        samples: true,
         command: command.into_iter().chain(["--seconds".into(), seconds.into()]).collect(),
         extra_env: vec![(OsString::from("LD_LIBRARY_PATH"), sim.dir.into_os_string())],
         duration: None,

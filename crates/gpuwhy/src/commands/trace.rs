@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `gpuwhy trace`: record a job into a run file.
 
-use crate::cli::{Layers, Probes, Trace};
+use crate::cli::{HostPart, Layers, Probes, Trace};
 use crate::trace::{self, Display, Settings};
-use gpuwhy_capture::{Flavour, Options, Targets};
+use gpuwhy_capture::{Flavour, HostOptions, Options, Targets};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Trace) -> anyhow::Result<ExitCode> {
@@ -16,6 +16,7 @@ fn settings(args: &Trace) -> Settings {
         (true, true) => Targets::All,
         _ => Targets::Pids(args.pid.clone()),
     };
+    let wanted = |part: HostPart| !args.no_host && args.host.contains(&part);
     Settings {
         capture: Options {
             targets,
@@ -27,7 +28,13 @@ fn settings(args: &Trace) -> Settings {
             }),
             find_callers: !args.callers_from_proc,
             ring_bytes: args.ring_kib << 10,
+            host: HostOptions {
+                sched: wanted(HostPart::Sched),
+                memory: wanted(HostPart::Memory),
+                io: wanted(HostPart::Io),
+            },
         },
+        samples: wanted(HostPart::Samples),
         command: args.cmd.clone(),
         extra_env: Vec::new(),
         duration: args.duration,

@@ -87,7 +87,7 @@ impl Progress {
     fn redraw(&mut self, table: &OpsTable, snapshot: &Snapshot) {
         let Some(screen) = &mut self.screen else { return };
         let mut head = format!(
-            "gpuwhy  {}  {} calls stored  {}",
+            "gpuwhy  {}  {} events stored  {}",
             units::time(snapshot.elapsed.as_nanos() as u64),
             units::count(snapshot.stored),
             loss_text(snapshot.lost, self.style),

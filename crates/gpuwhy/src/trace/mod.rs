@@ -5,8 +5,10 @@
 mod cost;
 mod display;
 mod figures;
+mod host;
 mod job;
 mod limits;
+mod processes;
 mod recorder;
 mod screen;
 pub(crate) mod sudo;
@@ -26,6 +28,8 @@ use std::time::Duration;
 pub(crate) struct Settings {
     /// What to capture.
     pub(crate) capture: Options,
+    /// Whether to look at the machine, the processes and the GPUs every second.
+    pub(crate) samples: bool,
     /// The job to start; empty for none.
     pub(crate) command: Vec<OsString>,
     /// Variables the job gets besides its environment.

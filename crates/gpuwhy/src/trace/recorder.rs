@@ -5,22 +5,24 @@ use crate::output;
 use crate::trace::cost::OwnCost;
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
+use crate::trace::host::HostSide;
 use crate::trace::job::{Job, RunningJob};
 use crate::trace::limits;
+use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
 use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
 use anyhow::Context;
 use gpuwhy_capture::capture::{Batch, Capture, now_ns};
-use gpuwhy_capture::system::{System, python_of};
-use gpuwhy_capture::{Life, LifeEvent, Options, Targets, libraries, needs, process};
-use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_capture::system::System;
+use gpuwhy_capture::{Options, Targets, libraries, needs, process};
+use gpuwhy_model::{LossCause, OpId};
 use gpuwhy_store::{LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Origin;
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
@@ -74,8 +76,8 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         capture,
         writer: WriterThread::start(created.writer).context("cannot start the writing thread")?,
         batch: Batch::default(),
-        names: HashSet::new(),
-        machine,
+        processes: Processes::new(machine),
+        host: HostSide::start(settings.samples),
         libraries_noted: 0,
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
@@ -122,9 +124,8 @@ struct Recorder {
     capture: Capture,
     writer: WriterThread,
     batch: Batch,
-    /// Processes that have a name in the run file.
-    names: HashSet<u32>,
-    machine: Machine,
+    processes: Processes,
+    host: HostSide,
     libraries_noted: usize,
     lost_by_op: HashMap<OpId, u64>,
     lost_by_cause: BTreeMap<LossCause, u64>,
@@ -142,6 +143,7 @@ impl Recorder {
     fn start_job(&mut self, job: &Job, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<RunningJob> {
         let held = job.start_held(stdout_to_stderr, open_files)?;
         self.capture.add_target(held.pid())?;
+        self.host.watch(self.capture.processes());
         self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.env));
         held.release()
     }
@@ -222,65 +224,18 @@ impl Recorder {
         if !self.capture.take(&mut self.batch) {
             return 0;
         }
-        let mut batch = std::mem::take(&mut self.batch);
-        for life in &batch.life {
-            self.note_life(life);
-        }
-        let records = batch.calls.len() + batch.life.len();
-        if !batch.calls.is_empty() {
-            self.name_processes(&batch.calls);
-            let calls = std::mem::replace(&mut batch.calls, self.writer.spare());
-            self.writer.calls(calls);
-        }
-        self.batch = batch;
+        let records = self.batch.len();
+        self.processes.note(&self.batch, &self.writer);
+        self.host.note(&self.batch);
+        let next = self.writer.spare();
+        self.writer.batch(std::mem::replace(&mut self.batch, next));
         records
-    }
-
-    /// Every process with calls has a name, even if the record that should have brought it was lost.
-    fn name_processes(&mut self, calls: &[Call]) {
-        let mut last = 0;
-        for call in calls {
-            if call.pid != last {
-                last = call.pid;
-                if !self.names.contains(&last) {
-                    self.name_process(last, None);
-                }
-            }
-        }
-    }
-
-    fn note_life(&mut self, life: &Life) {
-        match life.event {
-            LifeEvent::FirstCall if self.names.contains(&life.pid) => {}
-            LifeEvent::FirstCall | LifeEvent::Exec => {
-                self.name_process(life.pid, Some(&life.comm));
-                // A main thread begins with its process; of another thread that cannot be said.
-                if life.tid == life.pid {
-                    self.writer.process_times(life.pid, Some(life.since_ns), None);
-                }
-            }
-            // Forgotten: the number may come back as another process.
-            LifeEvent::Exit if self.names.remove(&life.pid) => {
-                self.writer.process_times(life.pid, None, Some(life.at_ns))
-            }
-            LifeEvent::Exit => {}
-        }
-    }
-
-    fn name_process(&mut self, pid: u32, comm: Option<&str>) {
-        let name = process::name(pid).or_else(|| comm.map(str::to_owned)).unwrap_or_else(|| format!("pid {pid}"));
-        self.names.insert(pid);
-        self.writer.process(pid, name);
-        if self.machine.python.is_none() {
-            self.machine.python = python_of(pid);
-            if self.machine.python.is_some() {
-                self.writer.machine(self.machine.clone());
-            }
-        }
     }
 
     fn every_second(&mut self) {
         self.note_libraries();
+        self.capture.every_second();
+        self.host.every_second(self.capture.processes(), &self.writer);
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
@@ -335,6 +290,7 @@ impl Recorder {
         let stop_ns = now_ns();
         self.capture.stop();
         while self.drain_some() > 0 {}
+        self.host.finish(&self.writer);
         self.collect_loss(elapsed);
         self.note_libraries();
         for warning in self.capture.take_warnings() {
@@ -358,6 +314,8 @@ impl Recorder {
             }
         };
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
+        let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| op.is_cuda()).map(|(_, n)| n).sum();
+        let made: u64 = snapshot.totals.iter().filter(|(op, _)| op.is_cuda()).map(|(_, totals)| totals.calls).sum();
         let before: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
         if snapshot.lost > before {
             // What the writer lost itself.
@@ -366,6 +324,7 @@ impl Recorder {
         let summary = Summary {
             elapsed,
             seen: stored + snapshot.lost,
+            cuda_calls: made + lost_calls,
             stored,
             lost: snapshot.lost,
             loss_by_cause: self.lost_by_cause,

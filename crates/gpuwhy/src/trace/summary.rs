@@ -12,8 +12,10 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) elapsed: Duration,
-    /// Calls the program made, as far as gpuwhy knows: stored and lost together.
+    /// Events of all kinds, as far as gpuwhy knows: stored and lost together.
     pub(crate) seen: u64,
+    /// Of them, CUDA calls the program made.
+    pub(crate) cuda_calls: u64,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
     pub(crate) loss_by_cause: BTreeMap<LossCause, u64>,
@@ -40,13 +42,18 @@ impl Summary {
             0 => style.green("0 lost"),
             n => style.red(&format!("{} lost ({})", units::count(n), self.causes())),
         };
+        let host = match self.seen.saturating_sub(self.cuda_calls) {
+            0 => String::new(),
+            n => format!(" and {} events of the host", units::count(n)),
+        };
         lines.push(format!(
-            "gpuwhy: {} calls seen, {} stored, {lost} in {}",
-            units::count(self.seen),
+            "gpuwhy: {} calls{host} seen, {} stored, {lost} in {}",
+            units::count(self.cuda_calls),
             units::count(self.stored),
             units::time(self.elapsed.as_nanos() as u64),
         ));
-        let each = self.size_bytes.checked_div(self.stored).map(|n| format!(", {n} bytes a call")).unwrap_or_default();
+        let each =
+            self.size_bytes.checked_div(self.stored).map(|n| format!(", {n} bytes an event")).unwrap_or_default();
         lines.push(format!("        {} ({}{each})", self.path.display(), units::bytes(self.size_bytes)));
         lines.push(format!(
             "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
@@ -69,7 +76,7 @@ impl Summary {
                     .into(),
             );
         }
-        if self.seen == 0 {
+        if self.cuda_calls == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
         }
         if self.loss_by_cause.contains_key(&LossCause::WriteFailed) {
@@ -95,6 +102,7 @@ impl Summary {
             "type": "summary",
             "elapsed_ns": self.elapsed.as_nanos() as u64,
             "seen": self.seen,
+            "cuda_calls": self.cuda_calls,
             "stored": self.stored,
             "lost": self.lost,
             "loss_by_cause": causes,

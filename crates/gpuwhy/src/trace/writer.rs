@@ -1,28 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that owns the run file. Capturing must not wait for a disk, so calls come to it through a
+//! The thread that owns the run file. Capturing must not wait for a disk, so batches come to it through a
 //! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
 
-use gpuwhy_model::{Call, LossCause, OpId};
+use gpuwhy_capture::capture::Batch;
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples};
 use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Batches that may wait: with at most 8k calls each, about 12 MB.
+/// Batches that may wait: with at most 8k records each, about 12 MB.
 const QUEUE: usize = 16;
-/// Calls gathered before they are written: sorted together they make a denser file.
+/// Rows gathered before they are written: sorted together they make a denser file.
 const GATHER: usize = 32 * 1024;
 
 /// What the thread is told.
 enum Message {
-    Calls(Vec<Call>),
-    Process(u32, String),
-    Times(u32, Option<u64>, Option<u64>),
+    Batch(Batch),
+    Process(ProcessFacts),
+    Samples(Box<Samples>),
     Loss(u64, LossCause, Option<OpId>, u64),
     Library(LibraryRow),
     Machine(Machine),
     Tick(Duration),
     Finish(RunEnd),
+}
+
+/// What is newly known of a process; what is `None` stays as it is.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct ProcessFacts {
+    pub(crate) pid: u32,
+    pub(crate) name: Option<String>,
+    pub(crate) parent: Option<u32>,
+    pub(crate) container: Option<String>,
+    pub(crate) command: Option<String>,
+    /// When it began or ended, `CLOCK_MONOTONIC` ns.
+    pub(crate) began_ns: Option<u64>,
+    pub(crate) ended_ns: Option<u64>,
 }
 
 /// The figures as of a moment.
@@ -41,7 +55,7 @@ pub(crate) struct Snapshot {
 pub(crate) struct WriterThread {
     queue: SyncSender<Message>,
     snapshots: Receiver<Snapshot>,
-    empty: Receiver<Vec<Call>>,
+    empty: Receiver<Batch>,
     thread: JoinHandle<Option<(Finished, Snapshot)>>,
 }
 
@@ -52,28 +66,27 @@ impl WriterThread {
         let (give_back, empty) = sync_channel(QUEUE);
         let (publish, snapshots) = sync_channel(1);
         let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
-            let gathered = Vec::with_capacity(GATHER);
+            let gathered = Gathered::default();
             Owner { writer, gathered, publish, give_back, ticks: 0, trouble: None }.run(&messages)
         })?;
         Ok(Self { queue, snapshots, empty, thread })
     }
 
     /// An empty batch, used before if there is one.
-    pub(crate) fn spare(&self) -> Vec<Call> {
+    pub(crate) fn spare(&self) -> Batch {
         self.empty.try_recv().unwrap_or_default()
     }
 
-    pub(crate) fn calls(&self, calls: Vec<Call>) {
-        self.send(Message::Calls(calls));
+    pub(crate) fn batch(&self, batch: Batch) {
+        self.send(Message::Batch(batch));
     }
 
-    pub(crate) fn process(&self, pid: u32, name: String) {
-        self.send(Message::Process(pid, name));
+    pub(crate) fn process(&self, facts: ProcessFacts) {
+        self.send(Message::Process(facts));
     }
 
-    /// When a process began or ended, `CLOCK_MONOTONIC` ns.
-    pub(crate) fn process_times(&self, pid: u32, began_ns: Option<u64>, ended_ns: Option<u64>) {
-        self.send(Message::Times(pid, began_ns, ended_ns));
+    pub(crate) fn samples(&self, samples: Samples) {
+        self.send(Message::Samples(Box::new(samples)));
     }
 
     pub(crate) fn loss(&self, second: u64, cause: LossCause, op: Option<OpId>, count: u64) {
@@ -114,12 +127,49 @@ impl WriterThread {
     }
 }
 
+/// Rows that wait to be written together.
+#[derive(Default)]
+struct Gathered {
+    calls: Vec<Call>,
+    off: Vec<OffCpu>,
+    runs: Vec<CpuRun>,
+    moved: Vec<MovedWait>,
+}
+
+impl Gathered {
+    fn add(&mut self, batch: &mut Batch) {
+        self.calls.append(&mut batch.calls);
+        self.off.append(&mut batch.off);
+        self.runs.append(&mut batch.runs);
+        self.moved.append(&mut batch.moved);
+    }
+
+    fn len(&self) -> usize {
+        self.calls.len() + self.off.len() + self.runs.len() + self.moved.len()
+    }
+
+    /// Writes everything and keeps the memory. Whatever fails, the rest is tried.
+    fn write(&mut self, writer: &mut Writer) -> [gpuwhy_store::Result<()>; 4] {
+        let outcomes = [
+            if self.calls.is_empty() { Ok(()) } else { writer.write_calls(&mut self.calls) },
+            if self.off.is_empty() { Ok(()) } else { writer.write_off_cpu(&mut self.off) },
+            if self.runs.is_empty() { Ok(()) } else { writer.write_cpu_runs(&self.runs) },
+            if self.moved.is_empty() { Ok(()) } else { writer.write_moved_waits(&self.moved) },
+        ];
+        self.calls.clear();
+        self.off.clear();
+        self.runs.clear();
+        self.moved.clear();
+        outcomes
+    }
+}
+
 /// The thread, from inside.
 struct Owner {
     writer: Writer,
-    gathered: Vec<Call>,
+    gathered: Gathered,
     publish: SyncSender<Snapshot>,
-    give_back: SyncSender<Vec<Call>>,
+    give_back: SyncSender<Batch>,
     ticks: u64,
     trouble: Option<String>,
 }
@@ -128,15 +178,9 @@ impl Owner {
     fn run(mut self, messages: &Receiver<Message>) -> Option<(Finished, Snapshot)> {
         for message in messages {
             match message {
-                Message::Calls(mut calls) => {
-                    self.gathered.append(&mut calls);
-                    let _ = self.give_back.try_send(calls);
-                    if self.gathered.len() >= GATHER {
-                        self.write();
-                    }
-                }
-                Message::Process(pid, name) => self.writer.set_process(pid, &name),
-                Message::Times(pid, began, ended) => self.writer.set_process_times(pid, began, ended),
+                Message::Batch(batch) => self.take(batch),
+                Message::Process(facts) => self.note_process(&facts),
+                Message::Samples(samples) => self.writer.add_samples(*samples),
                 Message::Loss(second, cause, op, count) => self.writer.add_loss(second, cause, op, count),
                 Message::Library(library) => self.writer.add_library(library),
                 Message::Machine(machine) => self.writer.set_machine(machine),
@@ -154,11 +198,40 @@ impl Owner {
         None
     }
 
+    fn take(&mut self, mut batch: Batch) {
+        self.gathered.add(&mut batch);
+        for sums in batch.sums.drain(..).filter(|sums| sums.has_times) {
+            self.writer.set_thread_sums(sums);
+        }
+        batch.clear();
+        let _ = self.give_back.try_send(batch);
+        if self.gathered.len() >= GATHER {
+            self.write();
+        }
+    }
+
+    fn note_process(&mut self, facts: &ProcessFacts) {
+        let pid = facts.pid;
+        if let Some(name) = &facts.name {
+            self.writer.set_process(pid, name);
+        }
+        if let Some(parent) = facts.parent {
+            self.writer.set_process_parent(pid, parent);
+        }
+        if let Some(container) = &facts.container {
+            self.writer.set_process_container(pid, container);
+        }
+        if let Some(command) = &facts.command {
+            self.writer.set_process_command(pid, command);
+        }
+        if facts.began_ns.is_some() || facts.ended_ns.is_some() {
+            self.writer.set_process_times(pid, facts.began_ns, facts.ended_ns);
+        }
+    }
+
     /// The writer counts what an error loses; here it is only remembered to be told.
     fn write(&mut self) {
-        if !self.gathered.is_empty() {
-            let outcome = self.writer.write_calls(&mut self.gathered);
-            self.gathered.clear();
+        for outcome in self.gathered.write(&mut self.writer) {
             self.note(outcome);
         }
     }

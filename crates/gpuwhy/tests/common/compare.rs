@@ -28,7 +28,7 @@ pub fn true_sums(truth: &Truth) -> BTreeMap<String, Sums> {
 pub fn recorded_sums(db: &rusqlite::Connection, truth: &Truth) -> BTreeMap<String, Sums> {
     let sql = format!(
         "SELECT function, COUNT(*), SUM(ret <> 0), SUM(CASE WHEN ret = 0 AND class <> 'free' THEN bytes END) \
-               FROM events WHERE pid IN ({}) GROUP BY function",
+               FROM events WHERE pid IN ({}) AND layer <> 'kernel' GROUP BY function",
         list(&truth.pids())
     );
     let mut statement = db.prepare(&sql).unwrap();
@@ -66,7 +66,7 @@ pub fn recorded_calls(db: &rusqlite::Connection, view: &str) -> ByThread<Recorde
     let origin: i64 = db.query_row("SELECT start_monotonic_ns FROM sessions", [], |row| row.get(0)).unwrap();
     let sql = format!(
         "SELECT pid, tid, timestamp, duration_ns, function, device, stream, arg1, bytes, direction, ret \
-         FROM {view} ORDER BY timestamp"
+         FROM {view} WHERE layer <> 'kernel' ORDER BY timestamp"
     );
     let mut statement = db.prepare(&sql).unwrap();
     let rows = statement.query_map([], |row| {

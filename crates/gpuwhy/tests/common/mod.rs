@@ -4,7 +4,10 @@
 //! Everything here is real but the GPU: real processes, real probes in this kernel, a real run file.
 #![allow(dead_code, missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used)]
 
+pub mod accounts;
+pub mod cgroup;
 pub mod compare;
+pub mod host;
 
 use simgpu::Installed;
 use simgpu::log::Truth;

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What this kernel has, read from its BTF: which tracepoints, and how they pass their arguments.
+
+use libbpf_rs::btf::{Btf, BtfKind, BtfType, types};
+use std::collections::HashSet;
+
+/// What the kernel has.
+#[derive(Debug, Default)]
+pub(crate) struct Features {
+    tracepoints: HashSet<String>,
+    /// How `sched_switch` passes the state of who leaves; see `switch_shape` in bpf/watched.h.
+    pub(crate) switch_shape: u32,
+    /// Whether `mark_victim` passes the task (6.8) or its number.
+    pub(crate) oom_victim_is_task: bool,
+}
+
+impl Features {
+    /// Reads the running kernel's BTF; without one there is nothing.
+    pub(crate) fn read() -> Self {
+        let Ok(btf) = Btf::from_vmlinux() else { return Self::default() };
+        let mut features = Self::default();
+        // The kernel declares each tracepoint's arguments in a typedef of this name.
+        for typedef in btf.type_by_kind::<types::Typedef<'_>>() {
+            let name = typedef.name().and_then(|name| name.to_str());
+            let Some(tracepoint) = name.and_then(|name| name.strip_prefix("btf_trace_")) else { continue };
+            match tracepoint {
+                "sched_switch" => features.switch_shape = switch_shape(&argument_kinds(&btf, &typedef)),
+                "mark_victim" => {
+                    features.oom_victim_is_task = argument_kinds(&btf, &typedef).first() == Some(&BtfKind::Ptr)
+                }
+                _ => {}
+            }
+            features.tracepoints.insert(tracepoint.to_owned());
+        }
+        features
+    }
+
+    /// Whether there is a tracepoint of this name.
+    pub(crate) fn has(&self, tracepoint: &str) -> bool {
+        self.tracepoints.contains(tracepoint)
+    }
+}
+
+/// The kinds of a tracepoint's arguments, without the first, which is the kernel's own.
+fn argument_kinds(btf: &Btf<'_>, typedef: &types::Typedef<'_>) -> Vec<BtfKind> {
+    let proto = typedef.next_type().and_then(|pointer| pointer.next_type());
+    let Some(proto) = proto.and_then(|proto| types::FuncProto::try_from(proto).ok()) else { return Vec::new() };
+    proto
+        .iter()
+        .skip(1)
+        .filter_map(|parameter| btf.type_by_id::<BtfType<'_>>(parameter.ty))
+        .map(|ty| ty.skip_mods_and_typedefs().kind())
+        .collect()
+}
+
+/// `(preempt, prev, next)`, `(preempt, state, prev, next)` of 5.18, or `(preempt, prev, next, state)`.
+fn switch_shape(arguments: &[BtfKind]) -> u32 {
+    match arguments {
+        [_, _, _] => 0,
+        [_, BtfKind::Ptr, BtfKind::Ptr, _] => 2,
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_order_of_arguments_is_told_by_their_kinds() {
+        use BtfKind::{Int, Ptr};
+        assert_eq!(switch_shape(&[Int, Ptr, Ptr]), 0);
+        assert_eq!(switch_shape(&[Int, Int, Ptr, Ptr]), 1);
+        assert_eq!(switch_shape(&[Int, Ptr, Ptr, Int]), 2);
+    }
+
+    #[test]
+    fn this_kernel_has_a_scheduler() {
+        let features = Features::read();
+        assert!(features.has("sched_switch") && features.has("sched_process_exit") && !features.has("no_such_thing"));
+    }
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The programs on the kernel's own tracepoints: which are wanted, which this kernel has, attaching them.
+
+use crate::features::Features;
+use crate::perf::{self, PerfEventAttr};
+use crate::programs::skeleton::{GpuwhyProgs, OpenGpuwhyProgs};
+use libbpf_rs::{Link, OpenProgramMut, ProgramMut};
+use std::os::fd::{AsRawFd, IntoRawFd};
+
+/// Which parts of the host's side to record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostOptions {
+    /// What every thread does: running, ready, blocked, by whom woken, who had the CPU.
+    pub sched: bool,
+    /// Page faults, reclaim, page allocations, the lock of the address space.
+    pub memory: bool,
+    /// Disk requests and TCP retransmits.
+    pub io: bool,
+}
+
+impl HostOptions {
+    /// Everything.
+    pub const ALL: Self = Self { sched: true, memory: true, io: true };
+    /// Nothing: CUDA calls only.
+    pub const NONE: Self = Self { sched: false, memory: false, io: false };
+
+    /// Whether anything is wanted.
+    pub fn any(self) -> bool {
+        self.sched || self.memory || self.io
+    }
+}
+
+/// The parts a program belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    /// Whatever is wanted of the host.
+    Any,
+    Sched,
+    Memory,
+    Io,
+    /// Needed to know what is an interrupt's doing.
+    SchedOrMemory,
+}
+
+/// Every tracepoint program: its tracepoint, and whom it serves. `$of` is the skeleton's struct of programs, `$borrow`
+/// how it is borrowed.
+macro_rules! tracepoints {
+    ($of:ident, $($borrow:tt)+) => {
+        [
+            ("sched_switch", Part::Sched, $($borrow)+ $of.on_switch),
+            ("sched_waking", Part::Sched, $($borrow)+ $of.on_waking),
+            ("sched_wakeup", Part::Sched, $($borrow)+ $of.on_wakeup),
+            ("sched_wakeup_new", Part::Sched, $($borrow)+ $of.on_wakeup_new),
+            ("sched_migrate_task", Part::Sched, $($borrow)+ $of.on_migrate),
+            ("softirq_entry", Part::SchedOrMemory, $($borrow)+ $of.on_softirq),
+            ("softirq_exit", Part::SchedOrMemory, $($borrow)+ $of.on_softirq_end),
+            ("irq_handler_entry", Part::SchedOrMemory, $($borrow)+ $of.on_irq),
+            ("irq_handler_exit", Part::SchedOrMemory, $($borrow)+ $of.on_irq_end),
+            ("hrtimer_expire_entry", Part::SchedOrMemory, $($borrow)+ $of.on_timer),
+            ("hrtimer_expire_exit", Part::SchedOrMemory, $($borrow)+ $of.on_timer_end),
+            ("block_io_start", Part::Io, $($borrow)+ $of.on_block_start),
+            ("block_rq_issue", Part::Io, $($borrow)+ $of.on_block_issue),
+            ("block_rq_complete", Part::Io, $($borrow)+ $of.on_block_end),
+            ("tcp_retransmit_skb", Part::Io, $($borrow)+ $of.on_retransmit),
+            ("contention_begin", Part::Memory, $($borrow)+ $of.on_contention),
+            ("contention_end", Part::Memory, $($borrow)+ $of.on_contention_end),
+            ("mm_vmscan_direct_reclaim_begin", Part::Memory, $($borrow)+ $of.on_reclaim),
+            ("mm_vmscan_direct_reclaim_end", Part::Memory, $($borrow)+ $of.on_reclaim_end),
+            ("mm_vmscan_memcg_reclaim_begin", Part::Memory, $($borrow)+ $of.on_cgroup_reclaim),
+            ("mm_vmscan_memcg_reclaim_end", Part::Memory, $($borrow)+ $of.on_cgroup_reclaim_end),
+            ("mm_compaction_begin", Part::Memory, $($borrow)+ $of.on_compaction),
+            ("mm_compaction_end", Part::Memory, $($borrow)+ $of.on_compaction_end),
+            ("mm_page_alloc", Part::Memory, $($borrow)+ $of.on_pages),
+            ("mark_victim", Part::Any, $($borrow)+ $of.on_oom_kill),
+        ]
+    };
+}
+
+fn is_wanted(options: HostOptions, features: &Features, tracepoint: &str, part: Part) -> bool {
+    let wanted = match part {
+        Part::Any => options.any(),
+        Part::Sched => options.sched,
+        Part::Memory => options.memory,
+        Part::Io => options.io,
+        Part::SchedOrMemory => options.sched || options.memory,
+    };
+    // Where both exist, the later of the two would only say the same again.
+    let superseded = tracepoint == "block_rq_issue" && features.has("block_io_start");
+    wanted && !superseded && features.has(tracepoint)
+}
+
+/// Chooses what is loaded.
+pub(crate) fn choose(progs: &mut OpenGpuwhyProgs<'_>, options: HostOptions, features: &Features) {
+    let programs: [(&str, Part, &mut OpenProgramMut<'_>); _] = tracepoints!(progs, &mut);
+    for (tracepoint, part, program) in programs {
+        program.set_autoload(is_wanted(options, features, tracepoint, part));
+    }
+    progs.on_major_fault.set_autoload(options.memory);
+    progs.adopt_threads.set_autoload(options.any());
+    progs.report_threads.set_autoload(options.any());
+}
+
+/// Attaches what was loaded. The second part are things that could not be had, in words.
+pub(crate) fn attach(
+    progs: &GpuwhyProgs<'_>,
+    options: HostOptions,
+    features: &Features,
+) -> libbpf_rs::Result<(Vec<Link>, Vec<String>)> {
+    let mut links = Vec::new();
+    let mut warnings = Vec::new();
+    let programs: [(&str, Part, &ProgramMut<'_>); _] = tracepoints!(progs, &);
+    for (tracepoint, part, program) in programs {
+        if is_wanted(options, features, tracepoint, part) {
+            links.push(program.attach_trace()?);
+        }
+    }
+    if options.memory {
+        match attach_to_major_faults(&progs.on_major_fault) {
+            Ok(more) => links.extend(more),
+            Err(error) => warnings.push(format!("page faults that need the disk are not recorded: {error}")),
+        }
+    }
+    Ok((links, warnings))
+}
+
+/// A software event of each CPU that fires at every major fault, as the kernel counts them.
+fn attach_to_major_faults(program: &ProgramMut<'_>) -> Result<Vec<Link>, String> {
+    let attr = PerfEventAttr {
+        kind: perf::SOFTWARE,
+        size: size_of::<PerfEventAttr>() as u32,
+        config: perf::MAJOR_FAULTS,
+        sample_period: 1,
+        ..Default::default()
+    };
+    let events = perf::on_every_cpu(|cpu| perf::open(&attr, cpu)).map_err(|e| e.to_string())?;
+    let mut links = Vec::new();
+    for event in events {
+        links.push(program.attach_perf_event(event.as_raw_fd()).map_err(|e| e.to_string())?);
+        // The link closes it.
+        let _ = event.into_raw_fd();
+    }
+    Ok(links)
+}

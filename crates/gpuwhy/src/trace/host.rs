@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is looked up every second, joined with what the kernel counted for each process meanwhile.
+
+use crate::trace::writer::WriterThread;
+use gpuwhy_capture::capture::Batch;
+use gpuwhy_capture::sample::{SampleOptions, Sampler};
+use gpuwhy_model::Samples;
+use std::collections::{BTreeSet, HashMap};
+
+/// Pages given to a thread, or a process.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pages {
+    allocations: u64,
+    bytes: u64,
+}
+
+/// Samples on their way into the run file.
+pub(crate) struct HostSide {
+    sampler: Option<Sampler>,
+    watched: BTreeSet<u32>,
+    /// Each thread's pages as of its last sums.
+    threads: HashMap<(u32, u32), Pages>,
+    /// Each process's pages since its last sample.
+    fresh: HashMap<u32, Pages>,
+}
+
+impl HostSide {
+    /// Starts sampling, if that is wanted.
+    pub(crate) fn start(samples: bool) -> Self {
+        let sampler = samples.then(|| Sampler::start(SampleOptions::default()));
+        Self { sampler, watched: BTreeSet::new(), threads: HashMap::new(), fresh: HashMap::new() }
+    }
+
+    /// Says which processes to sample.
+    pub(crate) fn watch(&mut self, processes: &BTreeSet<u32>) {
+        if let Some(sampler) = self.sampler.as_ref().filter(|_| self.watched != *processes) {
+            self.watched = processes.clone();
+            sampler.watch(&processes.iter().copied().collect::<Vec<_>>());
+        }
+    }
+
+    /// Takes note of the pages given to threads.
+    pub(crate) fn note(&mut self, batch: &Batch) {
+        if self.sampler.is_none() {
+            return;
+        }
+        for sums in &batch.sums {
+            let key = (sums.pid, sums.tid);
+            let now = Pages { allocations: sums.page_allocations, bytes: sums.page_bytes };
+            let before = if sums.ended { self.threads.remove(&key) } else { self.threads.insert(key, now) };
+            let before = before.filter(|before| before.allocations <= now.allocations).unwrap_or_default();
+            let fresh = self.fresh.entry(sums.pid).or_default();
+            fresh.allocations += now.allocations - before.allocations;
+            fresh.bytes += now.bytes.saturating_sub(before.bytes);
+        }
+    }
+
+    /// Passes on what was sampled.
+    pub(crate) fn every_second(&mut self, processes: &BTreeSet<u32>, writer: &WriterThread) {
+        self.watch(processes);
+        let samples = self.sampler.as_ref().map(Sampler::take).unwrap_or_default();
+        self.pass_on(samples, writer);
+        self.fresh.retain(|pid, _| processes.contains(pid));
+    }
+
+    /// The last ones.
+    pub(crate) fn finish(&mut self, writer: &WriterThread) {
+        let samples = self.sampler.take().map(Sampler::finish).unwrap_or_default();
+        self.pass_on(samples, writer);
+    }
+
+    fn pass_on(&mut self, samples: Vec<Samples>, writer: &WriterThread) {
+        for mut samples in samples {
+            for process in &mut samples.processes {
+                let fresh = self.fresh.remove(&process.pid);
+                process.page_allocations = fresh.map(|pages| pages.allocations);
+                process.page_bytes = fresh.map(|pages| pages.bytes);
+            }
+            writer.samples(samples);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who is traced: names, parents, containers and life times of processes, for the run file.
+
+use crate::trace::writer::{ProcessFacts, WriterThread};
+use gpuwhy_capture::capture::Batch;
+use gpuwhy_capture::system::python_of;
+use gpuwhy_capture::{Life, LifeEvent, process};
+use gpuwhy_store::Machine;
+use std::collections::{HashMap, VecDeque};
+
+/// A thread's name as the kernel keeps it.
+type Comm = [u8; 16];
+
+/// What a process is called in the run file, and what its main thread was called then, if that is known.
+struct Named {
+    name: String,
+    comm: Option<Comm>,
+}
+
+/// Processes that ended are remembered, because events of theirs may come after their end; at most this many.
+const MAX_ENDED: usize = 65_536;
+
+/// What the run file knows of processes so far.
+pub(crate) struct Processes {
+    /// Processes that have a name in the run file.
+    named: HashMap<u32, Named>,
+    /// Those that ended, the oldest first.
+    ended: VecDeque<u32>,
+    machine: Machine,
+}
+
+impl Processes {
+    pub(crate) fn new(machine: Machine) -> Self {
+        Self { named: HashMap::new(), ended: VecDeque::new(), machine }
+    }
+
+    /// Notes who came and went, and names everybody who appears in a batch for the first time, even if the
+    /// record that should have brought the name was lost.
+    pub(crate) fn note(&mut self, batch: &Batch, writer: &WriterThread) {
+        for life in &batch.life {
+            self.note_life(life, writer);
+        }
+        // A process that renames itself (data workers do) is known by its new name.
+        for sums in batch.sums.iter().filter(|sums| sums.tid == sums.pid && !sums.ended) {
+            self.rename(sums.pid, sums.name, writer);
+        }
+        // One that was there before the trace: when it began is known to a hundredth of a second.
+        let mut last = 0;
+        for pid in batch.calls.iter().map(|call| call.pid).chain(batch.off.iter().map(|off| off.pid)) {
+            if pid != last {
+                last = pid;
+                if !self.named.contains_key(&pid) && pid != 0 {
+                    self.name(pid, None, writer);
+                    writer.process(ProcessFacts { pid, began_ns: process::started_ns(pid), ..Default::default() });
+                }
+            }
+        }
+    }
+
+    fn note_life(&mut self, life: &Life, writer: &WriterThread) {
+        let mut comm = [0; 16];
+        let length = life.comm.len().min(15);
+        comm[..length].copy_from_slice(&life.comm.as_bytes()[..length]);
+        match life.event {
+            LifeEvent::FirstCall if self.named.contains_key(&life.pid) => {}
+            LifeEvent::Fork | LifeEvent::FirstCall | LifeEvent::Exec => {
+                self.name(life.pid, Some(comm), writer);
+                if life.event == LifeEvent::Fork {
+                    self.inherit_name(life, comm, writer);
+                }
+                // A main thread begins with its process; of another thread that cannot be said.
+                let began_ns = (life.tid == life.pid && life.event != LifeEvent::Exec).then_some(life.since_ns);
+                let parent = Some(life.parent).filter(|parent| *parent != 0);
+                writer.process(ProcessFacts { pid: life.pid, began_ns, parent, ..Default::default() });
+            }
+            LifeEvent::Exit => {
+                // The last name it had, if that was not seen yet.
+                self.rename(life.pid, comm, writer);
+                writer.process(ProcessFacts { pid: life.pid, ended_ns: Some(life.at_ns), ..Default::default() });
+                self.ended.push_back(life.pid);
+                if self.ended.len() > MAX_ENDED
+                    && let Some(oldest) = self.ended.pop_front()
+                {
+                    self.named.remove(&oldest);
+                }
+            }
+        }
+    }
+
+    /// Names a process anew if its main thread has another name than when it was named.
+    fn rename(&mut self, pid: u32, comm: Comm, writer: &WriterThread) {
+        match self.named.get_mut(&pid) {
+            Some(known) if known.comm == Some(comm) => {}
+            // The first time its thread's name is heard of.
+            Some(known) if known.comm.is_none() => known.comm = Some(comm),
+            _ => self.name(pid, Some(comm), writer),
+        }
+    }
+
+    /// A child that was gone before it could be looked at had its parent's name.
+    fn inherit_name(&mut self, life: &Life, comm: Comm, writer: &WriterThread) {
+        let parents = self.named.get(&life.parent).filter(|parent| parent.comm == Some(comm));
+        if let Some(name) = parents.map(|parent| parent.name.clone()).filter(|_| process::name(life.pid).is_none()) {
+            self.named.insert(life.pid, Named { name: name.clone(), comm: Some(comm) });
+            writer.process(ProcessFacts { pid: life.pid, name: Some(name), ..Default::default() });
+        }
+    }
+
+    fn name(&mut self, pid: u32, comm: Option<Comm>, writer: &WriterThread) {
+        let text = |comm: &Comm| {
+            let bytes = comm.split(|b| *b == 0).next().unwrap_or_default();
+            String::from_utf8_lossy(bytes).into_owned()
+        };
+        let name = process::name(pid).or_else(|| comm.as_ref().map(text)).unwrap_or_else(|| format!("pid {pid}"));
+        self.named.insert(pid, Named { name: name.clone(), comm });
+        writer.process(ProcessFacts {
+            pid,
+            name: Some(name),
+            parent: process::parent(pid),
+            container: process::container(pid),
+            command: process::command_of(pid),
+            ..Default::default()
+        });
+        if self.machine.python.is_none() {
+            self.machine.python = python_of(pid);
+            if self.machine.python.is_some() {
+                writer.machine(self.machine.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must hold for every thread of every scenario: times add up, rows and sums agree, and both are what the
+//! kernel counted itself.
+
+use super::host::{HostRun, Schedstat, Window};
+
+/// A row of `thread_time`.
+#[derive(Debug)]
+struct ThreadTime {
+    pid: u32,
+    tid: u32,
+    lifetime: i64,
+    on_cpu: i64,
+    ready: i64,
+    blocked: i64,
+    throttled: i64,
+    switches: i64,
+    since: i64,
+    /// Of the ready time, how long the CPU it waited for was idle: the time it takes to wake a CPU.
+    idle: i64,
+}
+
+/// How far gpuwhy's and the scheduler's own sums may be apart, beside 1 %.
+///
+/// - The figures are not taken at once, those of a new process begin a little after its fork, and those of a dead
+///   one are read a little before its last switch: 200 us.
+/// - The scheduler reads its clock when it begins to look for the next thread and sometimes not at all
+///   (`rq_clock_skip_update` after a wake-up that preempts), gpuwhy when it has found it: 2 us for each switch.
+fn slack(switches: i64) -> i64 {
+    200_000 + 2_000 * switches
+}
+
+impl HostRun {
+    /// Everything below.
+    pub fn check(&self) {
+        self.check_sums();
+        self.check_windows();
+        self.check_schedstat();
+    }
+
+    fn thread_times(&self) -> Vec<ThreadTime> {
+        let sql = "SELECT pid, tid, lifetime_ns, on_cpu_ns, ready_ns, blocked_ns, throttled_ns, switches, since, \
+                   COALESCE((SELECT SUM(duration_ns) FROM cpu_held AS h \
+                             WHERE h.pid = t.pid AND h.tid = t.tid AND h.holder_tid = 0), 0) \
+                   FROM thread_time AS t";
+        let mut statement = self.db.prepare(sql).unwrap();
+        let rows = statement.query_map([], |row| {
+            Ok(ThreadTime {
+                pid: row.get(0)?,
+                tid: row.get(1)?,
+                lifetime: row.get(2)?,
+                on_cpu: row.get(3)?,
+                ready: row.get(4)?,
+                blocked: row.get(5)?,
+                throttled: row.get(6)?,
+                switches: row.get(7)?,
+                since: row.get(8)?,
+                idle: row.get(9)?,
+            })
+        });
+        rows.unwrap().map(Result::unwrap).collect()
+    }
+
+    /// Each thread's times add up to its life, and its rows to its times: nothing is lost.
+    pub fn check_sums(&self) {
+        let threads = self.thread_times();
+        for window in self.windows() {
+            let known = threads.iter().any(|t| (t.pid, t.tid) == (window.pid, window.tid));
+            assert!(known, "no time of {} ({}/{})", window.name, window.pid, window.tid);
+        }
+        for thread in &threads {
+            let sum = thread.on_cpu + thread.ready + thread.blocked;
+            assert!((sum - thread.lifetime).abs() * 1000 <= thread.lifetime, "times of {thread:?} do not add up");
+            assert!(thread.throttled <= thread.ready, "{thread:?}");
+            self.check_rows_of(thread);
+        }
+    }
+
+    fn check_rows_of(&self, thread: &ThreadTime) {
+        let of = |what: &str| {
+            let table = format!("FROM off_cpu WHERE pid = {} AND tid = {}", thread.pid, thread.tid);
+            self.number(&format!("SELECT {what} {table}"))
+        };
+        // The last switch, from which a thread does not come back, makes no row.
+        let rows = of("COALESCE(SUM(weight), 0)");
+        assert!((thread.switches - 1..=thread.switches).contains(&rows), "{rows} rows of {thread:?}");
+        // A burst may be stored thinned out; its rows stand for others and do not add up.
+        if of("MAX(weight)") > 1 {
+            return;
+        }
+        for (name, total) in [("ready_ns", thread.ready), ("blocked_ns", thread.blocked)] {
+            let rows = of(&format!("SUM({name})"));
+            assert!((rows - total).abs() * 1000 <= total + 10_000_000, "{name} of rows: {rows}, of {thread:?}");
+        }
+        let throttled = of("SUM(CASE WHEN reason = 'throttled' THEN ready_ns END)");
+        assert!((throttled - thread.throttled).abs() * 1000 <= thread.throttled + 10_000_000, "{throttled} {thread:?}");
+    }
+
+    /// Between a thread's own marks there are as many rows as the kernel counted switches, of each kind.
+    pub fn check_windows(&self) {
+        for window in self.windows() {
+            let rows = self.off_in(&window);
+            let blocked = rows.iter().filter(|row| row.blocked()).count() as i64;
+            let others = rows.len() as i64 - blocked;
+            assert_eq!((blocked, others), (window.voluntary, window.involuntary), "switches in {window:?}");
+            self.check_window_times(&window, rows.iter().map(|row| row.duration).sum());
+        }
+    }
+
+    fn check_window_times(&self, window: &Window, off: i64) {
+        let on_cpu = window.end - window.begin - off;
+        let (begin, end) = (window.begin - self.origin, window.end - self.origin);
+        let idle = self.number(&format!(
+            "SELECT SUM(duration_ns) FROM cpu_held WHERE pid = {} AND tid = {} AND holder_tid = 0 \
+             AND timestamp BETWEEN {begin} AND {end}",
+            window.pid, window.tid
+        ));
+        let slack = slack(window.voluntary + window.involuntary);
+        assert_between(on_cpu, window.cpu_ns, (idle, self.steal_ns), slack, &format!("on a CPU in {window:?}"));
+    }
+
+    /// Each thread's times are what the scheduler has in /proc/PID/task/TID/schedstat.
+    pub fn check_schedstat(&self) {
+        let threads = self.thread_times();
+        for life in self.lives() {
+            let found = threads.iter().find(|t| (t.pid, t.tid) == (life.pid, life.tid));
+            let thread = found.unwrap_or_else(|| panic!("no time of {life:?}"));
+            let (on_cpu, ready) = life.until.map_or((thread.on_cpu, thread.ready), |end| self.until(thread, end));
+            let slack = slack(thread.switches);
+            let Schedstat { on_cpu_ns, delay_ns } = life.counted;
+            let what = format!("{life:?} {thread:?}");
+            assert_between(on_cpu, on_cpu_ns, (thread.idle, self.steal_ns), slack, &format!("on a CPU: {what}"));
+            assert_between(ready, delay_ns, (0, thread.idle), slack, &format!("ready: {what}"));
+        }
+    }
+
+    /// A thread's time on a CPU and ready until a moment when it ran, by its rows.
+    fn until(&self, thread: &ThreadTime, end: i64) -> (i64, i64) {
+        let rows = self.off(thread.tid, self.origin + thread.since, end);
+        let away: i64 = rows.iter().map(|row| row.duration).sum();
+        let ready = rows.iter().map(|row| row.ready).sum();
+        (end - self.origin - thread.since - away, ready)
+    }
+}
+
+/// Insists on `truth` within 1 % and the slack, or a known amount `(less, more)` beyond it.
+///
+/// Waking a CPU that idles takes some 5 to 50 us, in which the thread is ready and does not run. The scheduler
+/// mostly reads no clock between the waking and the switch: it then counts that time as running, not as delay.
+/// The time that the hypervisor took, on the other hand, is not running for the scheduler, but passes on any clock.
+fn assert_between(got: i64, truth: i64, (less, more): (i64, i64), slack: i64, what: &str) {
+    let slack = slack + truth / 100;
+    assert!((truth - less - slack..=truth + more + slack).contains(&got), "{got} for {truth}: {what}");
+}
