@@ -59,3 +59,9 @@ static __always_inline __u64 user_ip(const struct pt_regs *regs)
 {
 	return regs->pc;
 }
+
+/* pthread_self() of a thread, give or take a constant. */
+static __always_inline __u64 thread_pointer_of(struct task_struct *task)
+{
+	return task->thread.uw.tp_value;
+}

@@ -71,3 +71,9 @@ static __always_inline __u64 user_ip(const struct pt_regs *regs)
 {
 	return regs->ip;
 }
+
+/* pthread_self() of a thread. */
+static __always_inline __u64 thread_pointer_of(struct task_struct *task)
+{
+	return task->thread.fsbase;
+}

@@ -4,7 +4,7 @@
 #pragma once
 
 static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid, __s32 ret, __u8 device,
-				 __u8 more_flags)
+				 __u8 more_flags, __u64 stack)
 {
 	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 
@@ -24,6 +24,7 @@ static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid
 	r->op = f->op;
 	r->device = device;
 	r->flags = f->flags | more_flags;
+	r->stack = stack;
 	/* gpuwhy empties the ring on a timer: a wake-up for each call would cost more than the call. */
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
@@ -251,6 +252,7 @@ static __always_inline int leave(struct pt_regs *ctx)
 	struct thread *t = bpf_task_storage_get(&threads, task, 0, 0);
 	__s32 ret = (__s32)PT_REGS_RC(ctx);
 	struct frame *f;
+	__u64 stack = 0;
 	__u32 depth;
 
 	if (!t || !t->depth)
@@ -267,8 +269,11 @@ static __always_inline int leave(struct pt_regs *ctx)
 		return 0;
 	t->depth = depth - 1;
 	read_at_return(t, f, depth > 1 ? frame_at(t, depth - 2) : NULL, task->tgid, ret != 0);
-	if (!(f->flags & FLAG_QUIET))
-		emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0);
+	if (f->flags & FLAG_QUIET)
+		return 0;
+	if (!(f->flags & FLAG_INNER))
+		stack = stack_of_call(&t->python, task, end_ns);
+	emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
 	return 0;
 }
 
@@ -291,7 +296,7 @@ static __always_inline void emit_unfinished(struct thread *t, __u32 tgid, __u32 
 			f->arg1 = 0;
 		if (shape == ALLOC_PITCH)
 			f->stream = 0;
-		emit(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED);
+		emit(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED, 0);
 	}
 	t->depth = 0;
 }

@@ -5,6 +5,7 @@
  *   decode.h    reading arguments            calls.h    entering and leaving a call
  *   watched.h   what is kept of threads      waits.h    what a thread waits for
  *   sched.h     running, ready, blocked      host.h     memory and I/O
+ *   python.h    CPython's frames             stacks.h   when they are read, and what is told of them
  *   programs_host.h  the programs on the kernel's tracepoints
  * Everything is inlined into few programs: below, three flavours of the same probe, for kernels from 6.13 (session),
  * 6.6 (multi) and 5.15 (plain), and the life of processes. */
@@ -24,6 +25,7 @@
 #include "cookie.h"
 #include "state.h"
 #include "decode.h"
+#include "stacks.h"
 #include "watched.h"
 #include "waits.h"
 #include "sched.h"
@@ -75,6 +77,8 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	struct watched *w;
 	__u64 now;
 
+	if (stacks && !is_thread)
+		inherit_python(parent_tgid, tgid);
 	follow = bpf_map_lookup_elem(&targets, &parent_tgid);
 	if (!all_processes && !is_thread && follow && bpf_map_update_elem(&targets, &tgid, &one, BPF_ANY))
 		count_loss(LOSS_MAP_FULL, NO_OP);
@@ -93,37 +97,34 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 
 /* A new program in an old process: nothing known of its threads holds any more. The thread that called exec goes on
  * under its process's number. */
-static __always_inline void watched_execs(struct task_struct *task, __u32 old_tid, __u64 now)
+static __always_inline void watched_execs(struct task_struct *task, __u64 now)
 {
 	struct watched *w = watched_of(task);
 
 	if (!w || host_end_ns)
 		return;
 	tell(OP_PROCESS_EXEC, now, now, task->tgid, task->pid, 0, 0, 0);
-	if (old_tid == task->pid)
+	w->python.tstate = 0;
+	if (w->tid == task->pid)
 		return;
-	emit_sums(w, task, now, SUMS_ENDED, old_tid);
-	w->since_ns = now;
+	w->on_cpu_ns += now - w->on_since_ns;
 	w->on_since_ns = now;
-	w->on_cpu_ns = 0;
-	w->ready_sum_ns = 0;
-	w->blocked_ns = 0;
-	w->throttled_ns = 0;
-	w->switches = 0;
-	w->page_allocations = 0;
-	w->page_bytes = 0;
+	renumber(w, task, now);
 }
 
 SEC("tp_btf/sched_process_exec")
 int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm *bprm)
 {
 	__u64 now = bpf_ktime_get_ns();
+	__u32 tgid = task->tgid;
 	struct thread *t;
 
 	if (!is_target(task->tgid))
 		return 0;
+	if (stacks)
+		bpf_map_delete_elem(&py_processes, &tgid);
 	if (host)
-		watched_execs(task, old_pid, now);
+		watched_execs(task, now);
 	t = bpf_task_storage_get(&threads, task, 0, all_processes ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t)
 		return 0;
@@ -133,6 +134,7 @@ int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm
 	t->chosen = false;
 	t->device = DEVICE_UNKNOWN;
 	t->born_ns = now;
+	t->python.tstate = 0;
 	emit_life(OP_EXEC, task, now);
 	return 0;
 }
@@ -163,6 +165,8 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	if (!t && !w && (all_processes || !bpf_map_lookup_elem(&targets, &tgid)))
 		return 0;
 	bpf_map_delete_elem(&targets, &tgid);
+	if (stacks)
+		bpf_map_delete_elem(&py_processes, &tgid);
 	emit_life(OP_EXIT, task, 0);
 	return 0;
 }

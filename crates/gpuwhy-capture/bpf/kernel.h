@@ -24,6 +24,8 @@ typedef _Bool bool;
 
 enum {
 	BPF_MAP_TYPE_HASH = 1,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
+	BPF_MAP_TYPE_LRU_HASH = 9,
 	BPF_MAP_TYPE_RINGBUF = 27,
 	BPF_MAP_TYPE_TASK_STORAGE = 29,
 };
@@ -68,8 +70,13 @@ struct rw_semaphore {
 	int unused;
 };
 
+struct percpu_counter {
+	__s64 count;
+};
+
 struct mm_struct {
 	struct rw_semaphore mmap_lock;
+	struct percpu_counter rss_stat[4]; /* pages of files, anonymous, in swap, shared; 6.2 */
 };
 
 struct file;
@@ -83,11 +90,22 @@ struct files_struct {
 	struct fdtable *fdt;
 };
 
+struct rq {
+	__u64 clock; /* ns, the scheduler's */
+};
+
 struct cfs_rq {
 	int throttle_count;
+	struct rq *rq;
+};
+
+struct sched_info {
+	unsigned long long run_delay; /* ns spent ready, so far */
+	unsigned long long last_queued; /* when it became ready, by the run queue's clock; 0: it is not */
 };
 
 struct sched_entity {
+	__u64 sum_exec_runtime; /* ns on a CPU, by the scheduler's clock */
 	struct cfs_rq *cfs_rq;
 };
 
@@ -97,7 +115,21 @@ struct thread_info {
 
 struct bpf_local_storage;
 
+/* Where the thread pointer is kept. */
+#if defined(__TARGET_ARCH_x86)
+struct thread_struct {
+	unsigned long fsbase;
+};
+#elif defined(__TARGET_ARCH_arm64)
+struct thread_struct {
+	struct {
+		unsigned long tp_value;
+	} uw;
+};
+#endif
+
 struct task_struct {
+	struct thread_struct thread;
 	struct thread_info thread_info;
 	unsigned int __state;
 	unsigned int flags;
@@ -107,6 +139,7 @@ struct task_struct {
 	int exit_code;
 	unsigned in_iowait : 1;
 	struct sched_entity se;
+	struct sched_info sched_info;
 	bool throttled; /* by a cgroup's quota, 6.18 */
 	struct mm_struct *mm;
 	struct task_struct *real_parent;

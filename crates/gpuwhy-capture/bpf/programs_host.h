@@ -169,10 +169,18 @@ int BPF_PROG(on_retransmit, const struct sock *sock)
 SEC("?tp_btf/mark_victim")
 int on_oom_kill(__u64 *ctx)
 {
-	__u32 tgid = oom_victim_is_task ? ((struct task_struct *)ctx[0])->tgid : (__u32)ctx[0];
-	__u64 now = bpf_ktime_get_ns();
+	__u64 now = bpf_ktime_get_ns(), resident = 0;
+	struct task_struct *victim;
+	__u32 tgid;
 
-	tell(OP_OOM_KILL, now, now, tgid, tgid, 0, 0, 0);
+	if (oom_victim_is_task) {
+		victim = (struct task_struct *)ctx[0];
+		tgid = victim->tgid;
+		resident = resident_pages(BPF_CORE_READ(victim, mm)) << page_shift;
+	} else {
+		tgid = (__u32)ctx[0];
+	}
+	tell(OP_OOM_KILL, now, now, tgid, tgid, resident, 0, 0);
 	return 0;
 }
 
@@ -181,6 +189,36 @@ SEC("?perf_event")
 int on_major_fault(struct bpf_perf_event_data *ctx)
 {
 	return major_fault_ends(ctx->addr);
+}
+
+/* On a timer of every CPU: who runs there, and in which line. */
+SEC("?perf_event")
+int on_sample(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct *current;
+	struct watched *w = watched_current(&current);
+	struct record *r;
+	__u64 now, stack;
+
+	if (!w)
+		return 0;
+	now = bpf_ktime_get_ns();
+	stack = stack_of_moment(&w->python, current, now);
+	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+	if (!r) {
+		count_loss(LOSS_RING_FULL, kernel_ops + OP_CPU_SAMPLE);
+		return 0;
+	}
+	__builtin_memset(r, 0, sizeof(*r));
+	r->start_ns = now;
+	r->duration_ns = ctx->sample_period; /* what it stands for */
+	r->tgid = current->tgid;
+	r->tid = current->pid;
+	r->op = kernel_ops + OP_CPU_SAMPLE;
+	r->device = DEVICE_UNKNOWN;
+	r->stack = stack;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	return 0;
 }
 
 /* Run once targets are chosen: begins to watch the threads they have, and their children's. Run again until it
@@ -232,6 +270,8 @@ int report_threads(struct bpf_iter__task *ctx)
 	now = host_end_ns ? host_end_ns : bpf_ktime_get_ns();
 	if (w->state == STATE_UNKNOWN || w->state == STATE_ENDED || now < w->since_ns)
 		return 0;
+	if (host_end_ns && w->state != STATE_RUNNING)
+		w->switches++; /* the one it does not come back from */
 	emit_sums(w, task, now, sched ? 0 : SUMS_NO_TIMES, task->pid);
 	if (!host_end_ns || !sched)
 		return 0;

@@ -40,6 +40,25 @@ static __always_inline bool is_throttled(struct task_struct *task)
 	return false;
 }
 
+/* How long a thread that is about to run was ready, as the scheduler has it. */
+static __always_inline __u64 queued_for(struct task_struct *task)
+{
+	__u64 since, now;
+
+	if (!bpf_core_field_exists(task->sched_info.last_queued))
+		return 0;
+	since = task->sched_info.last_queued;
+	now = BPF_CORE_READ(task, se.cfs_rq, rq, clock);
+	return since && since < now ? now - since : 0;
+}
+
+static __always_inline void note_figures(struct watched *w, struct task_struct *task)
+{
+	w->exec_ns = task->se.sum_exec_runtime;
+	if (bpf_core_field_exists(task->sched_info.run_delay))
+		w->delay_ns = task->sched_info.run_delay;
+}
+
 static __always_inline void copy_comm(char *to, struct task_struct *task)
 {
 	__builtin_memcpy(to, task->comm, 16);
@@ -74,6 +93,7 @@ static __always_inline void emit_sums(struct watched *w, struct task_struct *tas
 	r->tid = tid;
 	r->flags = flags;
 	r->unused = 0;
+	r->unused2 = 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
@@ -110,6 +130,7 @@ static __always_inline bool emit_off(struct watched *w, struct task_struct *task
 	r->ready_ns = ready;
 	r->object = w->object;
 	r->timeout_ns = w->timeout_ns;
+	r->stack = w->stack;
 	r->tgid = task->tgid;
 	r->tid = task->pid;
 	r->waker_tgid = w->waker_tgid;
@@ -187,12 +208,13 @@ static __always_inline void leave_cpu(struct watched *w, struct task_struct *tas
 		w->on_cpu_ns += now - w->since_ns;
 	w->out_ns = now;
 	w->left_cpu = cpu;
-	w->switches++;
+	note_figures(w, task);
 	if (state & TASK_DEAD) {
 		w->state = STATE_ENDED;
 		emit_sums(w, task, now, SUMS_ENDED, task->pid);
 		return;
 	}
+	w->stack = stack_of_moment(&w->python, task, now);
 	regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	if (preempt || !state) {
 		forget_wait(w);
@@ -218,6 +240,25 @@ static __always_inline void leave_cpu(struct watched *w, struct task_struct *tas
 	describe_wait(w, task, regs, true, now);
 }
 
+/* The sums so far are those of the number the thread had until `at`. */
+static __always_inline void renumber(struct watched *w, struct task_struct *task, __u64 at)
+{
+	__u8 state = w->state;
+
+	w->state = STATE_UNKNOWN; /* whatever is under way goes to the new number */
+	emit_sums(w, task, at, SUMS_ENDED, w->tid);
+	w->state = state;
+	w->tid = task->pid;
+	w->since_ns = at;
+	w->on_cpu_ns = 0;
+	w->ready_sum_ns = 0;
+	w->blocked_ns = 0;
+	w->throttled_ns = 0;
+	w->switches = 0;
+	w->page_allocations = 0;
+	w->page_bytes = 0;
+}
+
 /* A traced thread gets a CPU. `holder`, if any, had it since `since` while somebody traced waited. Returns whether
  * that was told. */
 static __always_inline bool take_cpu(struct watched *w, struct task_struct *task, __u64 now, __u32 cpu,
@@ -226,12 +267,22 @@ static __always_inline bool take_cpu(struct watched *w, struct task_struct *task
 	bool told = false;
 	__u64 ready;
 
+	if (w->tid != task->pid)
+		renumber(w, task, w->state == STATE_RUNNING ? w->on_since_ns : w->out_ns);
 	if (w->state == STATE_UNKNOWN) { /* adopted while it was off, and not understood then */
 		w->blocked_ns += now - w->since_ns;
+	} else if (w->state == STATE_RUNNING) { /* its leaving was not told: see found_running */
+		ready = task->se.sum_exec_runtime - w->exec_ns;
+		if (ready > now - w->on_since_ns)
+			ready = now - w->on_since_ns;
+		w->on_cpu_ns += ready;
+		w->blocked_ns += now - w->on_since_ns - ready;
 	} else {
-		/* Without a wake-up seen (it came before the thread was adopted), it was blocked until now. */
-		if (w->state != STATE_READY)
-			w->ready_ns = now;
+		/* No wake-up was seen: it came before the thread was adopted, or from where nothing is seen. */
+		if (w->state != STATE_READY) {
+			ready = queued_for(task);
+			w->ready_ns = ready < now - w->out_ns ? now - ready : now;
+		}
 		ready = now - w->ready_ns;
 		w->blocked_ns += w->ready_ns - w->out_ns;
 		w->ready_sum_ns += ready;
@@ -239,6 +290,7 @@ static __always_inline bool take_cpu(struct watched *w, struct task_struct *task
 			w->throttled_ns += ready;
 		if (waits_for_cpu(w))
 			__sync_fetch_and_add(&cpu_at(w->cpu)->waiting, -1);
+		w->switches++;
 		told = emit_off(w, task, now, cpu, ready, holder, since, 0);
 	}
 	w->state = STATE_RUNNING;
@@ -247,13 +299,31 @@ static __always_inline bool take_cpu(struct watched *w, struct task_struct *task
 	return told;
 }
 
+/* A thread leaves a CPU that it was not seen to get. Some machines do not let everybody be seen: a switch away from
+ * a task that is hidden is told to nobody. When it got the CPU follows from how long the scheduler says it ran. */
+static __always_inline void found_running(struct watched *w, struct task_struct *task, __u64 now, __u32 cpu)
+{
+	__u64 from = w->state == STATE_READY ? w->ready_ns : w->out_ns;
+	__u64 ran = task->se.sum_exec_runtime - w->exec_ns, ready = 0, at;
+
+	at = ran < now - from ? now - ran : from;
+	if (w->state == STATE_BLOCKED) {
+		if (bpf_core_field_exists(task->sched_info.run_delay))
+			ready = task->sched_info.run_delay - w->delay_ns;
+		w->ready_ns = ready < at - w->out_ns ? at - ready : w->out_ns;
+		w->state = STATE_READY;
+		begin_waiting_for(w, cpu, w->ready_ns);
+	}
+	take_cpu(w, task, at, cpu, NULL, 0);
+}
+
 static __always_inline int switched(struct task_struct *prev, struct task_struct *next, bool preempt, __u32 state)
 {
 	__u64 now = bpf_ktime_get_ns(), since;
 	__u32 cpu = bpf_get_smp_processor_id(), wanted;
 	struct cpu_state *c = cpu_at(cpu);
 	struct task_struct *holder;
-	struct watched *w;
+	struct watched *w, *p;
 
 	since = c->since_ns;
 	c->since_ns = now;
@@ -261,6 +331,13 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
 		return 0;
 	wanted = c->wanted;
 	c->wanted = 0;
+	p = watched_of(prev);
+	if (p) {
+		if (p->state == STATE_READY || p->state == STATE_BLOCKED)
+			found_running(p, prev, now, cpu);
+		if (p->state == STATE_RUNNING)
+			since = p->on_since_ns;
+	}
 	/* Whoever ran while a traced thread waited here is told of, in that thread's record if it is next. The idle task
 	 * holds nobody back. */
 	holder = wanted && since && prev->pid ? prev : NULL;
@@ -269,9 +346,8 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
 		holder = NULL;
 	if (holder)
 		emit_run(holder, since, now, cpu);
-	w = watched_of(prev);
-	if (w)
-		leave_cpu(w, prev, now, cpu, preempt, state);
+	if (p)
+		leave_cpu(p, prev, now, cpu, preempt, state);
 	if (c->waiting)
 		c->wanted = 1;
 	return 0;
@@ -391,6 +467,7 @@ static __always_inline void adopt(struct task_struct *task, __u64 now)
 
 	if (!w || w->state != STATE_UNKNOWN || w->out_ns)
 		return;
+	note_figures(w, task);
 	if (task->on_cpu) {
 		w->on_since_ns = now;
 		w->state = STATE_RUNNING;

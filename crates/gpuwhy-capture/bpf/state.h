@@ -54,6 +54,7 @@ enum kernel_op {
 	OP_DIRECT_RECLAIM = 9,
 	OP_COMPACTION = 10,
 	OP_MMAP_LOCK = 11,
+	OP_CPU_SAMPLE = 12,
 };
 
 /* One record in the ring. Times are CLOCK_MONOTONIC ns. */
@@ -69,6 +70,14 @@ struct record {
 	__u16 op;
 	__u8 device;
 	__u8 flags;
+	__u64 stack; /* number of the Python stack, 0 for none */
+};
+
+/* What is remembered of a thread's Python. */
+struct py_memory {
+	__u64 tstate;
+	__u64 retry_ns; /* not before this is it looked for again */
+	__u64 pause_ns; /* doubled each time in vain */
 };
 
 /* A call that has been entered and not yet left. */
@@ -89,6 +98,7 @@ struct thread {
 	/* Return addresses already looked up, and whose they are. */
 	__u64 caller[CALLER_CACHE];
 	__u8 caller_is[CALLER_CACHE];
+	struct py_memory python;
 	/* When the thread, or the program it now runs, began. */
 	__u64 born_ns;
 	__u32 depth;

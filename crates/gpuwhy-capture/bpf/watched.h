@@ -64,6 +64,7 @@ struct off_record {
 	__u64 ready_ns;
 	__u64 object;
 	__u64 timeout_ns;
+	__u64 stack;
 	__u64 holder_since_ns;
 	char holder_comm[16];
 	__u32 holder_tgid;
@@ -125,6 +126,7 @@ struct sums_record {
 	__u32 tid;
 	__u32 flags;
 	__u32 unused;
+	__u64 unused2; /* no other record is of this size */
 };
 
 enum state {
@@ -138,6 +140,10 @@ enum state {
 struct watched {
 	/* Running: since when. */
 	__u64 on_since_ns;
+	/* The scheduler's own figures of its time on a CPU and ready, when it last left one. */
+	__u64 exec_ns;
+	__u64 delay_ns;
+	__u32 tid; /* changes when a thread other than the first execs */
 	/* Off: since when, since when ready, since when ready on the CPU it waits for now. */
 	__u64 out_ns;
 	__u64 ready_ns;
@@ -145,6 +151,7 @@ struct watched {
 	/* What it waits for, as in off_record. */
 	__u64 object;
 	__u64 timeout_ns;
+	__u64 stack;
 	__u32 file;
 	__u32 waker_tgid;
 	__u32 waker_tid;
@@ -173,6 +180,7 @@ struct watched {
 	__u64 lock_ns;
 	__u64 reclaim_ns;
 	__u64 compact_ns;
+	struct py_memory python;
 };
 
 /* What interrupts a CPU is in, by bits. */
@@ -239,6 +247,7 @@ static __always_inline struct watched *watch(struct task_struct *task, __u64 now
 	if (!w->since_ns) {
 		w->since_ns = now;
 		w->born_ns = task->start_time;
+		w->tid = task->pid;
 	}
 	return w;
 }
@@ -264,5 +273,6 @@ static __always_inline void tell(__u32 op, __u64 start_ns, __u64 end_ns, __u32 t
 	r->op = kernel_ops + op;
 	r->device = DEVICE_UNKNOWN;
 	r->flags = FLAG_ARG0 | FLAG_ARG1;
+	r->stack = 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }

@@ -64,7 +64,20 @@ mod tests {
     fn call(function: &str, pid: u32) -> Call {
         let op = ops::by_function(function).unwrap().id;
         let (start_ns, duration_ns, tid, device, stream, arg0, arg1, ret) = (1, 1, 1, None, None, None, None, 0);
-        Call { start_ns, duration_ns, pid, tid, op, device, stream, arg0, arg1, ret, flags: CallFlags::default() }
+        Call {
+            start_ns,
+            duration_ns,
+            pid,
+            tid,
+            op,
+            device,
+            stream,
+            arg0,
+            arg1,
+            ret,
+            flags: CallFlags::default(),
+            stack: None,
+        }
     }
 
     #[test]

@@ -10,11 +10,13 @@ use crate::host_record::{self, HostRecord};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::MapWatch;
 use crate::process;
-use crate::programs::{Flavour, LoadOptions, Programs};
+use crate::programs::{Flavour, LoadOptions, Programs, StackOutcomes};
+use crate::python::{self, PythonRecord, Pythons};
 use crate::record::{self, Life, LifeEvent, Record};
 use crate::sockets::Sockets;
 use gpuwhy_model::ops::{self, KernelOp, kernel_op};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, Op, OpId, ThreadSums};
+use gpuwhy_stacks::Stack;
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -48,6 +50,8 @@ pub struct Options {
     pub ring_bytes: u32,
     /// What to record of the host's side.
     pub host: HostOptions,
+    /// Whether to read Python stacks.
+    pub stacks: bool,
 }
 
 impl Default for Options {
@@ -59,6 +63,7 @@ impl Default for Options {
             find_callers: true,
             ring_bytes: 16 << 20,
             host: HostOptions::ALL,
+            stacks: true,
         }
     }
 }
@@ -78,6 +83,9 @@ pub struct Batch {
     pub moved: Vec<MovedWait>,
     /// Threads' sums so far.
     pub sums: Vec<ThreadSums>,
+    /// Stacks seen for the first time, by the id that calls and times off the CPU have.
+    pub stacks: Vec<(u64, Stack)>,
+    python: Vec<PythonRecord>,
     /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
     unsettled: Vec<(Call, u64)>,
     /// Ring records this version does not understand (there should be none).
@@ -86,6 +94,13 @@ pub struct Batch {
 
 impl Batch {
     fn take_record(&mut self, bytes: &[u8]) {
+        if python::is_python(bytes) {
+            match python::parse(bytes) {
+                Some(record) => self.python.push(record),
+                None => self.unknown += 1,
+            }
+            return;
+        }
         match record::parse(bytes) {
             Some(Record::Call(call)) => self.calls.push(call),
             Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
@@ -126,6 +141,8 @@ impl Batch {
         self.runs.clear();
         self.moved.clear();
         self.sums.clear();
+        self.stacks.clear();
+        self.python.clear();
         self.unknown = 0;
     }
 }
@@ -148,6 +165,8 @@ pub struct Capture {
     /// Traced processes that are alive, as far as known.
     processes: BTreeSet<u32>,
     sockets: Sockets,
+    pythons: Option<Pythons>,
+    began_ns: u64,
     warnings: Vec<String>,
 }
 
@@ -169,6 +188,7 @@ impl Capture {
             find_callers: options.find_callers,
             ring_bytes: options.ring_bytes,
             host: options.host,
+            stacks: options.stacks,
         };
         let programs = Programs::load(load, options.flavour)?;
         let inbox = Rc::new(RefCell::new(Batch::default()));
@@ -187,6 +207,8 @@ impl Capture {
             used_cuda: HashSet::new(),
             processes: BTreeSet::new(),
             sockets: Sockets::default(),
+            pythons: options.stacks.then(Pythons::default),
+            began_ns: now_ns(),
             warnings: Vec::new(),
         };
         capture.warnings.append(&mut capture.programs.warnings);
@@ -197,6 +219,10 @@ impl Capture {
         }
         capture.attach_existing(&pids)?;
         capture.adopt_threads();
+        for pid in capture.processes.clone() {
+            capture.expect_python(pid);
+        }
+        capture.look_for_python();
         Ok(capture)
     }
 
@@ -205,6 +231,33 @@ impl Capture {
         if let Err(error) = self.programs.adopt_threads() {
             self.warnings.push(format!("threads that existed before the trace are not followed: {error}"));
         }
+    }
+
+    fn expect_python(&mut self, pid: u32) {
+        if let Some(pythons) = &mut self.pythons {
+            pythons.expect(pid);
+        }
+    }
+
+    /// Tells the kernel where newly found interpreters keep their frames.
+    fn look_for_python(&mut self) {
+        let Some(pythons) = &mut self.pythons else { return };
+        for (pid, process) in pythons.look() {
+            if let Err(error) = self.programs.set_python(pid, process.as_bytes()) {
+                self.warnings.push(format!("Python stacks of process {pid} cannot be read: {error}"));
+            }
+        }
+        self.warnings.append(&mut pythons.warnings);
+    }
+
+    /// When the programs were loaded and looking for targets began, `CLOCK_MONOTONIC` ns: no record is older.
+    pub fn began_ns(&self) -> u64 {
+        self.began_ns
+    }
+
+    /// What came of looking for Python stacks.
+    pub fn stack_outcomes(&self) -> StackOutcomes {
+        self.programs.stack_outcomes()
     }
 
     /// Some deadlines are on the wall clock, which may be set while tracing.
@@ -391,6 +444,7 @@ impl Capture {
 
     /// Attaches to libraries mapped since the last time.
     pub fn follow_mappings(&mut self) {
+        self.look_for_python();
         let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
         let mut pids: Vec<u32> = news.mappings.iter().map(|m| m.pid).collect();
         if news.lost > 0 {
@@ -417,30 +471,57 @@ impl Capture {
             self.follow_life(life);
         }
         self.find_owners(&mut batch.calls);
+        self.name_stacks(batch);
         if batch.unknown > 0 {
             self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
         }
         taken > 0
     }
 
+    /// Puts stacks into words, and ids into events in place of the kernel's numbers.
+    fn name_stacks(&mut self, batch: &mut Batch) {
+        let Some(pythons) = &mut self.pythons else { return };
+        for record in batch.python.drain(..) {
+            batch.stacks.extend(pythons.take(record));
+        }
+        let calls = batch.calls.iter_mut().map(|call| &mut call.stack);
+        for stack in calls.chain(batch.off.iter_mut().map(|off| &mut off.stack)) {
+            *stack = stack.and_then(|key| pythons.id_of(key));
+        }
+    }
+
     fn follow_life(&mut self, life: &Life) {
         match life.event {
             LifeEvent::Fork => {
                 self.processes.insert(life.pid);
+                if let Some(pythons) = &mut self.pythons {
+                    pythons.forked(life.parent, life.pid);
+                }
             }
             LifeEvent::FirstCall => {
                 self.used_cuda.insert(life.pid);
                 // When everybody who uses CUDA is traced, this is how a process is known to; its other threads and its
                 // children are found now.
-                if self.processes.insert(life.pid) && self.all_processes && self.programs.add_target(life.pid).is_ok() {
+                if self.processes.insert(life.pid) {
+                    self.expect_python(life.pid);
+                } else {
+                    return;
+                }
+                if self.all_processes && self.programs.add_target(life.pid).is_ok() {
                     self.adopt_threads();
                     self.processes.extend(process::descendants(life.pid));
                 }
             }
-            LifeEvent::Exec => self.callers.forget_process(life.pid),
+            LifeEvent::Exec => {
+                self.callers.forget_process(life.pid);
+                self.expect_python(life.pid);
+            }
             LifeEvent::Exit => {
                 self.callers.forget_process(life.pid);
                 self.processes.remove(&life.pid);
+                if let Some(pythons) = &mut self.pythons {
+                    pythons.ended(life.pid);
+                }
                 // Looking through every live allocation is worth it only for processes that may have some.
                 if self.used_cuda.remove(&life.pid) {
                     self.programs.forget_process(life.pid);

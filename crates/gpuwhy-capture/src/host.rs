@@ -16,17 +16,22 @@ pub struct HostOptions {
     pub memory: bool,
     /// Disk requests and TCP retransmits.
     pub io: bool,
+    /// Samples of who runs, [`SAMPLE_NS`] apart.
+    pub cpu_samples: bool,
 }
+
+/// Time between two samples of a CPU, ns: 49 a second, so as not to march in step with anything.
+pub const SAMPLE_NS: u64 = 1_000_000_000 / 49;
 
 impl HostOptions {
     /// Everything.
-    pub const ALL: Self = Self { sched: true, memory: true, io: true };
+    pub const ALL: Self = Self { sched: true, memory: true, io: true, cpu_samples: true };
     /// Nothing: CUDA calls only.
-    pub const NONE: Self = Self { sched: false, memory: false, io: false };
+    pub const NONE: Self = Self { sched: false, memory: false, io: false, cpu_samples: false };
 
     /// Whether anything is wanted.
     pub fn any(self) -> bool {
-        self.sched || self.memory || self.io
+        self.sched || self.memory || self.io || self.cpu_samples
     }
 }
 
@@ -96,6 +101,7 @@ pub(crate) fn choose(progs: &mut OpenGpuwhyProgs<'_>, options: HostOptions, feat
         program.set_autoload(is_wanted(options, features, tracepoint, part));
     }
     progs.on_major_fault.set_autoload(options.memory);
+    progs.on_sample.set_autoload(options.cpu_samples);
     progs.adopt_threads.set_autoload(options.any());
     progs.report_threads.set_autoload(options.any());
 }
@@ -115,21 +121,27 @@ pub(crate) fn attach(
         }
     }
     if options.memory {
-        match attach_to_major_faults(&progs.on_major_fault) {
+        match attach_to_event(&progs.on_major_fault, perf::MAJOR_FAULTS, 1) {
             Ok(more) => links.extend(more),
             Err(error) => warnings.push(format!("page faults that need the disk are not recorded: {error}")),
+        }
+    }
+    if options.cpu_samples {
+        match attach_to_event(&progs.on_sample, perf::CPU_CLOCK, SAMPLE_NS) {
+            Ok(more) => links.extend(more),
+            Err(error) => warnings.push(format!("running threads are not sampled: {error}")),
         }
     }
     Ok((links, warnings))
 }
 
-/// A software event of each CPU that fires at every major fault, as the kernel counts them.
-fn attach_to_major_faults(program: &ProgramMut<'_>) -> Result<Vec<Link>, String> {
+/// A software event of each CPU, which fires every `period` of what it counts.
+fn attach_to_event(program: &ProgramMut<'_>, config: u64, period: u64) -> Result<Vec<Link>, String> {
     let attr = PerfEventAttr {
         kind: perf::SOFTWARE,
         size: size_of::<PerfEventAttr>() as u32,
-        config: perf::MAJOR_FAULTS,
-        sample_period: 1,
+        config,
+        sample_period: period,
         ..Default::default()
     };
     let events = perf::on_every_cpu(|cpu| perf::open(&attr, cpu)).map_err(|e| e.to_string())?;

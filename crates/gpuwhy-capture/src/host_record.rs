@@ -3,10 +3,10 @@
 
 use gpuwhy_model::{CpuRun, MovedWait, OffCpu, Reason, ThreadSums, Wait, WokenBy};
 
-const OFF: usize = 104;
+const OFF: usize = 112;
 const RUN: usize = 48;
 const MOVED: usize = 32;
-const SUMS: usize = 112;
+const SUMS: usize = 120;
 const OFF_IO_WAIT: u8 = 1;
 const OFF_UNFINISHED: u8 = 2;
 const OFF_TIMEOUT: u8 = 4;
@@ -79,7 +79,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<HostRecord> {
 }
 
 fn off(fields: &Fields<'_>) -> Option<HostRecord> {
-    let flags = fields.byte(101);
+    let flags = fields.byte(109);
     let (start_ns, duration_ns) = (fields.word(0), fields.word(8));
     let off = OffCpu {
         start_ns,
@@ -87,27 +87,28 @@ fn off(fields: &Fields<'_>) -> Option<HostRecord> {
         ready_ns: fields.word(16),
         object: fields.word(24),
         timeout_ns: (flags & OFF_TIMEOUT != 0).then(|| fields.word(32)),
-        pid: fields.half(72),
-        tid: fields.half(76),
-        waker_pid: fields.half(80),
-        waker_tid: fields.half(84),
-        file: fields.half(88),
-        left_cpu: fields.quarter(92),
-        cpu: fields.quarter(94),
-        syscall: Some(fields.quarter(96)).filter(|number| number.cast_signed() >= 0),
-        reason: Reason::from_number(fields.byte(98))?,
-        wait: Wait::from_number(fields.byte(99))?,
-        woken_by: WokenBy::from_number(fields.byte(100))?,
+        pid: fields.half(80),
+        tid: fields.half(84),
+        waker_pid: fields.half(88),
+        waker_tid: fields.half(92),
+        file: fields.half(96),
+        left_cpu: fields.quarter(100),
+        cpu: fields.quarter(102),
+        syscall: Some(fields.quarter(104)).filter(|number| number.cast_signed() >= 0),
+        reason: Reason::from_number(fields.byte(106))?,
+        wait: Wait::from_number(fields.byte(107))?,
+        woken_by: WokenBy::from_number(fields.byte(108))?,
         io_wait: flags & OFF_IO_WAIT != 0,
         unfinished: flags & OFF_UNFINISHED != 0,
+        stack: Some(fields.word(40)).filter(|stack| *stack != 0),
     };
-    let since_ns = fields.word(40);
+    let since_ns = fields.word(48);
     let holder = (flags & OFF_HOLDER != 0).then(|| CpuRun {
         start_ns: since_ns,
         duration_ns: start_ns.wrapping_add(duration_ns).saturating_sub(since_ns),
-        name: fields.bytes(48),
-        pid: fields.half(64),
-        tid: fields.half(68),
+        name: fields.bytes(56),
+        pid: fields.half(72),
+        tid: fields.half(76),
         cpu: off.cpu,
     });
     Some(HostRecord::Off(off, holder))
@@ -140,29 +141,29 @@ mod tests {
     #[test]
     fn a_time_off_cpu_names_its_holder() {
         let mut bytes = [0u8; OFF];
-        for (at, value) in [(0, 1_000u64), (8, 500), (16, 200), (24, 0xabc), (32, 5_000_000), (40, 900)] {
+        for (at, value) in [(0, 1_000u64), (8, 500), (16, 200), (24, 0xabc), (32, 5_000_000), (48, 900), (40, 77)] {
             bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
         }
-        bytes[48..55].copy_from_slice(b"stress\0");
-        for (at, value) in [(64, 7u32), (68, 8), (72, 1), (76, 2), (80, 3), (84, 4), (88, 0xef53)] {
+        bytes[56..63].copy_from_slice(b"stress\0");
+        for (at, value) in [(72, 7u32), (76, 8), (80, 1), (84, 2), (88, 3), (92, 4), (96, 0xef53)] {
             bytes[at..at + 4].copy_from_slice(&value.to_ne_bytes());
         }
-        for (at, value) in [(92, 5u16), (94, 6), (96, 0xffff)] {
+        for (at, value) in [(100, 5u16), (102, 6), (104, 0xffff)] {
             bytes[at..at + 2].copy_from_slice(&value.to_ne_bytes());
         }
-        bytes[98] = Reason::Uninterruptible as u8;
-        bytes[99] = Wait::File as u8;
-        bytes[100] = WokenBy::Disk as u8;
-        bytes[101] = OFF_IO_WAIT | OFF_HOLDER;
+        bytes[106] = Reason::Uninterruptible as u8;
+        bytes[107] = Wait::File as u8;
+        bytes[108] = WokenBy::Disk as u8;
+        bytes[109] = OFF_IO_WAIT | OFF_HOLDER;
         let Some(HostRecord::Off(off, Some(run))) = parse(&bytes) else { panic!() };
         assert_eq!((off.start_ns, off.duration_ns, off.ready_ns, off.object), (1_000, 500, 200, 0xabc));
         assert_eq!((off.pid, off.tid, off.waker_pid, off.waker_tid, off.file), (1, 2, 3, 4, 0xef53));
         assert_eq!((off.left_cpu, off.cpu, off.syscall, off.timeout_ns), (5, 6, None, None));
         assert_eq!((off.reason, off.wait, off.woken_by), (Reason::Uninterruptible, Wait::File, WokenBy::Disk));
-        assert!(off.io_wait && !off.unfinished);
+        assert!(off.io_wait && !off.unfinished && off.stack == Some(77));
         assert_eq!((run.start_ns, run.duration_ns, run.pid, run.tid, run.cpu), (900, 600, 7, 8, 6));
         assert_eq!(&run.name[..7], b"stress\0");
-        bytes[98] = 77;
+        bytes[106] = 77;
         assert_eq!(parse(&bytes), None, "a reason of a newer version is not guessed at");
         assert_eq!(parse(&bytes[..100]), None);
     }

@@ -7,6 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 const FD_CLOEXEC: libc::c_ulong = 8;
 /// PERF_TYPE_SOFTWARE.
 pub(crate) const SOFTWARE: u32 = 1;
+/// PERF_COUNT_SW_CPU_CLOCK: a timer, in ns.
+pub(crate) const CPU_CLOCK: u64 = 0;
 /// PERF_COUNT_SW_PAGE_FAULTS_MAJ.
 pub(crate) const MAJOR_FAULTS: u64 = 6;
 /// PERF_COUNT_SW_DUMMY: counts nothing, for records that come on the side.

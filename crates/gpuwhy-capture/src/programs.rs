@@ -54,6 +54,22 @@ pub(crate) struct LoadOptions {
     pub(crate) find_callers: bool,
     pub(crate) ring_bytes: u32,
     pub(crate) host: HostOptions,
+    pub(crate) stacks: bool,
+}
+
+/// What came of looking for Python stacks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StackOutcomes {
+    /// Different call sites whose stack was read.
+    pub found: u64,
+    /// Looks at threads that were running no Python (one each 20 ms at most).
+    pub no_state: u64,
+    /// Stacks read in part, because a page was not in memory or no frame was where one should be.
+    pub unreadable: u64,
+    /// Stacks with more frames than are kept.
+    pub truncated: u64,
+    /// Stacks that could not be passed on, because the ring was full.
+    pub not_sent: u64,
 }
 
 /// The loaded programs and their maps.
@@ -171,6 +187,23 @@ impl Programs {
         if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
             // SAFETY: as in `set_ready`.
             unsafe { std::ptr::write_volatile(&raw mut bss.realtime_offset_ns, offset_ns) };
+        }
+    }
+
+    /// Says where a process's Python keeps its frames.
+    pub(crate) fn set_python(&self, pid: u32, process: &[u8]) -> libbpf_rs::Result<()> {
+        self.skel.maps.py_processes.update(&pid.to_ne_bytes(), process, MapFlags::ANY)
+    }
+
+    /// What came of looking for Python stacks; see `enum stack_outcome` in bpf/stacks.h.
+    pub(crate) fn stack_outcomes(&self) -> StackOutcomes {
+        let counts = self.skel.maps.bss_data.as_deref().map_or([0; 5], |bss| bss.stack_outcomes);
+        StackOutcomes {
+            found: counts[0],
+            no_state: counts[1],
+            unreadable: counts[2],
+            truncated: counts[3],
+            not_sent: counts[4],
         }
     }
 
@@ -334,6 +367,7 @@ fn configure(
         rodata.find_callers = options.find_callers;
         rodata.own_tgid = std::process::id();
         rodata.kernel_ops = u32::from(kernel_op(KernelOp::SchedSwitch).0);
+        rodata.stacks = options.stacks;
         rodata.host = options.host.any();
         rodata.sched = options.host.sched;
         rodata.switch_shape = features.switch_shape;

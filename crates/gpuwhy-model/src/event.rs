@@ -30,6 +30,8 @@ pub struct Call {
     pub ret: i32,
     /// What is special about it.
     pub flags: CallFlags,
+    /// The stack it was made from. As captured, the kernel's number of it; once its frames are named, the id of those.
+    pub stack: Option<u64>,
 }
 
 /// What is special about a call.

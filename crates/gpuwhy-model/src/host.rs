@@ -159,6 +159,8 @@ pub struct OffCpu {
     pub cpu: u16,
     /// The trace ended before it ran again.
     pub unfinished: bool,
+    /// The stack it left from, as [`crate::Call::stack`].
+    pub stack: Option<u64>,
 }
 
 /// Somebody, traced or not, running on a CPU for which a traced thread waited at some time meanwhile.

@@ -470,6 +470,8 @@ pub enum KernelOp {
     Compaction,
     /// A thread waited for the lock of its address space.
     MmapLock,
+    /// A look at who runs, 49 times a second on each CPU.
+    CpuSample,
 }
 
 const fn told(arg0: &'static str, arg1: &'static str) -> Decode {
@@ -484,7 +486,7 @@ const KERNEL: &[(Class, &[Row])] = &[
             f("process_fork", told("the new process", "")),
             f("process_exec", told("", "")),
             f("process_exit", told("exit code", "signal that ended it, or 0")),
-            f("oom_kill", told("", "")),
+            f("oom_kill", told("bytes", "")),
         ],
     ),
     (Class::Io, &[f("block_io", told("bytes", "device (major × 2^20 + minor), plus 2^32 for writes"))]),
@@ -494,6 +496,7 @@ const KERNEL: &[(Class, &[Row])] = &[
         Class::HostMemory,
         &[f("direct_reclaim", told("bytes", "")), f("compaction", told("", "")), f("mmap_lock", told("", ""))],
     ),
+    (Class::Sched, &[f("cpu_sample", told("", ""))]),
 ];
 
 /// The id of something the kernel tells. The CUDA functions come before all of those.
@@ -625,6 +628,7 @@ mod tests {
             (KernelOp::BlockIo, "block_io"),
             (KernelOp::TcpRetransmit, "tcp_retransmit"),
             (KernelOp::MmapLock, "mmap_lock"),
+            (KernelOp::CpuSample, "cpu_sample"),
         ] {
             assert_eq!(kernel_op(op).get().unwrap().name, name);
             assert!(!kernel_op(op).is_cuda());

@@ -153,6 +153,7 @@ mod tests {
             arg1: None,
             ret: 0,
             flags: CallFlags::default(),
+            stack: None,
         }
     }
 

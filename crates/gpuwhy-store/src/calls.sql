@@ -24,7 +24,7 @@ SELECT
     END AS TEXT) AS direction,
     CAST(CASE WHEN x.flags & 2 = 0 THEN x.ret END AS INTEGER) AS ret,
     CAST(COALESCE(c.weight, 1) AS INTEGER) AS weight,
-    c.stack AS stack_id,
+    x.stack AS stack_id,
     CAST((x.flags >> 1) & 1 AS INTEGER) AS unfinished,
     CAST(NULL AS TEXT) AS reason,
     CAST(NULL AS TEXT) AS wait,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Interning of what repeats: of calls thread, op, device, stream, return code and flags.
+//! Interning of what repeats: of calls thread, op, device, stream, return code, flags and stack.
 
 use crate::hash::FastMap;
 use crate::schema;
@@ -64,6 +64,7 @@ struct Key {
     op: u16,
     device: Option<u8>,
     flags: u8,
+    stack: Option<u64>,
 }
 
 /// The contexts of calls already in the file.
@@ -82,6 +83,7 @@ impl Contexts {
             op: call.op.0,
             device: call.device,
             flags: call.flags.bits(),
+            stack: call.stack,
         };
         self.0.id_of(key, |id, key| store(db, call, id, key))
     }
@@ -98,7 +100,8 @@ fn store(db: &Connection, call: &Call, id: i64, key: &Key) -> rusqlite::Result<(
     }
     know_process(db, call.pid)?;
     db.prepare_cached(
-        "INSERT INTO context_ (id, flags, op, pid, tid, device, stream, ret) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+        "INSERT INTO context_ (id, flags, op, pid, tid, device, stream, ret, stack)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
     )?
     .execute(params![
         id,
@@ -108,7 +111,8 @@ fn store(db: &Connection, call: &Call, id: i64, key: &Key) -> rusqlite::Result<(
         key.tid,
         key.device,
         key.stream.map(u64::cast_signed),
-        key.ret
+        key.ret,
+        key.stack.map(u64::cast_signed)
     ])?;
     Ok(())
 }

@@ -32,6 +32,7 @@ struct OffKey {
     wait: Wait,
     io_wait: bool,
     unfinished: bool,
+    stack: Option<u64>,
 }
 
 /// The contexts, wakers and runners already in the file.
@@ -112,6 +113,7 @@ impl HostRows {
             wait: row.wait,
             io_wait: row.io_wait,
             unfinished: row.unfinished,
+            stack: row.stack,
         };
         self.contexts.id_of(key, |id, _| store_context(db, id, row))
     }
@@ -132,8 +134,8 @@ impl HostRows {
 fn store_context(db: &Connection, id: i64, row: &OffCpu) -> rusqlite::Result<()> {
     know_process(db, row.pid)?;
     db.prepare_cached(
-        "INSERT INTO off_context_ (id, pid, tid, reason, wait, syscall, file, io_wait, unfinished)
-         VALUES (?1, ?2, ?3, ?4, NULLIF(?5, ''), ?6, ?7, ?8, ?9)",
+        "INSERT INTO off_context_ (id, pid, tid, reason, wait, syscall, file, io_wait, unfinished, stack)
+         VALUES (?1, ?2, ?3, ?4, NULLIF(?5, ''), ?6, ?7, ?8, ?9, ?10)",
     )?
     .execute(params![
         id,
@@ -144,7 +146,8 @@ fn store_context(db: &Connection, id: i64, row: &OffCpu) -> rusqlite::Result<()>
         row.syscall.map(names::syscall),
         names::file(row),
         row.io_wait,
-        row.unfinished
+        row.unfinished,
+        row.stack.map(u64::cast_signed)
     ])?;
     Ok(())
 }
@@ -190,5 +193,6 @@ pub(crate) fn as_call(row: &OffCpu) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags { inner: false, unfinished: row.unfinished },
+        stack: row.stack,
     }
 }

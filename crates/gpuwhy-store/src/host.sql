@@ -11,7 +11,8 @@ CREATE TABLE off_context_ (
     syscall TEXT,
     file TEXT,
     io_wait INTEGER NOT NULL,
-    unfinished INTEGER NOT NULL
+    unfinished INTEGER NOT NULL,
+    stack INTEGER
 );
 
 -- Who ended waits. Beside the context, since most threads are woken by many. Id 0 is nobody.
@@ -34,8 +35,7 @@ CREATE TABLE off_ (
     cpus INTEGER NOT NULL,
     object INTEGER,
     timeout INTEGER,
-    weight INTEGER,
-    stack INTEGER
+    weight INTEGER
 );
 
 -- A part of a ready time, waiting for a CPU that the thread was moved away from. Small: threads are rarely moved

@@ -22,7 +22,7 @@ SELECT
     f.cpus & 65535 AS cpu,
     x.unfinished AS unfinished,
     COALESCE(f.weight, 1) AS weight,
-    f.stack AS stack_id
+    x.stack AS stack_id
 FROM off_ AS f LEFT JOIN off_context_ AS x ON x.id = f.context LEFT JOIN waker_ AS w ON w.id = f.waker;
 
 CREATE VIEW cpu_runs AS

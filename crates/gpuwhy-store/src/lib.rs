@@ -34,7 +34,7 @@ pub use aggregate::OpTotals;
 pub use error::{Error, Result};
 pub use guarded::{Limits, Outcome, Value};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
-pub use pending::{LibraryRow, Machine};
+pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

@@ -67,7 +67,17 @@ pub(crate) struct Pending {
     loss: BTreeMap<(u64, u8, i32), u64>,
     libraries: Vec<(LibraryRow, i64)>,
     machine: Option<Machine>,
+    stacks: Vec<(i64, StackText)>,
     pub(crate) host: Waiting,
+}
+
+/// A stack's frames in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackText {
+    /// One frame a line, the innermost first: `/home/me/train.py:74 step`.
+    pub frames: String,
+    /// The line that is the user's own, or the innermost.
+    pub top_line: String,
 }
 
 impl Pending {
@@ -85,6 +95,10 @@ impl Pending {
         self.libraries.push((library, attached));
     }
 
+    pub(crate) fn add_stack(&mut self, id: i64, text: StackText) {
+        self.stacks.push((id, text));
+    }
+
     pub(crate) fn set_machine(&mut self, machine: Machine) {
         self.machine = Some(machine);
     }
@@ -95,12 +109,22 @@ impl Pending {
         self.host.write(db, origin_ns)?;
         self.write_loss(db)?;
         self.write_libraries(db)?;
+        self.write_stacks(db)?;
         self.machine.as_ref().map_or(Ok(()), |machine| write_machine(db, machine))
     }
 
     /// Forgets what the committed transaction holds.
     pub(crate) fn stored(&mut self) {
         *self = Self::default();
+    }
+
+    fn write_stacks(&self, db: &Connection) -> rusqlite::Result<()> {
+        let mut insert =
+            db.prepare_cached("INSERT OR IGNORE INTO stack_ (id, frames, top_line) VALUES (?1, ?2, ?3)")?;
+        for (id, text) in &self.stacks {
+            insert.execute(params![id, text.frames, text.top_line])?;
+        }
+        Ok(())
     }
 
     fn write_processes(&self, db: &Connection) -> rusqlite::Result<()> {

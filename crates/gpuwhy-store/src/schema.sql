@@ -71,7 +71,8 @@ CREATE TABLE context_ (
     tid INTEGER NOT NULL,
     device INTEGER,
     stream INTEGER,
-    ret INTEGER NOT NULL
+    ret INTEGER NOT NULL,
+    stack INTEGER
 );
 
 -- One row a call. The row id is the time of its start, so rows lie in order of time and a range of time is
@@ -82,8 +83,7 @@ CREATE TABLE call_ (
     context INTEGER NOT NULL,
     arg0 INTEGER,
     arg1 INTEGER,
-    weight INTEGER,
-    stack INTEGER
+    weight INTEGER
 );
 
 -- Exact aggregates of the outermost calls, by the second in which they ended. device -1: not known.
@@ -120,6 +120,7 @@ CREATE TABLE library_ (
     note TEXT
 );
 
+-- The id is a hash of the frames, so the same stack has the same id in every run.
 CREATE TABLE stack_ (
     id INTEGER PRIMARY KEY,
     frames TEXT NOT NULL,

@@ -14,7 +14,7 @@ SELECT
     CAST(NULL AS TEXT),
     CAST(NULL AS INTEGER),
     CAST(COALESCE(f.weight, 1) AS INTEGER),
-    f.stack,
+    x.stack,
     x.unfinished,
     x.reason,
     x.wait,

@@ -8,7 +8,7 @@
 use crate::aggregate::{Aggregator, MAX_CELLS, OpTotals};
 use crate::context::Contexts;
 use crate::host::{self, HostRows};
-use crate::pending::{LibraryRow, Machine, Pending, stored, write_machine, write_sums};
+use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
 use crate::{Error, Result, reserve, schema};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
@@ -269,6 +269,11 @@ impl Writer {
     pub fn add_library(&mut self, library: LibraryRow) {
         let attached = stored(library.attached_ns.saturating_sub(self.origin_ns));
         self.pending.add_library(library, attached);
+    }
+
+    /// Puts a stack's frames into words. Its id is what [`Call::stack`] says.
+    pub fn add_stack(&mut self, id: u64, text: StackText) {
+        self.pending.add_stack(id.cast_signed(), text);
     }
 
     /// Replaces what is known of the machine (some of it is learned from the traced program).

@@ -76,6 +76,9 @@ pub(crate) struct Trace {
     /// Record CUDA calls only
     #[arg(long, conflicts_with = "host")]
     pub(crate) no_host: bool,
+    /// Leave out Python stacks
+    #[arg(long)]
+    pub(crate) no_stack: bool,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,

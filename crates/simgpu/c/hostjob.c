@@ -21,6 +21,7 @@
 #include <unistd.h>
 
 static int truth_fd = -1;
+static Mark started; // the first thread's, when it could go on: nobody may have looked before
 
 uint64_t clock_ns(int clock)
 {
@@ -65,11 +66,10 @@ void tell(const char *format, ...)
 
 void hold(const Options *options)
 {
-    if (!options->wait)
-        return;
     char byte;
-    if (write(STDOUT_FILENO, "ready\n", 6) != 6 || read(STDIN_FILENO, &byte, 1) < 0)
+    if (options->wait && (write(STDOUT_FILENO, "ready\n", 6) != 6 || read(STDIN_FILENO, &byte, 1) < 0))
         die("cannot wait: %s", strerror(errno));
+    started = mark();
 }
 
 void pin(int cpu)
@@ -373,12 +373,11 @@ int main(int argc, char **argv)
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!mode || !mode->holds_itself)
         hold(&options);
-    Mark begin = mark();
     if (mode)
         mode->run(&options);
     else
         run_waits(&options);
     Mark end = mark();
-    tell_window("main", getpid(), getpid(), &begin, &end);
+    tell_window("main", getpid(), getpid(), &started, &end);
     return 0;
 }

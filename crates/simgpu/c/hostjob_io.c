@@ -114,7 +114,8 @@ void run_faults(const Options *options)
         sum += (unsigned)map[next_random(&random) % (FILE_BYTES / (unsigned long)page) * (unsigned long)page];
     Mark end = mark();
     tell_window("faulter", getpid(), gettid(), &begin, &end);
-    tell("{\"what\":\"faults\",\"map\":%" PRIu64 ",\"bytes\":%u,\"sum\":%u}", (uint64_t)(uintptr_t)map, FILE_BYTES, sum);
+    tell("{\"what\":\"faults\",\"map\":%" PRIu64 ",\"bytes\":%u,\"sum\":%u}", (uint64_t)(uintptr_t)map, FILE_BYTES,
+         sum);
 }
 
 // ---- the lock of the address space ----
@@ -190,6 +191,18 @@ void run_oom(const Options *options)
 
 // ---- retransmits: connections that a full queue does not let in ----
 
+static unsigned sent_again(const int *clients, int count)
+{
+    unsigned sum = 0;
+    for (int i = 0; i < count; i++) {
+        struct tcp_info info = {0};
+        socklen_t length = sizeof info;
+        must(getsockopt(clients[i], IPPROTO_TCP, TCP_INFO, &info, &length), "getsockopt");
+        sum += info.tcpi_total_retrans;
+    }
+    return sum;
+}
+
 // A listener whose queue is full drops what more comes, so the sender must send its SYN again after a second.
 static void retransmit(int family)
 {
@@ -214,18 +227,13 @@ static void retransmit(int family)
         if (connect(clients[i], (struct sockaddr *)&address, size) && errno != EINPROGRESS)
             die("connect: %s", strerror(errno));
     }
-    unsigned sent_again = 0;
-    while (!sent_again) {
+    while (!sent_again(clients, 4))
         sleep_ns(100000000);
-        for (int i = 0; i < 4; i++) {
-            struct tcp_info info = {0};
-            socklen_t length = sizeof info;
-            must(getsockopt(clients[i], IPPROTO_TCP, TCP_INFO, &info, &length), "getsockopt");
-            sent_again += info.tcpi_total_retrans;
-        }
-    }
+    // All of them do it at nearly the same time, and then not for two seconds.
+    sleep_ns(100000000);
+    unsigned count = sent_again(clients, 4);
     tell("{\"what\":\"retransmits\",\"family\":%d,\"port\":%d,\"count\":%u}", family == AF_INET ? 4 : 6,
-         ntohs(family == AF_INET ? v4->sin_port : v6->sin6_port), sent_again);
+         ntohs(family == AF_INET ? v4->sin_port : v6->sin6_port), count);
     for (int i = 0; i < 4; i++)
         close(clients[i]);
     close(listening);

@@ -40,6 +40,7 @@ fn any_rows(count: u64, seed: u64) -> Vec<OffCpu> {
                 left_cpu: if dice.below(9) == 0 { u16::MAX } else { dice.below(4) as u16 },
                 cpu: if dice.below(9) == 0 { u16::MAX } else { dice.below(4) as u16 },
                 unfinished: dice.below(9) == 0,
+                stack: dice.below(3).checked_sub(1),
             }
         })
         .collect()
@@ -91,7 +92,8 @@ fn line(row: &OffCpu) -> String {
         row.left_cpu.to_string(),
         row.cpu.to_string(),
         u8::from(row.unfinished).to_string(),
-        "1|NULL".to_owned(),
+        "1".to_owned(),
+        row.stack.map_or("NULL".into(), |id| id.to_string()),
     ]
     .join("|")
 }

@@ -66,7 +66,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     };
     let capture = Capture::start(&settings.capture)?;
     let machine = machine();
-    let start_ns = now_ns();
+    let start_ns = capture.began_ns();
     let created = Writer::create(&settings.db, &new_run(settings, start_ns, &machine))?;
     let progress = Progress::new(settings.display);
     if let Some(moved) = &created.moved_to {
@@ -369,7 +369,8 @@ fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
         std::env::args_os().skip(1).take_while(|a| a != "--").map(|a| a.to_string_lossy().into_owned()).collect();
     NewRun {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        start_unix_ns: unix_ns(),
+        // The same moment by the wall clock.
+        start_unix_ns: unix_ns().saturating_sub(now_ns().saturating_sub(start_ns)),
         start_monotonic_ns: start_ns,
         command: (!words.is_empty()).then(|| process::command_line(&words)),
         flags: Some(process::command_line(&flags)),

@@ -4,7 +4,7 @@
 
 use gpuwhy_capture::capture::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples};
-use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, Writer};
+use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -202,6 +202,9 @@ impl Owner {
         self.gathered.add(&mut batch);
         for sums in batch.sums.drain(..).filter(|sums| sums.has_times) {
             self.writer.set_thread_sums(sums);
+        }
+        for (id, stack) in batch.stacks.drain(..) {
+            self.writer.add_stack(id, StackText { frames: stack.frames, top_line: stack.top_line });
         }
         batch.clear();
         let _ = self.give_back.try_send(batch);

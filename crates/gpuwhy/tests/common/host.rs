@@ -160,6 +160,14 @@ fn attach(place: &Place, pid: u32) -> (Child, BufReader<std::process::ChildStder
     (tracing, stderr)
 }
 
+fn all_asleep(pid: u32) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    tasks.map(|entry| std::fs::read_to_string(entry.unwrap().path().join("stat")).unwrap_or_default()).all(|stat| {
+        let state = stat.rsplit_once(") ").map(|(_, rest)| rest.starts_with('S'));
+        state == Some(true)
+    })
+}
+
 fn schedstats(pid: u32) -> BTreeMap<u32, Schedstat> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let tids = tasks.map(|entry| entry.unwrap().file_name().to_str().unwrap().parse().unwrap());
@@ -181,6 +189,8 @@ impl HostRun {
         let place = Place::new();
         let mut job = start_held(&place, args);
         let pid = job.id();
+        // It may have been kept from a CPU on the way: what it has to wait for there is none of the trace's business.
+        crate::common::until("every thread of the job sleeps", || all_asleep(pid));
         let before = schedstats(pid);
         meanwhile(pid);
         let stolen = stolen_ns();

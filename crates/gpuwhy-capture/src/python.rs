@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Python stacks: tells the kernel where a process's interpreter keeps its frames, and turns the frames that the kernel
+//! sends into files, functions and lines.
+
+use gpuwhy_stacks::python::{self, Code, Memory, PyCode, PyError, PyFrame, PyProcess, Version};
+use gpuwhy_stacks::{Frame, Stack};
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// "py_stack" and "ppy_code", as in bpf/stacks.h.
+const STACK_RECORD: u64 = 0x6b63_6174_735f_7970;
+const CODE_RECORD: u64 = 0x6564_6f63_5f79_7070;
+const STACK_HEAD: usize = 32;
+const CODE_HEAD: usize = 16;
+const FRAME: usize = 16;
+
+/// An interpreter may be a library that is mapped a moment after the program began: looked for again after this long,
+/// then after twice as long, …
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+const LAST_RETRY: Duration = Duration::from_secs(10);
+/// A look costs up to some ms: no more than this many at a time, lest a storm of processes keep the ring waiting.
+const LOOKS_AT_ONCE: usize = 4;
+/// Numbers of stacks remembered; the kernel remembers 65,536.
+const MAX_KEYS: usize = 1 << 18;
+/// Code objects remembered of all processes; beyond that frames are called unknown.
+const MAX_CODES: usize = 1 << 18;
+
+/// What the kernel sent of Python.
+#[derive(Debug)]
+pub(crate) enum PythonRecord {
+    /// A stack seen for the first time.
+    Stack(RawStack),
+    /// A code object seen for the first time.
+    Code(Box<RawCode>),
+}
+
+/// A stack as the kernel walked it.
+#[derive(Debug)]
+pub(crate) struct RawStack {
+    key: u64,
+    pid: u32,
+    frames: Vec<PyFrame>,
+}
+
+/// A code object as the kernel read it.
+#[derive(Debug)]
+pub(crate) struct RawCode {
+    pid: u32,
+    version: Version,
+    code: Box<PyCode>,
+}
+
+/// Whether a ring record is about Python.
+#[inline]
+pub(crate) fn is_python(bytes: &[u8]) -> bool {
+    matches!(word(bytes, 0), Some(STACK_RECORD | CODE_RECORD))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+/// Reads a ring record about Python; `None` for one that is not what it says.
+pub(crate) fn parse(bytes: &[u8]) -> Option<PythonRecord> {
+    if word(bytes, 0)? == CODE_RECORD {
+        let version = half(bytes, 12)?;
+        return Some(PythonRecord::Code(Box::new(RawCode {
+            pid: half(bytes, 8)?,
+            version: Version { major: (version >> 8) as u8, minor: version as u8 },
+            code: PyCode::from_bytes(bytes.get(CODE_HEAD..)?)?,
+        })));
+    }
+    let count = half(bytes, 24)? as usize;
+    let frames = bytes.get(STACK_HEAD..)?.chunks_exact(FRAME).take(count);
+    let frame = |bytes: &[u8]| {
+        Some(PyFrame { code: word(bytes, 0)?, lasti: half(bytes, 8)?.cast_signed(), check: half(bytes, 12)? })
+    };
+    Some(PythonRecord::Stack(RawStack {
+        key: word(bytes, 8)?,
+        pid: half(bytes, 16)?,
+        frames: frames.map(frame).collect::<Option<_>>()?,
+    }))
+}
+
+/// When to look at a process again.
+struct Retry {
+    at: Instant,
+    pause: Duration,
+}
+
+/// What is known of the Python in traced processes.
+#[derive(Default)]
+pub(crate) struct Pythons {
+    /// Processes that may run Python and are to be looked at.
+    waiting: HashMap<u32, Retry>,
+    known: HashMap<u32, PyProcess>,
+    codes: HashMap<(u32, u64, u32), Code>,
+    ids: HashMap<u64, u64>,
+    order: VecDeque<u64>,
+    /// Processes whose Python gpuwhy does not know, in words.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Pythons {
+    /// Has a process looked at: it is new here, or runs another program now.
+    pub(crate) fn expect(&mut self, pid: u32) {
+        self.known.remove(&pid);
+        self.waiting.insert(pid, Retry { at: Instant::now(), pause: FIRST_RETRY });
+    }
+
+    /// A child runs what its parent runs; the kernel has told itself so.
+    pub(crate) fn forked(&mut self, parent: u32, child: u32) {
+        match self.known.get(&parent).cloned() {
+            Some(process) => {
+                self.known.insert(child, process);
+            }
+            None => self.expect(child),
+        }
+    }
+
+    /// Forgets a process that ended. Its stacks keep their names.
+    pub(crate) fn ended(&mut self, pid: u32) {
+        self.waiting.remove(&pid);
+        if self.known.remove(&pid).is_some() {
+            self.codes.retain(|(of, _, _), _| *of != pid);
+        }
+    }
+
+    /// Looks at processes whose turn it is; gives what the kernel must know.
+    pub(crate) fn look(&mut self) -> Vec<(u32, PyProcess)> {
+        let now = Instant::now();
+        let due: Vec<u32> =
+            self.waiting.iter().filter(|(_, r)| r.at <= now).map(|(pid, _)| *pid).take(LOOKS_AT_ONCE).collect();
+        let mut found = Vec::new();
+        for pid in due {
+            match python::find(pid) {
+                Ok(python) => {
+                    self.waiting.remove(&pid);
+                    self.known.insert(pid, python.process.clone());
+                    found.push((pid, python.process));
+                }
+                Err(PyError::Process { .. }) => {
+                    self.waiting.remove(&pid);
+                }
+                Err(error @ PyError::UnknownVersion { .. }) => {
+                    self.waiting.remove(&pid);
+                    self.warnings.push(format!("no Python lines: {error}"));
+                }
+                Err(_) => {
+                    if let Some(retry) = self.waiting.get_mut(&pid) {
+                        retry.at = now + retry.pause;
+                        retry.pause = (retry.pause * 2).min(LAST_RETRY);
+                    }
+                }
+            }
+        }
+        found
+    }
+
+    /// Takes note of what the kernel sent; a stack that gets a name is given back under its id.
+    pub(crate) fn take(&mut self, record: PythonRecord) -> Option<(u64, Stack)> {
+        match record {
+            PythonRecord::Code(raw) => {
+                if self.codes.len() < MAX_CODES {
+                    let key = (raw.pid, raw.code.code, raw.code.check);
+                    // A table too long for the record is read from the process, if it still lives.
+                    let whole = raw.code.is_table_cut().then(|| self.whole_table(&raw)).flatten();
+                    self.codes.insert(key, Code::new(raw.version, &raw.code, whole.as_deref()));
+                }
+                None
+            }
+            PythonRecord::Stack(raw) => {
+                let frame = |f: &PyFrame| {
+                    self.codes.get(&(raw.pid, f.code, f.check)).map_or_else(Frame::unknown, |code| code.frame(f.lasti))
+                };
+                let stack = Stack::new(&raw.frames.iter().map(frame).collect::<Vec<_>>());
+                let id = stack.id.cast_unsigned();
+                if self.ids.insert(raw.key, id).is_none() {
+                    self.order.push_back(raw.key);
+                }
+                while self.order.len() > MAX_KEYS {
+                    self.order.pop_front().and_then(|oldest| self.ids.remove(&oldest));
+                }
+                Some((id, stack))
+            }
+        }
+    }
+
+    fn whole_table(&self, raw: &RawCode) -> Option<Vec<u8>> {
+        let process = self.known.get(&raw.pid)?;
+        Memory::of(raw.pid).ok()?.line_table(process, raw.code.code).ok()
+    }
+
+    /// The id of the stack the kernel calls by this number.
+    #[inline]
+    pub(crate) fn id_of(&self, key: u64) -> Option<u64> {
+        self.ids.get(&key).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stack_bytes(frames: &[(u64, i32, u32)]) -> Vec<u8> {
+        let mut bytes = STACK_RECORD.to_ne_bytes().to_vec();
+        bytes.extend(42u64.to_ne_bytes());
+        bytes.extend(7u32.to_ne_bytes());
+        bytes.extend(8u32.to_ne_bytes());
+        bytes.extend((frames.len() as u32).to_ne_bytes());
+        bytes.extend(0u32.to_ne_bytes());
+        for (code, lasti, check) in frames {
+            bytes.extend(code.to_ne_bytes());
+            bytes.extend(lasti.to_ne_bytes());
+            bytes.extend(check.to_ne_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn a_stack_whose_code_was_lost_has_unknown_frames_and_an_id() {
+        let bytes = stack_bytes(&[(0x1000, 4, 1), (0x2000, -2, 2)]);
+        assert!(is_python(&bytes));
+        let Some(PythonRecord::Stack(raw)) = parse(&bytes) else { panic!() };
+        assert_eq!((raw.key, raw.pid, raw.frames.len(), raw.frames[1].lasti), (42, 7, 2, -2));
+        let mut pythons = Pythons::default();
+        let (id, stack) = pythons.take(PythonRecord::Stack(raw)).unwrap();
+        assert_eq!(stack.frames.lines().count(), 2);
+        assert_eq!((pythons.id_of(42), pythons.id_of(43)), (Some(id), None));
+    }
+
+    #[test]
+    fn broken_records_are_refused() {
+        let bytes = stack_bytes(&[(1, 2, 3)]);
+        assert!(!is_python(&[0; 64]) && !is_python(&[1, 2]));
+        assert!(parse(&bytes[..20]).is_none());
+        assert!(parse(&CODE_RECORD.to_ne_bytes()).is_none());
+    }
+
+    /// The kernel's half is C: its numbers are read from there.
+    #[test]
+    fn numbers_agree_with_the_kernels_half() {
+        let header = include_str!("../bpf/stacks.h");
+        for (name, ours) in [("STACK_RECORD", STACK_RECORD), ("CODE_RECORD", CODE_RECORD)] {
+            assert!(header.contains(&format!("#define {name} {ours:#x}ULL")), "{name}");
+        }
+    }
+}
