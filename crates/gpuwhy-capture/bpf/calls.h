@@ -39,7 +39,7 @@ static __always_inline void emit_life(__u16 op, struct task_struct *task, __u64 
 	__builtin_memset(r, 0, sizeof(*r));
 	r->start_ns = bpf_ktime_get_ns();
 	r->duration_ns = since_ns;
-	bpf_probe_read_kernel_str(&r->arg0, 16, task->comm);
+	bpf_probe_read_kernel_str(&r->arg0, 16, task->group_leader->comm);
 	r->tgid = task->tgid;
 	r->tid = task->pid;
 	r->ret = task->real_parent->tgid;

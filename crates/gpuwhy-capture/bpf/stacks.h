@@ -85,21 +85,9 @@ struct {
 	__type(value, __u8);
 } known_codes SEC(".maps");
 
-/* What came of it, for the summary: see gpuwhy-capture's python.rs. */
-enum stack_outcome {
-	STACK_NEW = 0,
-	STACK_NO_STATE = 1,
-	STACK_UNREADABLE = 2,
-	STACK_TRUNCATED = 3,
-	STACK_NOT_SENT = 4,
-	STACK_OUTCOMES = 5,
-};
-__u64 stack_outcomes[STACK_OUTCOMES];
-
-static __always_inline void count_outcome(__u32 outcome)
-{
-	__sync_fetch_and_add(&stack_outcomes[outcome], 1);
-}
+/* Different call sites told of, and looks at threads that ran no Python. */
+__u64 stacks_found;
+__u64 stacks_none;
 
 /* Tells of a code object's names and lines. A function of its own, so that the verifier looks at it once. */
 __noinline int tell_code(struct py_process *p, struct py_room *room, __u64 code, __u32 tgid)
@@ -136,9 +124,9 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 		return 0;
 	walk_stack(p, room, tstate);
 	if (room->stack.stack.status == PY_UNREADABLE)
-		count_outcome(STACK_UNREADABLE);
+		count_loss(LOSS_STACK_UNREADABLE, NO_OP);
 	else if (room->stack.stack.status == PY_TRUNCATED)
-		count_outcome(STACK_TRUNCATED);
+		count_loss(LOSS_STACK_TRUNCATED, NO_OP);
 	count = room->stack.stack.count;
 	if (!count)
 		return 0;
@@ -161,8 +149,10 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 	size = sizeof(room->stack) - (PY_MAX_FRAMES - (count & (2 * PY_MAX_FRAMES - 1))) * sizeof(struct py_frame);
 	if (size > sizeof(room->stack))
 		size = sizeof(room->stack);
-	if (bpf_ringbuf_output(&ring, &room->stack, size, BPF_RB_NO_WAKEUP))
+	if (bpf_ringbuf_output(&ring, &room->stack, size, BPF_RB_NO_WAKEUP)) {
+		count_loss(LOSS_EVIDENCE_LOST, NO_OP);
 		return 0;
+	}
 	bpf_map_update_elem(&known_sites, &key, &one, BPF_ANY);
 	return 1;
 }
@@ -203,7 +193,7 @@ static __always_inline __u64 stack_key(struct py_memory *m, struct py_room *room
 			hash = hash_site(p, room, thread_pointer, m->tstate);
 		if (!hash) {
 			look_later(m, now);
-			count_outcome(STACK_NO_STATE);
+			__sync_fetch_and_add(&stacks_none, 1);
 			return 0;
 		}
 	}
@@ -212,11 +202,9 @@ static __always_inline __u64 stack_key(struct py_memory *m, struct py_room *room
 	key = py_mix(hash, task->tgid);
 	if (bpf_map_lookup_elem(&known_sites, &key))
 		return key;
-	if (!tell_stack(p, room, m->tstate, key, ids)) {
-		count_outcome(STACK_NOT_SENT);
+	if (!tell_stack(p, room, m->tstate, key, ids))
 		return 0;
-	}
-	count_outcome(STACK_NEW);
+	__sync_fetch_and_add(&stacks_found, 1);
 	return key;
 }
 

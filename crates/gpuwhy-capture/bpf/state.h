@@ -34,7 +34,9 @@ enum loss {
 	LOSS_LIVE_MAP_FULL = 6,
 	LOSS_ARG_UNREADABLE = 7,
 	LOSS_EVIDENCE_LOST = 9,
-	LOSS_CAUSES = 10,
+	LOSS_STACK_UNREADABLE = 10,
+	LOSS_STACK_TRUNCATED = 11,
+	LOSS_CAUSES = 13,
 };
 #define LOSS_OPS 512
 /* Where no op can be named. */

@@ -10,7 +10,7 @@ use crate::host_record::{self, HostRecord};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::MapWatch;
 use crate::process;
-use crate::programs::{Flavour, LoadOptions, Programs, StackOutcomes};
+use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
 use crate::python::{self, PythonRecord, Pythons};
 use crate::record::{self, Life, LifeEvent, Record};
 use crate::sockets::Sockets;
@@ -256,8 +256,8 @@ impl Capture {
     }
 
     /// What came of looking for Python stacks.
-    pub fn stack_outcomes(&self) -> StackOutcomes {
-        self.programs.stack_outcomes()
+    pub fn stack_counts(&self) -> StackCounts {
+        self.programs.stack_counts()
     }
 
     /// Some deadlines are on the wall clock, which may be set while tracing.
@@ -552,6 +552,8 @@ impl Capture {
     pub fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
         let mut loss = self.programs.take_loss();
         loss.extend(self.callers.take_loss());
+        let unknown = self.pythons.as_mut().map_or(0, |pythons| std::mem::take(&mut pythons.unknown));
+        loss.extend((unknown > 0).then_some((LossCause::UnknownPython, None, unknown)));
         loss
     }
 

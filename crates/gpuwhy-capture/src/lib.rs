@@ -34,5 +34,5 @@ pub use capture::{Capture, Options, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;
-pub use programs::{Flavour, StackOutcomes};
+pub use programs::{Flavour, StackCounts};
 pub use record::{Life, LifeEvent, Record};

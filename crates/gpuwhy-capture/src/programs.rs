@@ -57,19 +57,13 @@ pub(crate) struct LoadOptions {
     pub(crate) stacks: bool,
 }
 
-/// What came of looking for Python stacks.
+/// What came of looking for Python stacks; what went wrong is counted as loss.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StackOutcomes {
+pub struct StackCounts {
     /// Different call sites whose stack was read.
     pub found: u64,
-    /// Looks at threads that were running no Python (one each 20 ms at most).
-    pub no_state: u64,
-    /// Stacks read in part, because a page was not in memory or no frame was where one should be.
-    pub unreadable: u64,
-    /// Stacks with more frames than are kept.
-    pub truncated: u64,
-    /// Stacks that could not be passed on, because the ring was full.
-    pub not_sent: u64,
+    /// Looks at threads that were running no Python; one that never does is looked at every 20 ms at most.
+    pub none: u64,
 }
 
 /// The loaded programs and their maps.
@@ -195,16 +189,10 @@ impl Programs {
         self.skel.maps.py_processes.update(&pid.to_ne_bytes(), process, MapFlags::ANY)
     }
 
-    /// What came of looking for Python stacks; see `enum stack_outcome` in bpf/stacks.h.
-    pub(crate) fn stack_outcomes(&self) -> StackOutcomes {
-        let counts = self.skel.maps.bss_data.as_deref().map_or([0; 5], |bss| bss.stack_outcomes);
-        StackOutcomes {
-            found: counts[0],
-            no_state: counts[1],
-            unreadable: counts[2],
-            truncated: counts[3],
-            not_sent: counts[4],
-        }
+    /// What came of looking for Python stacks.
+    pub(crate) fn stack_counts(&self) -> StackCounts {
+        let counts = self.skel.maps.bss_data.as_deref().map_or((0, 0), |bss| (bss.stacks_found, bss.stacks_none));
+        StackCounts { found: counts.0, none: counts.1 }
     }
 
     /// Gives away what keeps programs attached, to be dropped.

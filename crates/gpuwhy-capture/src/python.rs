@@ -103,6 +103,8 @@ pub(crate) struct Pythons {
     order: VecDeque<u64>,
     /// Processes whose Python gpuwhy does not know, in words.
     pub(crate) warnings: Vec<String>,
+    /// How many of those, since the last time.
+    pub(crate) unknown: u64,
 }
 
 impl Pythons {
@@ -114,7 +116,7 @@ impl Pythons {
 
     /// A child runs what its parent runs; the kernel has told itself so.
     pub(crate) fn forked(&mut self, parent: u32, child: u32) {
-        match self.known.get(&parent).cloned() {
+        match self.known.get(&parent).copied() {
             Some(process) => {
                 self.known.insert(child, process);
             }
@@ -140,7 +142,7 @@ impl Pythons {
             match python::find(pid) {
                 Ok(python) => {
                     self.waiting.remove(&pid);
-                    self.known.insert(pid, python.process.clone());
+                    self.known.insert(pid, python.process);
                     found.push((pid, python.process));
                 }
                 Err(PyError::Process { .. }) => {
@@ -148,6 +150,7 @@ impl Pythons {
                 }
                 Err(error @ PyError::UnknownVersion { .. }) => {
                     self.waiting.remove(&pid);
+                    self.unknown += 1;
                     self.warnings.push(format!("no Python lines: {error}"));
                 }
                 Err(_) => {

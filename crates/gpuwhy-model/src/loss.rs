@@ -29,11 +29,17 @@ pub enum LossCause {
     CallerUnknown = 8,
     /// Detail only: who had a CPU, or a thread's sums, could not be passed on; the ring buffer was full.
     EvidenceLost = 9,
+    /// Detail only: a Python stack could be read in part only; a page was not in memory.
+    StackUnreadable = 10,
+    /// Detail only: a Python stack had more frames than are kept (128); the outermost are missing.
+    StackTruncated = 11,
+    /// Detail only: a process whose Python gpuwhy cannot read.
+    UnknownPython = 12,
 }
 
 impl LossCause {
     /// Every cause, in numeric order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::RingFull,
         Self::MapFull,
         Self::TooDeep,
@@ -44,6 +50,9 @@ impl LossCause {
         Self::ArgUnreadable,
         Self::CallerUnknown,
         Self::EvidenceLost,
+        Self::StackUnreadable,
+        Self::StackTruncated,
+        Self::UnknownPython,
     ];
 
     /// The name in the run file.
@@ -59,12 +68,15 @@ impl LossCause {
             Self::ArgUnreadable => "arg_unreadable",
             Self::CallerUnknown => "caller_unknown",
             Self::EvidenceLost => "evidence_lost",
+            Self::StackUnreadable => "stack_unreadable",
+            Self::StackTruncated => "stack_truncated",
+            Self::UnknownPython => "unknown_python",
         }
     }
 
     /// Whether a whole event is gone (true) or only a detail of one (false).
     pub fn loses_event(self) -> bool {
-        !matches!(self, Self::LiveMapFull | Self::ArgUnreadable | Self::CallerUnknown | Self::EvidenceLost)
+        self as u8 <= Self::NoReturn as u8
     }
 }
 

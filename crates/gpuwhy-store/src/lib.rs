@@ -27,6 +27,7 @@ mod reader;
 mod reserve;
 mod samples;
 pub mod schema;
+mod stacks;
 mod utc;
 mod writer;
 
@@ -37,4 +38,7 @@ pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
+pub use stacks::{
+    GroupKey, Span, StackAnswer, StackError, StackGroup, StackKey, StackQuestion, StackSort, StackSums, StackUnit, WaitSums,
+};
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

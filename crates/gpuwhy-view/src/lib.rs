@@ -3,11 +3,14 @@
 //! is somebody else's business.
 
 pub mod ops_table;
+mod paths;
 pub mod profile_memory;
 pub mod profile_trace;
+pub mod stacks_view;
 pub mod style;
 pub mod table;
 
 pub use ops_table::{OpRow, OpsTable};
+pub use stacks_view::StacksReport;
 pub use style::Style;
 pub use table::{Align, Table};

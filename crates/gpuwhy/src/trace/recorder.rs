@@ -297,6 +297,7 @@ impl Recorder {
             self.progress.warn(&warning);
         }
         let own = OwnCost::so_far(self.ring_bytes);
+        let stacks = self.capture.stack_counts();
         let end = RunEnd {
             stop_unix_ns: unix_ns(),
             stop_monotonic_ns: stop_ns,
@@ -334,6 +335,7 @@ impl Recorder {
             alive: self.began.elapsed(),
             libraries: self.libraries_noted,
             problem,
+            stacks: stacks.found,
             table: Figures::final_table(&snapshot, &self.lost_by_op),
         };
         self.progress.finish(&summary);

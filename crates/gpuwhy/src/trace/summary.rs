@@ -25,6 +25,8 @@ pub(crate) struct Summary {
     /// How long gpuwhy ran, attaching and detaching included: what its CPU time is a share of.
     pub(crate) alive: Duration,
     pub(crate) libraries: usize,
+    /// Different Python call sites seen.
+    pub(crate) stacks: u64,
     pub(crate) problem: Option<String>,
     pub(crate) table: OpsTable,
 }
@@ -61,8 +63,21 @@ impl Summary {
             units::percent(self.own.cpu_ns as f64, self.alive.as_nanos() as f64),
             units::bytes(self.own.peak_memory_bytes),
         ));
+        lines.extend(self.python().map(|python| format!("        {python}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
         lines
+    }
+
+    /// How many Python lines there are, and what is wrong with some.
+    fn python(&self) -> Option<String> {
+        let of = |cause, what: &str| {
+            self.loss_by_cause.get(&cause).map(|n| format!("; {} {what}", units::count(*n))).unwrap_or_default()
+        };
+        let troubles = of(LossCause::StackUnreadable, "could be read in part only")
+            + &of(LossCause::StackTruncated, "had more frames than are kept")
+            + &of(LossCause::UnknownPython, "processes run a Python gpuwhy cannot read");
+        (self.stacks > 0 || !troubles.is_empty())
+            .then(|| format!("Python: {} call sites{troubles}", units::count(self.stacks)))
     }
 
     /// What to do when the outcome is not what was hoped for.
@@ -110,6 +125,7 @@ impl Summary {
             "size_bytes": self.size_bytes,
             "own_cost": self.own,
             "libraries": self.libraries,
+            "python_call_sites": self.stacks,
             "problem": self.problem,
             "ops": self.table.rows,
         })

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which lines made the calls: events summed by stack, line, function or library.
+//!
+//! [`read`] sums events by stack and process, [`fold`] puts those sums together by what was asked for, and knows
+//! neither SQL nor files.
+
+mod fold;
+mod library;
+mod ops;
+mod read;
+
+use crate::{Error, Limits, Reader};
+use gpuwhy_stacks::Frame;
+use std::collections::BTreeMap;
+
+/// What to sum, and by what.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StackQuestion {
+    /// Short name or exact function, in any case; `None` for all CUDA calls.
+    pub op: Option<String>,
+    /// Only these processes; empty for all.
+    pub pids: Vec<u32>,
+    /// What makes a group.
+    pub by: StackKey,
+    /// Which group comes first.
+    pub sort: StackSort,
+    /// Which part of the run; an event belongs to the time at which it began.
+    pub span: Span,
+    /// How long SQLite may work on it.
+    pub limits: Limits,
+}
+
+/// What the events of a group have in common.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StackKey {
+    /// The whole stack, and the process.
+    #[default]
+    Stack,
+    /// The innermost line of your code; where there is none, of a package.
+    Line,
+    /// The function that line is in.
+    Function,
+    /// The package that was at work.
+    Library,
+}
+
+/// The figure groups are sorted by, largest first.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StackSort {
+    /// Time in all.
+    #[default]
+    Total,
+    /// How many.
+    Calls,
+    /// The longest.
+    Max,
+    /// Bytes.
+    Bytes,
+}
+
+/// A part of the run, nanoseconds since it began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Span {
+    /// All of it.
+    #[default]
+    All,
+    /// From the first on, up to but not including the second.
+    Between(u64, Option<u64>),
+    /// The last so many nanoseconds.
+    Last(u64),
+}
+
+/// What one event of the answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StackUnit {
+    /// A CUDA call.
+    Call,
+    /// A sample of a running thread; its duration is the CPU time it stands for.
+    Sample,
+    /// A time off the CPU.
+    OffCpu,
+    /// Something else the kernel told of.
+    Event,
+}
+
+/// Sums over events. Rows that stand for several count as many.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StackSums {
+    /// How many.
+    pub calls: u64,
+    /// Their time.
+    pub total_ns: u64,
+    /// The longest.
+    pub max_ns: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Of times off the CPU: why, and what for.
+    pub waits: BTreeMap<(String, Option<String>), WaitSums>,
+}
+
+/// Times off the CPU of one reason and wait.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WaitSums {
+    /// How many.
+    pub times: u64,
+    /// Their time.
+    pub total_ns: u64,
+}
+
+/// Which group it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum GroupKey {
+    /// A stack in a process.
+    Stack {
+        /// Row of `stack_traces`.
+        stack_id: i64,
+        /// The process.
+        pid: u32,
+    },
+    /// A line: file, line and function.
+    Line(String, Option<u32>, String),
+    /// A function: its file and name.
+    Function(String, String),
+    /// A package, `your code` or `python`.
+    Library(String),
+    /// Events that have a stack of which no frame is known.
+    Unknown,
+    /// Events without a stack.
+    NoStack,
+}
+
+/// Events that belong together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackGroup {
+    /// Which they are.
+    pub key: GroupKey,
+    /// Their sums.
+    pub sums: StackSums,
+    /// Their processes with names, the one with most time first.
+    pub processes: Vec<(u32, String)>,
+    /// How many different stacks they have.
+    pub stacks: usize,
+    /// Of a stack its frames, innermost first; of a line or function that one frame.
+    pub frames: Vec<Frame>,
+}
+
+/// The answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackAnswer {
+    /// The op as the file has it; `None` for all CUDA calls.
+    pub op: Option<String>,
+    /// What is counted.
+    pub unit: StackUnit,
+    /// The part of the run looked at; `None` where it has no bound.
+    pub span: (Option<u64>, Option<u64>),
+    /// Everything that was asked for, with and without a stack.
+    pub all: StackSums,
+    /// What has no stack.
+    pub without_stack: Option<StackGroup>,
+    /// What has one.
+    pub groups: Vec<StackGroup>,
+    /// Whether the file has any stack, of whatever.
+    pub file_has_stacks: bool,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum StackError {
+    /// No op has that name.
+    #[error("no op is called {op}{}", did_you_mean(.near))]
+    UnknownOp {
+        /// What was asked for.
+        op: String,
+        /// Names of ops the file has events of, the nearest first.
+        near: Vec<String>,
+    },
+    /// A wake-up is told by the thread that wakes.
+    #[error("a sched_wakeup has no stack of its own: ask for sched_switch, the wait that it ended")]
+    Wakeup,
+    /// The file.
+    #[error(transparent)]
+    File(#[from] Error),
+}
+
+fn did_you_mean(near: &[String]) -> String {
+    match near {
+        [] => ", and this run has no events at all".into(),
+        [one] => format!("; this run has {one}"),
+        [first @ .., last] => format!("; this run has {} and {last}", first.join(", ")),
+    }
+}
+
+impl Reader {
+    /// Sums events by what called them.
+    pub fn stacks(&self, question: &StackQuestion) -> Result<StackAnswer, StackError> {
+        let wanted = question.op.as_deref().map(|op| self.find_op(op, &question.limits)).transpose()?;
+        let span = self.bounds(question.span)?;
+        let cells = match &wanted {
+            Some(op) if op.is_switch() => self.off_cpu_by_stack(span, question)?,
+            op => self.calls_by_stack(span, op.as_ref(), question)?,
+        };
+        let texts = self.stack_texts(&cells, &question.limits)?;
+        let names = self.processes()?.into_iter().map(|process| (process.pid, process.name)).collect();
+        let mut groups = fold::fold(&cells, &texts, &names, question.by);
+        fold::sort(&mut groups, question.sort);
+        let without = groups.iter().position(|group| group.key == GroupKey::NoStack);
+        let mut all = StackSums::default();
+        cells.values().for_each(|sums| all.merge(sums));
+        Ok(StackAnswer {
+            unit: wanted.as_ref().map_or(StackUnit::Call, |op| op.unit()),
+            op: wanted.map(|op| op.asked),
+            span,
+            all,
+            without_stack: without.map(|at| groups.remove(at)),
+            groups,
+            file_has_stacks: self.has_stacks(&question.limits)?,
+        })
+    }
+
+    fn bounds(&self, span: Span) -> Result<(Option<u64>, Option<u64>), Error> {
+        Ok(match span {
+            Span::All => (None, None),
+            Span::Between(from, to) => (Some(from), to),
+            Span::Last(ns) => (Some(self.session()?.duration_ns.saturating_sub(ns)), None),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which op is meant, and what there is if it is none.
+
+use super::read::{number, text};
+use super::{StackError, StackUnit};
+use crate::{Limits, Reader, Result};
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+
+/// How many names to offer.
+const OFFERED: usize = 3;
+
+/// What was asked for, found in the file.
+pub(super) struct WantedOp {
+    /// As the file writes it.
+    pub(super) asked: String,
+    /// The ids it stands for: an op may be several functions.
+    pub(super) ids: BTreeSet<i64>,
+    kernel: bool,
+}
+
+impl WantedOp {
+    /// Times off the CPU are kept in a table of their own.
+    pub(super) fn is_switch(&self) -> bool {
+        self.kernel && self.asked == "sched_switch"
+    }
+
+    pub(super) fn unit(&self) -> StackUnit {
+        match (self.kernel, self.asked.as_str()) {
+            (true, "sched_switch") => StackUnit::OffCpu,
+            (true, "cpu_sample") => StackUnit::Sample,
+            (true, _) => StackUnit::Event,
+            (false, _) => StackUnit::Call,
+        }
+    }
+}
+
+impl Reader {
+    /// Finds an op by its short name or exact function.
+    pub(super) fn find_op(&self, asked: &str, limits: &Limits) -> std::result::Result<WantedOp, StackError> {
+        let mut found: Option<WantedOp> = None;
+        self.query("SELECT id, name, function, layer FROM op_ ORDER BY id", limits, |_, row| {
+            let names = [text(row.get(1)), text(row.get(2))];
+            // The short name first: it stands for all its functions, one of which may be called the same.
+            if let Some(name) = names.into_iter().flatten().find(|name| name.eq_ignore_ascii_case(asked)) {
+                let kernel = text(row.get(3)) == Some("kernel");
+                let op =
+                    found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), kernel });
+                op.ids.extend(number(row.first()));
+            }
+            ControlFlow::Continue(())
+        })?;
+        match found {
+            Some(op) if op.kernel && op.asked == "sched_wakeup" => Err(StackError::Wakeup),
+            Some(op) => Ok(op),
+            None => Err(StackError::UnknownOp { op: asked.to_owned(), near: nearest(asked, self.ops_seen(limits)?) }),
+        }
+    }
+
+    /// Short names of the ops that have events here.
+    fn ops_seen(&self, limits: &Limits) -> Result<BTreeSet<String>> {
+        let mut seen = BTreeSet::new();
+        let sql = "SELECT name FROM op_ WHERE id IN (SELECT op FROM context_ WHERE flags & 1 = 0)
+            UNION ALL SELECT 'sched_switch' WHERE EXISTS (SELECT 1 FROM off_)";
+        self.query(sql, limits, |_, row| {
+            seen.extend(text(row.first()).map(str::to_owned));
+            ControlFlow::Continue(())
+        })?;
+        Ok(seen)
+    }
+}
+
+/// The few names most like the one asked for.
+fn nearest(asked: &str, names: BTreeSet<String>) -> Vec<String> {
+    let asked = asked.to_ascii_lowercase();
+    let mut names: Vec<(usize, String)> = names
+        .into_iter()
+        .map(|name| {
+            let lower = name.to_ascii_lowercase();
+            // Who writes `malloc` means a name that has it.
+            let within = !asked.is_empty() && lower.contains(&asked);
+            (if within { 0 } else { distance(&asked, &lower) }, name)
+        })
+        .collect();
+    names.sort();
+    names.into_iter().take(OFFERED).map(|(_, name)| name).collect()
+}
+
+/// How many letters to add, drop or change to get from one word to the other (Levenshtein).
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_names_come_first() {
+        let names = ["cudaMalloc", "cudaFree", "cudaMallocHost", "sched_switch"].map(str::to_owned);
+        assert_eq!(distance("cudamaloc", "cudamalloc"), 1);
+        assert_eq!(nearest("cudaMaloc", names.clone().into())[0], "cudaMalloc");
+        assert_eq!(nearest("malloc", names.clone().into())[..2], ["cudaMalloc", "cudaMallocHost"]);
+        assert_eq!(nearest("switch", names.into())[0], "sched_switch");
+    }
+}
