@@ -30,6 +30,7 @@ test: deps
 
 bench: build deps-bench
 	$(SUDO) python3 bench/run.py
+	$(SUDO) python3 bench/host.py
 	python3 bench/profile_snapshot.py
 	python3 bench/profile_trace.py
 

@@ -77,6 +77,9 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	struct watched *w;
 	__u64 now;
 
+	/* gpuwhy may be a descendant of what it traces; what it starts it marks itself. */
+	if (parent_tgid == own_tgid)
+		return 0;
 	if (stacks && !is_thread)
 		inherit_python(parent_tgid, tgid);
 	follow = bpf_map_lookup_elem(&targets, &parent_tgid);
@@ -107,7 +110,8 @@ static __always_inline void watched_execs(struct task_struct *task, __u64 now)
 	w->python.tstate = 0;
 	if (w->tid == task->pid)
 		return;
-	w->on_cpu_ns += now - w->on_since_ns;
+	if (w->state == STATE_RUNNING)
+		w->on_cpu_ns += now - w->on_since_ns;
 	w->on_since_ns = now;
 	renumber(w, task, now);
 }
@@ -152,21 +156,23 @@ int BPF_PROG(on_exit, struct task_struct *task)
 
 	if (t && t->depth)
 		emit_unfinished(t, tgid, task->pid);
+	if (host && !host_end_ns)
+		w = watched_of(task);
+	now = bpf_ktime_get_ns();
+	if (w && !sched) /* else its last switch tells */
+		emit_sums(w, task, now, SUMS_ENDED, task->pid);
 	/* A thread's exit is not its process's: only the last one's is. */
 	if (signal->live.counter > 0)
 		return 0;
-	if (host && !host_end_ns)
-		w = watched_of(task);
+	if (stacks)
+		bpf_map_delete_elem(&py_processes, &tgid);
 	if (w) {
-		now = bpf_ktime_get_ns();
 		code = signal->flags & SIGNAL_GROUP_EXIT ? signal->group_exit_code : task->exit_code;
 		tell(OP_PROCESS_EXIT, now, now, tgid, task->pid, code >> 8 & 0xff, code & 0x7f, 0);
 	}
 	if (!t && !w && (all_processes || !bpf_map_lookup_elem(&targets, &tgid)))
 		return 0;
 	bpf_map_delete_elem(&targets, &tgid);
-	if (stacks)
-		bpf_map_delete_elem(&py_processes, &tgid);
 	emit_life(OP_EXIT, task, 0);
 	return 0;
 }

@@ -175,9 +175,12 @@ static __always_inline int major_fault_ends(__u64 address)
 /* Mostly told from a timer's interrupt, in nobody's name: gpuwhy finds the owner by the socket's inode. */
 static __always_inline int retransmitted(const struct sock *sock)
 {
-	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+	struct record *r;
 	__u16 port;
 
+	if (host_end_ns)
+		return 0;
+	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 	if (!r) {
 		count_loss(LOSS_RING_FULL, kernel_ops + OP_TCP_RETRANSMIT);
 		return 0;
@@ -198,8 +201,7 @@ static __always_inline int retransmitted(const struct sock *sock)
 /* Of files, anonymous and shared; a few pages that CPUs have not added up yet are missing. */
 static __always_inline __u64 resident_pages(struct mm_struct *mm)
 {
-	if (!mm || !bpf_core_type_exists(struct percpu_counter) ||
-	    bpf_core_field_size(mm->rss_stat) < 4 * sizeof(struct percpu_counter))
+	if (!mm || !bpf_core_field_exists(mm->rss_stat[3].count))
 		return 0;
 	return BPF_CORE_READ(mm, rss_stat[0].count) + BPF_CORE_READ(mm, rss_stat[1].count) +
 	       BPF_CORE_READ(mm, rss_stat[3].count);

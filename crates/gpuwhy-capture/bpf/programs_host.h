@@ -259,6 +259,11 @@ int report_threads(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	w = watched_of(task);
+	if (!w && !host_end_ns && watched_of(task->group_leader)) {
+		/* The kernel's own helpers of a process (io_uring's workers) are made without a fork. */
+		adopt(task, bpf_ktime_get_ns());
+		return 0;
+	}
 	if (!w) {
 		/* Somebody else who has held a CPU a traced thread waits for until the end. */
 		cpu = cpu_of(task);
@@ -268,13 +273,15 @@ int report_threads(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	now = host_end_ns ? host_end_ns : bpf_ktime_get_ns();
-	if (w->state == STATE_UNKNOWN || w->state == STATE_ENDED || now < w->since_ns)
+	if ((sched && w->state == STATE_UNKNOWN) || w->state == STATE_ENDED || now < w->since_ns)
 		return 0;
 	if (host_end_ns && w->state != STATE_RUNNING)
 		w->switches++; /* the one it does not come back from */
-	emit_sums(w, task, now, sched ? 0 : SUMS_NO_TIMES, task->pid);
+	emit_sums(w, task, now, 0, task->pid);
 	if (!host_end_ns || !sched)
 		return 0;
+	if (w->state == STATE_BLOCKED)
+		w->woken_by = BY_NOBODY; /* who is noted there came before the wait */
 	if (w->state != STATE_RUNNING && now >= w->out_ns)
 		emit_off(w, task, now, w->cpu, w->state == STATE_READY && now > w->ready_ns ? now - w->ready_ns : 0, NULL,
 			 0, OFF_UNFINISHED);

@@ -35,7 +35,7 @@ static __always_inline bool is_throttled(struct task_struct *task)
 {
 	if (bpf_core_field_exists(task->throttled))
 		return task->throttled;
-	if (bpf_core_field_exists(struct cfs_rq, throttle_count))
+	if (bpf_core_field_exists(task->se.cfs_rq) && bpf_core_field_exists(struct cfs_rq, throttle_count))
 		return BPF_CORE_READ(task, se.cfs_rq, throttle_count) > 0;
 	return false;
 }
@@ -45,7 +45,8 @@ static __always_inline __u64 queued_for(struct task_struct *task)
 {
 	__u64 since, now;
 
-	if (!bpf_core_field_exists(task->sched_info.last_queued))
+	if (!bpf_core_field_exists(task->sched_info.last_queued) || !bpf_core_field_exists(task->se.cfs_rq) ||
+	    !bpf_core_field_exists(struct cfs_rq, rq))
 		return 0;
 	since = task->sched_info.last_queued;
 	now = BPF_CORE_READ(task, se.cfs_rq, rq, clock);
@@ -91,7 +92,7 @@ static __always_inline void emit_sums(struct watched *w, struct task_struct *tas
 	copy_comm(r->comm, task);
 	r->tgid = task->tgid;
 	r->tid = tid;
-	r->flags = flags;
+	r->flags = flags | (sched ? 0 : SUMS_NO_TIMES);
 	r->unused = 0;
 	r->unused2 = 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
@@ -167,14 +168,17 @@ static __always_inline void begin_waiting_for(struct watched *w, __u32 cpu, __u6
 
 	w->cpu = cpu;
 	w->piece_ns = now;
+	w->counted = true;
 	__sync_fetch_and_add(&c->waiting, 1);
 	c->wanted = 1;
 }
 
-/* Whether the thread is counted in `waiting` of its CPU. */
-static __always_inline bool waits_for_cpu(const struct watched *w)
+static __always_inline void end_waiting(struct watched *w)
 {
-	return w->state == STATE_READY && w->reason != THROTTLED;
+	if (!w->counted)
+		return;
+	w->counted = false;
+	__sync_fetch_and_add(&cpu_at(w->cpu)->waiting, -1);
 }
 
 static __always_inline void forget_wait(struct watched *w)
@@ -214,30 +218,30 @@ static __always_inline void leave_cpu(struct watched *w, struct task_struct *tas
 		emit_sums(w, task, now, SUMS_ENDED, task->pid);
 		return;
 	}
-	w->stack = stack_of_moment(&w->python, task, now);
 	regs = (const struct pt_regs *)bpf_task_pt_regs(task);
 	if (preempt || !state) {
 		forget_wait(w);
-		w->state = STATE_READY;
 		w->ready_ns = now;
+		w->state = STATE_READY;
+		w->reason = note_syscall(w, regs) == CALL_YIELD && !preempt ? YIELDED : PREEMPTED;
 		if (is_throttled(task)) {
 			w->reason = THROTTLED;
-			w->syscall = -1;
 			w->cpu = cpu;
-			return;
+		} else {
+			begin_waiting_for(w, cpu, now);
 		}
-		w->reason = note_syscall(w, regs) == CALL_YIELD && !preempt ? YIELDED : PREEMPTED;
-		begin_waiting_for(w, cpu, now);
-		return;
+	} else {
+		/* The waker may have come first: it is kept until the next wait begins. */
+		w->object = 0;
+		w->timeout_ns = 0;
+		w->file = 0;
+		w->flags = 0;
+		w->state = STATE_BLOCKED;
+		w->reason = reason_of_block(state);
+		describe_wait(w, task, regs, true, now);
 	}
-	/* The waker may have come first: it is kept until the next wait begins. */
-	w->object = 0;
-	w->timeout_ns = 0;
-	w->file = 0;
-	w->flags = 0;
-	w->state = STATE_BLOCKED;
-	w->reason = reason_of_block(state);
-	describe_wait(w, task, regs, true, now);
+	/* The longest part comes last: until then a report would find the sums ahead of the state. */
+	w->stack = stack_of_moment(&w->python, task, now);
 }
 
 /* The sums so far are those of the number the thread had until `at`. */
@@ -267,6 +271,7 @@ static __always_inline bool take_cpu(struct watched *w, struct task_struct *task
 	bool told = false;
 	__u64 ready;
 
+	end_waiting(w);
 	if (w->tid != task->pid)
 		renumber(w, task, w->state == STATE_RUNNING ? w->on_since_ns : w->out_ns);
 	if (w->state == STATE_UNKNOWN) { /* adopted while it was off, and not understood then */
@@ -288,8 +293,6 @@ static __always_inline bool take_cpu(struct watched *w, struct task_struct *task
 		w->ready_sum_ns += ready;
 		if (w->reason == THROTTLED)
 			w->throttled_ns += ready;
-		if (waits_for_cpu(w))
-			__sync_fetch_and_add(&cpu_at(w->cpu)->waiting, -1);
 		w->switches++;
 		told = emit_off(w, task, now, cpu, ready, holder, since, 0);
 	}
@@ -327,6 +330,7 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
 
 	since = c->since_ns;
 	c->since_ns = now;
+	c->interrupts = 0; /* no switch happens inside one */
 	if (host_end_ns)
 		return 0;
 	wanted = c->wanted;
@@ -417,12 +421,6 @@ static __always_inline int woken_first(struct task_struct *task)
 	if (host_end_ns)
 		return 0;
 	now = bpf_ktime_get_ns();
-	/* The kernel's own helpers of a process (io_uring's workers) are made without a fork. */
-	if (!w && task->group_leader->bpf_storage && bpf_task_storage_get(&watched, task->group_leader, 0, 0)) {
-		w = watch(task, now);
-		if (w)
-			w->out_ns = now;
-	}
 	if (!w || w->state != STATE_UNKNOWN)
 		return 0;
 	w->reason = NEW;
@@ -438,10 +436,10 @@ static __always_inline int moved(struct task_struct *task, __u32 to)
 	struct moved_record *r;
 	__u64 now;
 
-	if (!w || !waits_for_cpu(w) || to == w->cpu || host_end_ns)
+	if (!w || !w->counted || to == w->cpu || host_end_ns)
 		return 0;
 	now = bpf_ktime_get_ns();
-	__sync_fetch_and_add(&cpu_at(w->cpu)->waiting, -1);
+	end_waiting(w);
 	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 	if (r) {
 		r->start_ns = w->piece_ns;

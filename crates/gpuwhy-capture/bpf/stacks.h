@@ -30,8 +30,11 @@ struct code_record {
 	struct py_code code;
 };
 
-/* Room to work in. */
+/* Room to work in, and what to work on. */
 struct py_room {
+	__u64 process; /* tells a process from another that had its number before */
+	__u32 most_codes; /* told of at a time */
+	__u32 unused;
 	struct py_scratch scratch;
 	struct stack_record stack;
 	struct code_record code;
@@ -39,9 +42,15 @@ struct py_room {
 
 struct code_key {
 	__u64 code;
-	__u32 check;
-	__u32 tgid;
+	__u64 process;
+	__u64 check;
 };
+
+/* With interrupts off, only so much is done at a time; the rest waits for the next time. */
+#define MOST_CODES_AT_ONCE 16
+
+#define PF_IO_WORKER 0x10
+#define PF_USER_WORKER 0x4000
 
 const volatile bool stacks = true;
 
@@ -49,7 +58,6 @@ const volatile bool stacks = true;
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, __u32);
 	__type(value, struct py_process);
 } py_processes SEC(".maps");
@@ -114,10 +122,11 @@ __noinline int walk_stack(struct py_process *p, struct py_room *room, __u64 tsta
 	return room->stack.stack.count;
 }
 
-/* Walks a new call site and tells of it, its code first. Returns whether gpuwhy knows it now. */
+/* Walks a new call site and tells of it, its code first. Returns whether gpuwhy knows it now; if not, it is walked again
+ * the next time. */
 __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tstate, __u64 key, __u64 ids)
 {
-	__u32 tgid = ids >> 32, count, size;
+	__u32 tgid = ids >> 32, count, size, told = 0;
 	__u8 one = 1;
 
 	if (!p || !room)
@@ -131,7 +140,7 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 	if (!count)
 		return 0;
 	for (__u32 i = 0; i < PY_MAX_FRAMES; i++) {
-		struct code_key known = { .tgid = tgid };
+		struct code_key known = { .process = room->process };
 
 		if (i >= count)
 			break;
@@ -139,8 +148,14 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 		known.check = room->stack.stack.frames[i].check;
 		if (bpf_map_lookup_elem(&known_codes, &known))
 			continue;
-		if (tell_code(p, room, known.code, tgid))
-			bpf_map_update_elem(&known_codes, &known, &one, BPF_ANY);
+		if (told >= room->most_codes)
+			return 0;
+		told++;
+		if (!tell_code(p, room, known.code, tgid)) {
+			count_loss(LOSS_EVIDENCE_LOST, NO_OP);
+			return 0;
+		}
+		bpf_map_update_elem(&known_codes, &known, &one, BPF_ANY);
 	}
 	room->stack.kind = STACK_RECORD;
 	room->stack.key = key;
@@ -199,7 +214,8 @@ static __always_inline __u64 stack_key(struct py_memory *m, struct py_room *room
 	}
 	m->pause_ns = 0;
 	ids = (__u64)task->tgid << 32 | (__u32)task->pid;
-	key = py_mix(hash, task->tgid);
+	room->process = py_mix(task->group_leader->start_time, task->tgid);
+	key = py_mix(hash, room->process);
 	if (bpf_map_lookup_elem(&known_sites, &key))
 		return key;
 	if (!tell_stack(p, room, m->tstate, key, ids))
@@ -213,7 +229,8 @@ static __always_inline struct py_process *python_of(struct py_memory *m, struct 
 	__u32 tgid = task->tgid;
 	struct py_process *p;
 
-	if (!stacks || now < m->retry_ns)
+	/* The kernel's own helpers of a process have its first thread's thread pointer, and no Python. */
+	if (!stacks || now < m->retry_ns || (task->flags & (PF_IO_WORKER | PF_USER_WORKER)))
 		return NULL;
 	p = bpf_map_lookup_elem(&py_processes, &tgid);
 	if (!p)
@@ -230,7 +247,10 @@ static __always_inline __u64 stack_of_call(struct py_memory *m, struct task_stru
 	if (!p)
 		return 0;
 	room = bpf_task_storage_get(&thread_rooms, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
-	return room ? stack_key(m, room, p, task, now) : 0;
+	if (!room)
+		return 0;
+	room->most_codes = PY_MAX_FRAMES;
+	return stack_key(m, room, p, task, now);
 }
 
 /* With interrupts off: at a switch, at a sample. */
@@ -243,7 +263,10 @@ static __always_inline __u64 stack_of_moment(struct py_memory *m, struct task_st
 	if (!p)
 		return 0;
 	room = bpf_map_lookup_elem(&cpu_rooms, &zero);
-	return room ? stack_key(m, room, p, task, now) : 0;
+	if (!room)
+		return 0;
+	room->most_codes = MOST_CODES_AT_ONCE;
+	return stack_key(m, room, p, task, now);
 }
 
 /* A child's memory is its parent's, at first. */
@@ -251,6 +274,6 @@ static __always_inline void inherit_python(__u32 parent, __u32 child)
 {
 	struct py_process *p = bpf_map_lookup_elem(&py_processes, &parent);
 
-	if (p)
-		bpf_map_update_elem(&py_processes, &child, p, BPF_ANY);
+	if (p && bpf_map_update_elem(&py_processes, &child, p, BPF_ANY))
+		count_loss(LOSS_MAP_FULL, NO_OP);
 }

@@ -163,6 +163,7 @@ struct watched {
 	__u8 wait;
 	__u8 woken_by;
 	__u8 flags;
+	__u8 counted; /* whether it is one of its CPU's `waiting` */
 	/* Sums. */
 	__u64 since_ns;
 	__u64 born_ns;
@@ -194,8 +195,7 @@ struct cpu_state {
 	__u32 wanted; /* whether any was since the last switch */
 	__u32 interrupts;
 	__u32 softirq; /* which */
-	__u64 unused[5]; /* a cache line of its own */
-};
+} __attribute__((aligned(64))); /* a cache line of its own */
 
 /* Written by the CPU itself but for `waiting` and `wanted`. */
 struct cpu_state cpus[MAX_CPUS];

@@ -17,6 +17,7 @@ use crate::sockets::Sockets;
 use gpuwhy_model::ops::{self, KernelOp, kernel_op};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, Op, OpId, ThreadSums};
 use gpuwhy_stacks::Stack;
+use gpuwhy_stacks::python::PyProcess;
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -242,12 +243,17 @@ impl Capture {
     /// Tells the kernel where newly found interpreters keep their frames.
     fn look_for_python(&mut self) {
         let Some(pythons) = &mut self.pythons else { return };
-        for (pid, process) in pythons.look() {
-            if let Err(error) = self.programs.set_python(pid, process.as_bytes()) {
-                self.warnings.push(format!("Python stacks of process {pid} cannot be read: {error}"));
-            }
-        }
+        let found = pythons.look();
         self.warnings.append(&mut pythons.warnings);
+        for (pid, process) in found {
+            self.set_python(pid, &process);
+        }
+    }
+
+    fn set_python(&mut self, pid: u32, process: &PyProcess) {
+        if let Err(error) = self.programs.set_python(pid, process.as_bytes()) {
+            self.warnings.push(format!("Python stacks of process {pid} cannot be read: {error}"));
+        }
     }
 
     /// When the programs were loaded and looking for targets began, `CLOCK_MONOTONIC` ns: no record is older.
@@ -270,6 +276,8 @@ impl Capture {
     pub fn every_second(&mut self) {
         self.keep_clock();
         self.sockets.forget();
+        // Those whose end was not told, because the ring was full.
+        self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
         if let Err(error) = self.programs.report_threads() {
             self.warnings.push(format!("the threads' sums could not be read: {error}"));
         }
@@ -318,7 +326,8 @@ impl Capture {
     }
 
     fn add_child(&mut self, child: u32) -> Result<()> {
-        if self.programs.is_target(child) {
+        // gpuwhy itself may be below what it traces, a shell for example.
+        if child == std::process::id() || self.programs.is_target(child) {
             return Ok(());
         }
         self.programs.add_target(child)?;
@@ -467,11 +476,12 @@ impl Capture {
         for (call, address) in batch.unsettled.drain(..) {
             batch.calls.extend(self.callers.settle(call, address, self.all_layers));
         }
+        // Before anybody is said to have ended: what is known of their code goes with them.
+        self.name_stacks(batch);
         for life in &batch.life {
             self.follow_life(life);
         }
         self.find_owners(&mut batch.calls);
-        self.name_stacks(batch);
         if batch.unknown > 0 {
             self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
         }
@@ -484,6 +494,9 @@ impl Capture {
         for record in batch.python.drain(..) {
             batch.stacks.extend(pythons.take(record));
         }
+        for key in pythons.forgotten.drain(..) {
+            self.programs.forget_site(key);
+        }
         let calls = batch.calls.iter_mut().map(|call| &mut call.stack);
         for stack in calls.chain(batch.off.iter_mut().map(|off| &mut off.stack)) {
             *stack = stack.and_then(|key| pythons.id_of(key));
@@ -494,8 +507,9 @@ impl Capture {
         match life.event {
             LifeEvent::Fork => {
                 self.processes.insert(life.pid);
-                if let Some(pythons) = &mut self.pythons {
-                    pythons.forked(life.parent, life.pid);
+                let python = self.pythons.as_mut().and_then(|pythons| pythons.forked(life.parent, life.pid));
+                if let Some(process) = python {
+                    self.set_python(life.pid, &process);
                 }
             }
             LifeEvent::FirstCall => {
@@ -514,6 +528,9 @@ impl Capture {
             }
             LifeEvent::Exec => {
                 self.callers.forget_process(life.pid);
+                if self.pythons.is_some() {
+                    self.programs.forget_python(life.pid);
+                }
                 self.expect_python(life.pid);
             }
             LifeEvent::Exit => {
@@ -521,6 +538,7 @@ impl Capture {
                 self.processes.remove(&life.pid);
                 if let Some(pythons) = &mut self.pythons {
                     pythons.ended(life.pid);
+                    self.programs.forget_python(life.pid);
                 }
                 // Looking through every live allocation is worth it only for processes that may have some.
                 if self.used_cuda.remove(&life.pid) {
@@ -588,20 +606,27 @@ impl Capture {
         });
     }
 
-    /// Ends it: has open calls reported as unfinished, then detaches every probe. What is still in the ring is
-    /// taken with [`Capture::take`] as before.
-    pub fn stop(&mut self) {
-        // No new calls are followed from here on. Those under way get a moment to return; what is open after
-        // that is reported as it is. Only then do probes go, one after another.
+    /// Begins to end it: no new calls are followed, and nothing more of the scheduler. What is in the ring is best taken
+    /// now, to make room for [`Capture::report_last`].
+    pub fn end(&mut self) {
         self.programs.set_stopping();
+        // Calls under way get a moment to return; what is open after that is reported as it is.
         std::thread::sleep(Duration::from_millis(20));
+        self.programs.set_host_end(now_ns());
+    }
+
+    /// Has what is still under way reported: open calls, threads that wait, everybody's sums.
+    pub fn report_last(&mut self) {
         if let Err(error) = self.programs.report_open_calls() {
             self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
         }
-        self.programs.set_host_end(now_ns());
         if let Err(error) = self.programs.report_threads() {
             self.warnings.push(format!("the threads' last sums could not be read: {error}"));
         }
+    }
+
+    /// Ends it: detaches every probe. What is still in the ring is taken with [`Capture::take`] as before.
+    pub fn stop(&mut self) {
         self.detach();
     }
 }

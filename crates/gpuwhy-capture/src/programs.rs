@@ -6,6 +6,7 @@ use crate::error::{CaptureError, Result};
 use crate::features::Features;
 use crate::host::{self, HostOptions};
 use crate::syscalls;
+use crate::system;
 use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::{LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
@@ -72,7 +73,7 @@ pub(crate) struct Programs {
     pub(crate) flavour: Flavour,
     /// Keeps the programs on tracepoints attached.
     tracepoints: Vec<Link>,
-    /// To have every thread's sums reported, where the scheduler is followed.
+    /// To have every thread's sums reported, where the host's side is recorded.
     report: Option<Link>,
     host: HostOptions,
     /// What could not be had, in words.
@@ -128,6 +129,12 @@ impl Programs {
         // small allocation for each flavour tried is given up for that.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = GpuwhySkelBuilder::default().open(storage)?;
+        let mut options = options;
+        let mut refused = Vec::new();
+        if options.host.sched && !system::may_follow_scheduler() {
+            options.host.sched = false;
+            refused.push("this real-time kernel is too old to follow the scheduler (6.12 is needed): left out".to_owned());
+        }
         let features = if options.host.any() { Features::read() } else { Features::default() };
         configure(&mut open, options, flavour, &features)?;
         let skel = open.load()?;
@@ -136,8 +143,9 @@ impl Programs {
             skel.progs.on_exec.attach_trace()?,
             skel.progs.on_exit.attach_trace()?,
         ];
-        let (links, warnings) = host::attach(&skel.progs, options.host, &features)?;
+        let (links, mut warnings) = host::attach(&skel.progs, options.host, &features)?;
         tracepoints.extend(links);
+        warnings.append(&mut refused);
         let report = if options.host.any() { Some(skel.progs.report_threads.attach_trace()?) } else { None };
         let last_lost = Box::new([[0; LOSS_OPS]; LOSS_CAUSES]);
         let host = options.host;
@@ -187,6 +195,17 @@ impl Programs {
     /// Says where a process's Python keeps its frames.
     pub(crate) fn set_python(&self, pid: u32, process: &[u8]) -> libbpf_rs::Result<()> {
         self.skel.maps.py_processes.update(&pid.to_ne_bytes(), process, MapFlags::ANY)
+    }
+
+    /// Forgets where a process's Python keeps its frames.
+    pub(crate) fn forget_python(&self, pid: u32) {
+        // Gone already is just as well.
+        let _ = self.skel.maps.py_processes.delete(&pid.to_ne_bytes());
+    }
+
+    /// Has a call site told of again when it is next seen.
+    pub(crate) fn forget_site(&self, key: u64) {
+        let _ = self.skel.maps.known_sites.delete(&key.to_ne_bytes());
     }
 
     /// What came of looking for Python stacks.
@@ -312,7 +331,9 @@ impl Programs {
             Flavour::Multi => &[&progs.multi_enter, &progs.multi_leave],
             Flavour::Plain => &[&progs.plain_enter, &progs.plain_leave],
         };
-        ours.iter().map(|program| recursion_misses_of(program)).sum()
+        let host = [&progs.on_switch, &progs.on_waking, &progs.on_wakeup, &progs.on_migrate, &progs.on_sample];
+        let host: &[&ProgramMut<'_>] = if self.host.sched { &host } else { &[] };
+        ours.iter().chain(host).map(|program| recursion_misses_of(program)).sum()
     }
 
     /// Has the kernel report every call that is still open as unfinished.
@@ -365,6 +386,13 @@ fn configure(
         rodata.page_shift = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).trailing_zeros();
     }
     host::choose(&mut open.progs, options.host, features);
+    if system::kernel_version(&system::kernel_release()).is_some_and(|version| version < (6, 1)) {
+        // Older kernels want maps of probes and samples made in full beforehand; then not so large.
+        open.maps.live.set_max_entries(65_536)?;
+        for map in [&mut open.maps.targets, &mut open.maps.live, &mut open.maps.contexts] {
+            map.set_map_flags(0)?;
+        }
+    }
     open.maps.ring.set_max_entries(options.ring_bytes)?;
     let progs = &mut open.progs;
     progs.session.set_autoload(flavour == Flavour::Session);

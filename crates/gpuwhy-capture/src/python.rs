@@ -22,8 +22,8 @@ const LAST_RETRY: Duration = Duration::from_secs(10);
 const LOOKS_AT_ONCE: usize = 4;
 /// Numbers of stacks remembered; the kernel remembers 65,536.
 const MAX_KEYS: usize = 1 << 18;
-/// Code objects remembered of all processes; beyond that frames are called unknown.
-const MAX_CODES: usize = 1 << 18;
+/// Code objects remembered of all processes, some kB each at most; beyond that frames are called unknown.
+const MAX_CODES: usize = 1 << 17;
 
 /// What the kernel sent of Python.
 #[derive(Debug)]
@@ -98,38 +98,49 @@ pub(crate) struct Pythons {
     /// Processes that may run Python and are to be looked at.
     waiting: HashMap<u32, Retry>,
     known: HashMap<u32, PyProcess>,
-    codes: HashMap<(u32, u64, u32), Code>,
+    /// By process, and there by address and check.
+    codes: HashMap<u32, HashMap<(u64, u32), Code>>,
+    codes_known: usize,
     ids: HashMap<u64, u64>,
     order: VecDeque<u64>,
     /// Processes whose Python gpuwhy does not know, in words.
     pub(crate) warnings: Vec<String>,
     /// How many of those, since the last time.
     pub(crate) unknown: u64,
+    /// Numbers of stacks that are forgotten, which the kernel must forget, too.
+    pub(crate) forgotten: Vec<u64>,
 }
 
 impl Pythons {
     /// Has a process looked at: it is new here, or runs another program now.
     pub(crate) fn expect(&mut self, pid: u32) {
         self.known.remove(&pid);
+        self.forget_codes(pid);
         self.waiting.insert(pid, Retry { at: Instant::now(), pause: FIRST_RETRY });
     }
 
-    /// A child runs what its parent runs; the kernel has told itself so.
-    pub(crate) fn forked(&mut self, parent: u32, child: u32) {
-        match self.known.get(&parent).copied() {
+    /// A child runs what its parent runs. The kernel has noted so itself if the parent was known at that time; as that
+    /// may not be, it is told again.
+    pub(crate) fn forked(&mut self, parent: u32, child: u32) -> Option<PyProcess> {
+        let process = self.known.get(&parent).copied();
+        match process {
             Some(process) => {
                 self.known.insert(child, process);
             }
             None => self.expect(child),
         }
+        process
+    }
+
+    fn forget_codes(&mut self, pid: u32) {
+        self.codes_known -= self.codes.remove(&pid).map_or(0, |codes| codes.len());
     }
 
     /// Forgets a process that ended. Its stacks keep their names.
     pub(crate) fn ended(&mut self, pid: u32) {
         self.waiting.remove(&pid);
-        if self.known.remove(&pid).is_some() {
-            self.codes.retain(|(of, _, _), _| *of != pid);
-        }
+        self.known.remove(&pid);
+        self.forget_codes(pid);
     }
 
     /// Looks at processes whose turn it is; gives what the kernel must know.
@@ -168,17 +179,21 @@ impl Pythons {
     pub(crate) fn take(&mut self, record: PythonRecord) -> Option<(u64, Stack)> {
         match record {
             PythonRecord::Code(raw) => {
-                if self.codes.len() < MAX_CODES {
-                    let key = (raw.pid, raw.code.code, raw.code.check);
+                if self.codes_known < MAX_CODES {
+                    let key = (raw.code.code, raw.code.check);
                     // A table too long for the record is read from the process, if it still lives.
                     let whole = raw.code.is_table_cut().then(|| self.whole_table(&raw)).flatten();
-                    self.codes.insert(key, Code::new(raw.version, &raw.code, whole.as_deref()));
+                    let code = Code::new(raw.version, &raw.code, whole.as_deref());
+                    let new = self.codes.entry(raw.pid).or_default().insert(key, code).is_none();
+                    self.codes_known += usize::from(new);
                 }
                 None
             }
             PythonRecord::Stack(raw) => {
+                let codes = self.codes.get(&raw.pid);
                 let frame = |f: &PyFrame| {
-                    self.codes.get(&(raw.pid, f.code, f.check)).map_or_else(Frame::unknown, |code| code.frame(f.lasti))
+                    let code = codes.and_then(|codes| codes.get(&(f.code, f.check)));
+                    code.map_or_else(Frame::unknown, |code| code.frame(f.lasti))
                 };
                 let stack = Stack::new(&raw.frames.iter().map(frame).collect::<Vec<_>>());
                 let id = stack.id.cast_unsigned();
@@ -186,7 +201,9 @@ impl Pythons {
                     self.order.push_back(raw.key);
                 }
                 while self.order.len() > MAX_KEYS {
-                    self.order.pop_front().and_then(|oldest| self.ids.remove(&oldest));
+                    let oldest = self.order.pop_front();
+                    oldest.and_then(|oldest| self.ids.remove(&oldest));
+                    self.forgotten.extend(oldest);
                 }
                 Some((id, stack))
             }

@@ -4,13 +4,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-/// Sockets remembered; beyond that everything is looked up anew.
-const MAX_KNOWN: usize = 4096;
+/// Sockets looked at in one go; a job with more has the rest's retransmits left out.
+const MAX_KNOWN: usize = 100_000;
 
-/// Remembers whose socket is whose.
+/// Remembers whose socket is whose. All are looked up at once, and not again until [`Sockets::forget`]: a machine that
+/// retransmits much must not keep the ring waiting.
 #[derive(Default)]
 pub(crate) struct Sockets {
-    owners: HashMap<u64, Option<u32>>,
+    owners: Option<HashMap<u64, u32>>,
 }
 
 impl Sockets {
@@ -19,22 +20,24 @@ impl Sockets {
         if inode == 0 {
             return None;
         }
-        if self.owners.len() >= MAX_KNOWN {
-            self.owners.clear();
-        }
-        *self.owners.entry(inode).or_insert_with(|| processes.iter().copied().find(|pid| has_socket(*pid, inode)))
+        let all = || processes.iter().flat_map(|pid| sockets_of(*pid)).take(MAX_KNOWN).collect();
+        self.owners.get_or_insert_with(all).get(&inode).copied()
     }
 
     /// Forgets everything, because inode numbers are used again.
     pub(crate) fn forget(&mut self) {
-        self.owners.clear();
+        self.owners = None;
     }
 }
 
-fn has_socket(pid: u32, inode: u64) -> bool {
-    let link = format!("socket:[{inode}]");
-    let Ok(files) = std::fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
-    files.flatten().any(|file| std::fs::read_link(file.path()).is_ok_and(|to| to.as_os_str() == link.as_str()))
+/// The inodes of a process's sockets, each with the process.
+fn sockets_of(pid: u32) -> impl Iterator<Item = (u64, u32)> {
+    let files = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    files.filter_map(move |file| {
+        let link = std::fs::read_link(file.path()).ok()?;
+        let inode = link.to_str()?.strip_prefix("socket:[")?.strip_suffix(']')?;
+        Some((inode.parse().ok()?, pid))
+    })
 }
 
 #[cfg(test)]

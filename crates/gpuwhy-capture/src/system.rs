@@ -91,6 +91,13 @@ pub fn kernel_release() -> String {
     read("/proc/sys/kernel/osrelease").map(|s| s.trim().to_owned()).unwrap_or_else(|| "unknown".into())
 }
 
+/// Real-time kernels before 6.12 take a lock that may sleep when something is put into a ring buffer, which must not
+/// happen while the scheduler switches.
+pub(crate) fn may_follow_scheduler() -> bool {
+    let realtime = read("/sys/kernel/realtime").is_some_and(|text| text.trim() == "1");
+    !realtime || kernel_version(&kernel_release()).is_some_and(|version| version >= (6, 12))
+}
+
 /// Major and minor version of a kernel release.
 pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit());

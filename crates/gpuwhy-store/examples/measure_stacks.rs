@@ -3,9 +3,7 @@
 //! `cargo run -p gpuwhy-store --release --example measure_stacks -- [CALLS] [FILE]`.
 
 use gpuwhy_model::{Call, CallFlags, OpId, ops};
-use gpuwhy_store::{
-    Limits, NewRun, Reader, RunEnd, Span, StackError, StackKey, StackQuestion, StackText, Writer,
-};
+use gpuwhy_store::{Limits, NewRun, Reader, RunEnd, Span, StackError, StackKey, StackQuestion, StackText, Writer};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -29,7 +27,7 @@ fn call(i: u64) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags::default(),
-        stack: (i % 10 != 0).then_some(1 + i * 31 % STACKS),
+        stack: (!i.is_multiple_of(10)).then_some(1 + i * 31 % STACKS),
     }
 }
 

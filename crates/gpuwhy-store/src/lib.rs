@@ -39,6 +39,7 @@ pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
 pub use stacks::{
-    GroupKey, Span, StackAnswer, StackError, StackGroup, StackKey, StackQuestion, StackSort, StackSums, StackUnit, WaitSums,
+    GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
+    StackSums, StackUnit,
 };
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

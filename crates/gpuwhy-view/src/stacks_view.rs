@@ -27,9 +27,9 @@ pub struct StacksReport {
     /// The op; `None` for all CUDA calls.
     pub op: Option<String>,
     /// What makes a group: `stack`, `line`, `function` or `library`.
-    pub by: &'static str,
+    pub by: String,
     /// What they are sorted by.
-    pub sort: &'static str,
+    pub sort: String,
     /// What is counted.
     pub unit: CountedUnit,
     /// The part of the run looked at, nanoseconds since it began.
@@ -108,6 +108,9 @@ pub struct GroupView {
     pub bytes: u64,
     /// Their processes, the one with most time first.
     pub pids: Vec<ProcessView>,
+    /// Where all CUDA calls were asked for: which they are, most time first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ops: Vec<OpView>,
     /// Of times off the CPU: why, most time first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<WaitView>,
@@ -115,7 +118,7 @@ pub struct GroupView {
     pub stack_id: Option<i64>,
     /// How many different stacks are in it.
     pub stacks: usize,
-    /// Of a stack, the line that is yours, or a package's if none is.
+    /// Of a stack or line: the innermost line of your code, or a package's if none is.
     pub top_line: Option<String>,
     /// Of a stack its frames, innermost first; of a line or function that one.
     pub frames: Vec<FrameView>,
@@ -128,6 +131,17 @@ pub struct ProcessView {
     pub pid: u32,
     /// Its name.
     pub name: String,
+}
+
+/// An op of a group.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct OpView {
+    /// Its short name.
+    pub op: String,
+    /// How many calls.
+    pub calls: u64,
+    /// Their time.
+    pub total_ns: u64,
 }
 
 /// Why threads were off the CPU.
@@ -172,7 +186,7 @@ impl StacksReport {
         for (group, frames) in self.groups.iter().zip(&shown) {
             lines.push(String::new());
             lines.push(self.figures(group, style));
-            lines.extend(waits(group, style));
+            lines.extend(parts(group, style));
             lines.extend(self.body(group, frames, &paths, style));
         }
         if self.more.groups > 0 {
@@ -183,15 +197,15 @@ impl StacksReport {
         if let Some(group) = &self.without_stack {
             lines.push(String::new());
             lines.push(self.figures(group, style));
-            lines.extend(waits(group, style));
+            lines.extend(parts(group, style));
             lines.push(style.dim("  no Python stack (threads and programs without Python have none)"));
         }
         lines
     }
 
-    /// `gpuwhy.db: cudaMalloc, 4,009 calls, total 4.10 s, 4,009 (100 %) with a Python stack`
+    /// `gpuwhy.db: cudaMalloc, 4,009 calls, total 4.10 s, 3,010 (75 %) with a Python stack`
     fn heading(&self) -> String {
-        let op = self.op.as_deref().map_or_else(|| "all CUDA calls".to_owned(), |op| units::safe(op, NAME));
+        let op = self.op.as_deref().map_or_else(|| "all of CUDA".to_owned(), |op| units::safe(op, NAME));
         let mut line = format!("{}: {op}", units::safe(&self.run, NAME));
         match (self.from_ns, self.to_ns) {
             (Some(from), Some(to)) => line += &format!(" from {} to {}", units::time(from), units::time(to)),
@@ -201,11 +215,20 @@ impl StacksReport {
         }
         line += &format!(", {}", self.unit.of(self.calls));
         if self.calls > 0 {
-            let share = units::percent(self.with_stack as f64, self.calls as f64);
-            let (total, with) = (units::time(self.total_ns), units::count(self.with_stack));
-            line += &format!(", total {total}, {with} ({share}) with a Python stack");
+            line += &format!(", total {}, {} with a Python stack", units::time(self.total_ns), self.stacked());
         }
         line
+    }
+
+    fn stacked(&self) -> String {
+        let with = units::count(self.with_stack);
+        match (self.with_stack, units::percent(self.with_stack as f64, self.calls as f64)) {
+            (0, _) => "none".into(),
+            (n, _) if n == self.calls => "all".into(),
+            // Rounded, a few missing ones would read as none.
+            (_, share) if share == "100 %" => format!("{with} (>99 %)"),
+            (_, share) => format!("{with} ({share})"),
+        }
     }
 
     /// `4,009 calls  207 GB  avg 1.02 ms  max 2.10 ms  total 4.10 s   python3 train.py 12004`
@@ -248,7 +271,7 @@ impl StacksReport {
     }
 
     fn group_word(&self, n: usize) -> &'static str {
-        match (self.by, n) {
+        match (self.by.as_str(), n) {
             ("line", 1) => "line",
             ("line", _) => "lines",
             ("function", 1) => "function",
@@ -332,23 +355,33 @@ fn processes(pids: &[ProcessView]) -> String {
     }
 }
 
-/// `  asleep on pipe 80 %, preempted 12 %`
-fn waits(group: &GroupView, style: Style) -> Option<String> {
-    let shown: Vec<String> = group
-        .waits
-        .iter()
-        .take(NAMED)
-        .map(|wait| {
-            let reason = units::safe(&wait.reason, 40);
-            let words = match wait.wait.as_deref() {
-                None | Some("other") => reason,
-                Some("sleep") => format!("{reason} for a set time"),
-                Some(what) => format!("{reason} on {}", units::safe(what, 40)),
-            };
-            format!("{words} {}", units::percent(wait.total_ns as f64, group.total_ns as f64))
-        })
-        .collect();
-    (!shown.is_empty()).then(|| format!("  {}", style.yellow(&shown.join(", "))))
+/// `  cudaMalloc 80 %, cudaFree 20 %` or `  asleep on pipe 80 %, preempted 12 %`
+fn parts(group: &GroupView, style: Style) -> Option<String> {
+    let ops = group.ops.iter().map(|op| (units::safe(&op.op, NAME), op.total_ns));
+    let parts: Vec<(String, u64)> = ops.chain(group.waits.iter().map(|wait| (wait.words(), wait.total_ns))).collect();
+    let [(only, _)] = parts.as_slice() else {
+        let shown: Vec<String> = parts
+            .iter()
+            .take(NAMED)
+            .enumerate()
+            // Next to nothing is not worth a word.
+            .filter(|(at, (_, ns))| *at == 0 || ns.saturating_mul(1000) > group.total_ns)
+            .map(|(_, (what, ns))| format!("{what} {}", units::percent(*ns as f64, group.total_ns as f64)))
+            .collect();
+        return (!shown.is_empty()).then(|| format!("  {}", style.yellow(&shown.join(", "))));
+    };
+    Some(format!("  {}", style.yellow(only)))
+}
+
+impl WaitView {
+    fn words(&self) -> String {
+        let reason = units::safe(&self.reason, 40);
+        match self.wait.as_deref() {
+            None | Some("other") => reason,
+            Some("sleep") => format!("{reason} for a set time"),
+            Some(what) => format!("{reason} on {}", units::safe(what, 40)),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -28,8 +28,8 @@ fn report(groups: Vec<GroupView>) -> StacksReport {
         schema: "gpuwhy.stacks/1",
         run: "gpuwhy.db".into(),
         op: Some("cudaMalloc".into()),
-        by: "stack",
-        sort: "total",
+        by: "stack".into(),
+        sort: "total".into(),
         unit: CountedUnit::Calls,
         from_ns: None,
         to_ns: None,
@@ -50,12 +50,11 @@ fn text(report: &StacksReport) -> String {
 #[test]
 fn a_stack_with_its_figures() {
     let file = "/home/me/alloc_stress.py";
-    let frames =
-        vec![frame(file, 74, "fragmentation_pattern"), frame(file, 114, "main"), frame(file, 1, "<module>")];
+    let frames = vec![frame(file, 74, "fragmentation_pattern"), frame(file, 114, "main"), frame(file, 1, "<module>")];
     assert_eq!(
         text(&report(vec![group(frames)])),
         "\
-gpuwhy.db: cudaMalloc, 4,009 calls, total 4.09 s, 4,009 (100 %) with a Python stack
+gpuwhy.db: cudaMalloc, 4,009 calls, total 4.09 s, all with a Python stack
 
 4,009 calls  207 GB  avg 1.02 ms  max 2.10 ms  total 4.09 s   python3 train.py 12004
   alloc_stress.py:74   fragmentation_pattern          ← your code
@@ -67,7 +66,9 @@ gpuwhy.db: cudaMalloc, 4,009 calls, total 4.09 s, 4,009 (100 %) with a Python st
 #[test]
 fn what_has_no_stack_and_what_is_left_out_is_said() {
     let pids = (1..=5).map(|pid| ProcessView { pid, name: format!("w:{pid}") }).collect();
-    let without = GroupView { calls: 1, bytes: 0, pids, ..group(Vec::new()) };
+    let op = |op: &str, total_ns| OpView { op: op.into(), calls: 1, total_ns };
+    let ops = vec![op("cudaMalloc", 3_271_200_000), op("cudaFree", 800_000_000), op("cudaMemset", 1)];
+    let without = GroupView { calls: 1, ops, bytes: 0, pids, ..group(Vec::new()) };
     let report = StacksReport {
         with_stack: 4_008,
         without_stack: Some(without),
@@ -80,12 +81,13 @@ fn what_has_no_stack_and_what_is_left_out_is_said() {
     assert_eq!(
         text(&report),
         "\
-gpuwhy.db: all CUDA calls from 1.00 s on, 4,009 calls, total 4.09 s, 4,008 (100 %) with a Python stack
+gpuwhy.db: all of CUDA from 1.00 s on, 4,009 calls, total 4.09 s, 4,008 (>99 %) with a Python stack
 note
 
 … 2 more stacks, 12 calls
 
 1 call  avg 1.02 ms  max 2.10 ms  total 4.09 s   w:1 1, w:2 2, w:3 3 and 2 more processes
+  cudaMalloc 80 %, cudaFree 20 %
   no Python stack (threads and programs without Python have none)"
     );
 }

@@ -16,6 +16,7 @@ Examples:
   sudo gpuwhy demo                               see it work, without a GPU
   sudo gpuwhy trace -- python3 train.py          start a job and trace it
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
+  gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\""
 )]
 pub(crate) struct Cli {
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Record the CUDA calls of a job, and what the kernel knows of its threads, into a run file
     Trace(Trace),
+    /// Tell which lines of Python made the calls, waited or were running
+    Stacks(Stacks),
     /// Ask a run file with SQL
     Query(Query),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
@@ -128,6 +131,79 @@ pub(crate) enum Probes {
     Session,
     Multi,
     Plain,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+An event belongs to the time at which it began. The JSON is described in docs/stacks-json.md.
+
+Examples:
+  gpuwhy stacks --op cudaMalloc                        which lines allocate?
+  gpuwhy stacks --op sched_switch --by line            where do threads wait, and what for?
+  gpuwhy stacks --op cpu_sample --by library           which package uses the CPU?
+  gpuwhy stacks --op cudaMemcpyAsync --sort bytes --since 30s
+  gpuwhy stacks --json | jq '.groups[0].frames'")]
+pub(crate) struct Stacks {
+    /// The run file
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    pub(crate) db: PathBuf,
+    /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running); default: all of CUDA
+    #[arg(long, value_name = "OP")]
+    pub(crate) op: Option<String>,
+    /// Only this process (may be given several times)
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Vec<u32>,
+    /// What to put together
+    #[arg(long, value_enum, default_value = "stack")]
+    pub(crate) by: StacksBy,
+    /// Which figure comes first, largest on top
+    #[arg(long, value_enum, default_value = "total")]
+    pub(crate) sort: StacksSort,
+    /// How many to show
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: u32,
+    /// From this time of the run on: 500ms, 60s, 5m, 2h
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) from: Option<Duration>,
+    /// Up to this time of the run
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) to: Option<Duration>,
+    /// Only the last part of the run, so long
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with_all = ["from", "to"])]
+    pub(crate) since: Option<Duration>,
+    /// Show all frames of long stacks
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up after this long
+    #[arg(long, value_parser = duration, default_value = "30s")]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StacksBy {
+    /// Whole stacks, one process each
+    Stack,
+    /// Lines of your code; where there is none, of a package
+    Line,
+    /// The functions they are in
+    Function,
+    /// Packages, your code, Python itself
+    Library,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum StacksSort {
+    /// Time in all
+    Total,
+    /// How many
+    Calls,
+    /// The longest
+    Max,
+    /// Bytes
+    Bytes,
 }
 
 #[derive(Debug, Args)]
@@ -236,6 +312,12 @@ pub(crate) struct Hold {
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 fn duration(text: &str) -> Result<Duration, String> {
+    moment(text)
+        .and_then(|d| if d.is_zero() { Err("the duration must be longer than nothing".to_owned()) } else { Ok(d) })
+}
+
+/// The same, counted from the run's beginning, which is 0.
+fn moment(text: &str) -> Result<Duration, String> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match unit.trim() {
@@ -246,10 +328,7 @@ fn duration(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
     };
     let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * factor)
-        .ok()
-        .filter(|d| !d.is_zero())
-        .ok_or_else(|| "the duration must be longer than nothing and shorter than forever".to_owned())
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
 }
 
 fn gigabytes(text: &str) -> Result<f64, String> {
@@ -282,5 +361,6 @@ mod tests {
         for bad in ["", "s", "-1s", "5 parsecs", "0s", "1e99h", "nan"] {
             assert!(duration(bad).is_err(), "{bad}");
         }
+        assert_eq!(moment("0"), Ok(Duration::ZERO));
     }
 }

@@ -6,11 +6,9 @@
 mod common;
 
 use common::host::close;
-use common::python::{Moment, PythonRun, Scripts, Told, in_words, interpreters, settle};
-use common::{GPUWHY, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text};
+use common::python::{Moment, PythonRun, Scripts, Told, in_words, interpreters};
+use common::{can_trace, number, one_at_a_time};
 use std::collections::HashSet;
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Command, Stdio};
 
 /// What plants.py does, by the name each situation gives to its calls, and how many stacks it has.
 fn assert_situations(run: &PythonRun, place: &str) {
@@ -20,7 +18,10 @@ fn assert_situations(run: &PythonRun, place: &str) {
     };
     assert_eq!(stacks_of("callers"), 3, "{place}: two callers, and one who called both");
     assert_eq!(stacks_of("lines"), 3, "{place}: three lines, one of them twice");
-    assert_eq!(stacks_of("again"), 30, "{place}: code at the addresses of other code");
+    assert_eq!((stacks_of("again"), stacks_of("cells")), (30, 9), "{place}: code at the addresses of other code");
+    for far in ["far_3", "far_9", "far_30"] {
+        assert_eq!(stacks_of(far), 2, "{place}: two callers, however far");
+    }
     assert_eq!(stacks_of("threads"), 2, "{place}");
     let depth_of = |name: &str| run.planted().find(|call| call.situation == name).unwrap().depth();
     assert!(depth_of("recursion") > 100 && depth_of("recursion") < 128, "{place}: deep, but all of it is there");
@@ -64,33 +65,6 @@ fn every_planted_call_has_its_true_stack_and_the_same_id_in_every_run() {
     }
 }
 
-#[test]
-fn a_process_that_ran_before_gpuwhy_came_has_stacks_too() {
-    if !can_trace() {
-        return;
-    }
-    let (_lock, scripts) = (one_at_a_time(), Scripts::new());
-    for interpreter in interpreters() {
-        let place = Place::new();
-        let mut command = Command::new(&interpreter.program);
-        settle(&mut command, &place).arg(scripts.path("held.py")).env("LD_LIBRARY_PATH", &sim().dir);
-        let mut job = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let mut ready = String::new();
-        BufReader::new(job.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
-        assert_eq!(ready, "ready\n", "{}", interpreter.version);
-        let pid = job.id().to_string();
-        let tracing =
-            Tracing::start(Command::new(GPUWHY).args(["trace", "--pid", &pid, "--db"]).arg(place.db()), &place, 2);
-        job.stdin.take().unwrap().write_all(b"go\n").unwrap();
-        assert!(job.wait().unwrap().success());
-        let ended = tracing.end();
-        assert!(ended.status.success(), "{}", text(&ended));
-        let (calls, frames, _) = PythonRun::read(place).compare(&interpreter.version);
-        assert_eq!(calls, 5);
-        println!("{}: attached, {calls} calls, {frames} frames equal", interpreter.version);
-    }
-}
-
 /// Times off the CPU of a thread in a moment it told of: how long, with which stack, which line of it is the program's.
 fn off_in(run: &PythonRun, moment: &Moment) -> Vec<(i64, String, String)> {
     let origin = number(&run.db, "SELECT start_monotonic_ns FROM sessions");
@@ -104,7 +78,7 @@ fn off_in(run: &PythonRun, moment: &Moment) -> Vec<(i64, String, String)> {
 }
 
 /// All the time that a thread was off the CPU at its line is told, and of that line.
-fn assert_off_at_line(run: &PythonRun, moment: &Moment, exact: bool, place: &str) {
+fn assert_off_at_line(run: &PythonRun, moment: &Moment, exact: bool, place: &str) -> usize {
     let (truth, rows) = (in_words(&moment.frames), off_in(run, moment));
     let line = truth.lines().next().unwrap();
     for (_, frames, top) in &rows {
@@ -116,6 +90,7 @@ fn assert_off_at_line(run: &PythonRun, moment: &Moment, exact: bool, place: &str
     let (_, longest, _) = rows.iter().max_by_key(|row| row.0).unwrap();
     let library = longest.contains("queue.py:") && longest.contains("threading.py:");
     assert!(exact || library, "{place}: Python's library is part of the stack:\n{longest}");
+    rows.len()
 }
 
 /// Samples of the busy thread name the function, and come at their rate.
@@ -127,7 +102,7 @@ fn assert_samples(run: &PythonRun, moment: &Moment, place: &str) -> usize {
     let window = (moment.pid, moment.tid, moment.begin - origin, moment.end - origin);
     let samples: Vec<String> = statement.query_map(window, |row| row.get(0)).unwrap().map(Result::unwrap).collect();
     let ((file, function, first), callers) = (&moment.frames[0], in_words(&moment.frames[1..]));
-    // The function's four lines that work.
+    // From the line where the clocks are read first to where they are read last.
     let lines: Vec<String> = (*first..first + 5).map(|line| format!("{file}:{line} {function}\n{callers}")).collect();
     for frames in &samples {
         assert!(lines.contains(frames), "{place}: a sample in\n{frames}\nnot in\n{}", lines[0]);
@@ -139,28 +114,28 @@ fn assert_samples(run: &PythonRun, moment: &Moment, place: &str) -> usize {
     samples.len()
 }
 
+/// Attached to while it waits, so that gpuwhy knows the program before anything that counts happens in it.
 #[test]
-fn sleeping_waiting_and_working_threads_name_their_lines() {
+fn calls_waits_and_work_of_a_process_attached_to_name_their_lines() {
     if !can_trace() {
         return;
     }
     let (_lock, scripts) = (one_at_a_time(), Scripts::new());
     for interpreter in interpreters() {
-        let run = scripts.trace(&interpreter.program, "moments.py", &[]);
-        let (mut seen, mut samples) = (0, 0);
+        let (run, place) = (scripts.attach(&interpreter.program, "moments.py"), &interpreter.version);
+        let (calls, frames, _) = run.compare(place);
+        let (mut waits, mut samples) = (0, 0);
         for told in &run.told {
             match told {
-                Told::Sleep(moment) | Told::Lock(moment) => {
-                    assert_off_at_line(&run, moment, true, &interpreter.version)
-                }
-                Told::Queue(moment) => assert_off_at_line(&run, moment, false, &interpreter.version),
-                Told::Busy(moment) => samples = assert_samples(&run, moment, &interpreter.version),
-                Told::Call(_) | Told::Bare { .. } => panic!("{told:?}"),
+                Told::Sleep(moment) | Told::Lock(moment) => waits += assert_off_at_line(&run, moment, true, place),
+                Told::Queue(moment) => waits += assert_off_at_line(&run, moment, false, place),
+                Told::Busy(moment) => samples = assert_samples(&run, moment, place),
+                Told::Call(_) => {}
+                Told::Bare { .. } => panic!("{told:?}"),
             }
-            seen += 1;
         }
-        assert_eq!(seen, 4, "{}", interpreter.version);
-        println!("{}: three waits and {samples} samples at their lines", interpreter.version);
+        assert_eq!((calls, run.told.len() - calls), (5, 5), "{place}");
+        println!("{place}: {calls} calls, {frames} frames equal; {waits} waits and {samples} samples at their lines");
     }
 }
 
@@ -169,12 +144,8 @@ fn without_stacks_there_are_none() {
     if !can_trace() {
         return;
     }
-    let (_lock, scripts, place) = (one_at_a_time(), Scripts::new(), Place::new());
-    let interpreter = interpreters().pop().unwrap();
-    let mut command = place.trace();
-    settle(&mut command, &place).args(["--quiet", "--no-stack", "--"]);
-    succeed(command.arg(&interpreter.program).arg(scripts.path("plants.py")));
-    let run = PythonRun::read(place);
+    let (_lock, scripts) = (one_at_a_time(), Scripts::new());
+    let run = scripts.trace(&interpreters().pop().unwrap().program, "plants.py", &["--no-stack"]);
     assert!(run.planted().all(|call| run.recorded(call).is_ok()), "the calls are there");
     for table in ["events WHERE stack_id NOT NULL", "off_cpu WHERE stack_id NOT NULL", "stack_traces"] {
         assert_eq!(number(&run.db, &format!("SELECT COUNT(*) FROM {table}")), 0, "{table}");

@@ -3,7 +3,7 @@
 
 use super::library::library;
 use super::read::{Cells, Texts};
-use super::{GroupKey, StackGroup, StackKey, StackSort, StackSums};
+use super::{GroupKey, StackFrame, StackGroup, StackKey, StackSort, StackSums};
 use gpuwhy_stacks::{Frame, Owner, Stack};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -62,12 +62,20 @@ fn finish(key: GroupKey, group: Growing, names: &HashMap<u32, String>) -> StackG
     let mut pids: Vec<(u32, u64)> = group.pids.into_iter().collect();
     pids.sort_by_key(|&(pid, total_ns)| (Reverse(total_ns), pid));
     let named = |(pid, _)| (pid, names.get(&pid).cloned().unwrap_or_else(|| format!("pid {pid}")));
+    let top = group.frames.iter().min_by_key(|frame| frame.owner()).map(Frame::to_string);
+    let frames = group.frames.into_iter().map(|frame| StackFrame {
+        yours: frame.owner() == Owner::You,
+        file: frame.file,
+        line: frame.line,
+        function: frame.function,
+    });
     StackGroup {
+        top_line: top.filter(|_| matches!(key, GroupKey::Stack { .. } | GroupKey::Line(..))),
+        frames: frames.collect(),
         key,
         sums: group.sums,
         processes: pids.into_iter().map(named).collect(),
         stacks: group.stacks.len(),
-        frames: group.frames,
     }
 }
 

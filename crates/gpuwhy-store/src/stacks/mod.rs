@@ -10,7 +10,6 @@ mod ops;
 mod read;
 
 use crate::{Error, Limits, Reader};
-use gpuwhy_stacks::Frame;
 use std::collections::BTreeMap;
 
 /// What to sum, and by what.
@@ -94,13 +93,15 @@ pub struct StackSums {
     pub max_ns: u64,
     /// Their bytes.
     pub bytes: u64,
+    /// Where all CUDA calls were asked for: which they are.
+    pub ops: BTreeMap<String, PartSums>,
     /// Of times off the CPU: why, and what for.
-    pub waits: BTreeMap<(String, Option<String>), WaitSums>,
+    pub waits: BTreeMap<(String, Option<String>), PartSums>,
 }
 
-/// Times off the CPU of one reason and wait.
+/// Events of one op, or times off the CPU of one reason and wait.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WaitSums {
+pub struct PartSums {
     /// How many.
     pub times: u64,
     /// Their time.
@@ -140,8 +141,24 @@ pub struct StackGroup {
     pub processes: Vec<(u32, String)>,
     /// How many different stacks they have.
     pub stacks: usize,
+    /// Of a stack or line: the innermost line of your code; where there is none, of a package, then whichever is
+    /// innermost.
+    pub top_line: Option<String>,
     /// Of a stack its frames, innermost first; of a line or function that one frame.
-    pub frames: Vec<Frame>,
+    pub frames: Vec<StackFrame>,
+}
+
+/// A frame.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StackFrame {
+    /// The source file, with its whole path as Python has it.
+    pub file: String,
+    /// The executing line, where known; `None` in a group of a whole function.
+    pub line: Option<u32>,
+    /// The function.
+    pub function: String,
+    /// Whether it is your code.
+    pub yours: bool,
 }
 
 /// The answer.

@@ -44,8 +44,7 @@ impl Reader {
             // The short name first: it stands for all its functions, one of which may be called the same.
             if let Some(name) = names.into_iter().flatten().find(|name| name.eq_ignore_ascii_case(asked)) {
                 let kernel = text(row.get(3)) == Some("kernel");
-                let op =
-                    found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), kernel });
+                let op = found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), kernel });
                 op.ids.extend(number(row.first()));
             }
             ControlFlow::Continue(())

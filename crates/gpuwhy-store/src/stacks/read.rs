@@ -6,7 +6,7 @@
 //! and are committed with the events, so those of every event seen are there, even while the file is written.
 
 use super::ops::WantedOp;
-use super::{StackQuestion, StackSums, WaitSums};
+use super::{PartSums, StackQuestion, StackSums};
 use crate::hash::FastMap;
 use crate::{Limits, Reader, Result, Value};
 use std::collections::BTreeMap;
@@ -35,8 +35,13 @@ impl Raw {
             total_ns: self.total_ns,
             max_ns: self.max_ns,
             bytes: if has_bytes { self.arg0 } else { 0 },
+            ops: BTreeMap::new(),
             waits: BTreeMap::new(),
         }
+    }
+
+    fn part(self) -> PartSums {
+        PartSums { times: self.calls, total_ns: self.total_ns }
     }
 }
 
@@ -46,11 +51,16 @@ impl StackSums {
         self.total_ns = self.total_ns.saturating_add(other.total_ns);
         self.max_ns = self.max_ns.max(other.max_ns);
         self.bytes = self.bytes.saturating_add(other.bytes);
-        for (why, sums) in &other.waits {
-            let known = self.waits.entry(why.clone()).or_default();
-            known.times = known.times.saturating_add(sums.times);
-            known.total_ns = known.total_ns.saturating_add(sums.total_ns);
-        }
+        merge_parts(&mut self.ops, &other.ops);
+        merge_parts(&mut self.waits, &other.waits);
+    }
+}
+
+fn merge_parts<K: Clone + Ord>(parts: &mut BTreeMap<K, PartSums>, others: &BTreeMap<K, PartSums>) {
+    for (key, sums) in others {
+        let known = parts.entry(key.clone()).or_default();
+        known.times = known.times.saturating_add(sums.times);
+        known.total_ns = known.total_ns.saturating_add(sums.total_ns);
     }
 }
 
@@ -64,7 +74,7 @@ impl Reader {
     ) -> Result<Cells> {
         let sums = self.sum_contexts("call_", "arg0", span, &question.limits)?;
         let mut cells = Cells::new();
-        let sql = "SELECT x.id, x.pid, x.stack, x.op, o.arg0_is_bytes, o.layer
+        let sql = "SELECT x.id, x.pid, x.stack, x.op, o.arg0_is_bytes, o.layer, o.name
             FROM context_ AS x CROSS JOIN op_ AS o ON o.id = x.op WHERE x.flags & 1 = 0";
         self.query(sql, &question.limits, |_, row| {
             let wanted = match op {
@@ -73,8 +83,11 @@ impl Reader {
             };
             let raw = number(row.first()).and_then(|id| sums.get(&id)).filter(|_| wanted);
             if let (Some(raw), Some(pid)) = (raw, asked_pid(row.get(1), &question.pids)) {
-                let cell = cells.entry((number(row.get(2)), pid)).or_default();
-                cell.merge(&raw.sums(number(row.get(4)) == Some(1)));
+                let mut sums = raw.sums(number(row.get(4)) == Some(1));
+                if let (None, Some(name)) = (op, text(row.get(6))) {
+                    sums.ops.insert(name.to_owned(), raw.part());
+                }
+                cells.entry((number(row.get(2)), pid)).or_default().merge(&sums);
             }
             ControlFlow::Continue(())
         })?;
@@ -82,11 +95,7 @@ impl Reader {
     }
 
     /// Times off the CPU.
-    pub(super) fn off_cpu_by_stack(
-        &self,
-        span: (Option<u64>, Option<u64>),
-        question: &StackQuestion,
-    ) -> Result<Cells> {
+    pub(super) fn off_cpu_by_stack(&self, span: (Option<u64>, Option<u64>), question: &StackQuestion) -> Result<Cells> {
         let sums = self.sum_contexts("off_", "NULL", span, &question.limits)?;
         let mut cells = Cells::new();
         let sql = "SELECT id, pid, stack, reason, wait FROM off_context_";
@@ -95,7 +104,7 @@ impl Reader {
             if let (Some(raw), Some(pid)) = (raw, asked_pid(row.get(1), &question.pids)) {
                 let mut sums = raw.sums(false);
                 let why = (text(row.get(3)).unwrap_or("unknown").to_owned(), text(row.get(4)).map(str::to_owned));
-                sums.waits.insert(why, WaitSums { times: raw.calls, total_ns: raw.total_ns });
+                sums.waits.insert(why, raw.part());
                 cells.entry((number(row.get(2)), pid)).or_default().merge(&sums);
             }
             ControlFlow::Continue(())

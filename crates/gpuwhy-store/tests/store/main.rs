@@ -11,5 +11,6 @@ mod off_cpu;
 mod place;
 mod queries;
 mod round_trip;
+mod stacks;
 mod support;
 mod survival;

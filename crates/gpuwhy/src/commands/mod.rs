@@ -6,6 +6,7 @@ mod demo;
 mod hold;
 mod profile;
 mod query;
+mod stacks;
 mod trace;
 
 use crate::cli::Command;
@@ -16,6 +17,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Demo(args) => demo::run(&args),

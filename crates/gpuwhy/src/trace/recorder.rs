@@ -224,7 +224,8 @@ impl Recorder {
         if !self.capture.take(&mut self.batch) {
             return 0;
         }
-        let records = self.batch.len();
+        // Some records are none any more, but there may be others behind them.
+        let records = self.batch.len().max(1);
         self.processes.note(&self.batch, &self.writer);
         self.host.note(&self.batch);
         let next = self.writer.spare();
@@ -234,6 +235,7 @@ impl Recorder {
 
     fn every_second(&mut self) {
         self.note_libraries();
+        while self.drain_some() >= BUSY {}
         self.capture.every_second();
         self.host.every_second(self.capture.processes(), &self.writer);
         for warning in self.capture.take_warnings() {
@@ -288,6 +290,11 @@ impl Recorder {
     fn finish(mut self, stop: Stop) -> Summary {
         let elapsed = self.elapsed();
         let stop_ns = now_ns();
+        // Room in the ring first: what is told at the very end must not be lost.
+        self.capture.end();
+        while self.drain_some() > 0 {}
+        self.capture.report_last();
+        while self.drain_some() > 0 {}
         self.capture.stop();
         while self.drain_some() > 0 {}
         self.host.finish(&self.writer);

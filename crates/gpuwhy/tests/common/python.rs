@@ -1,20 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python programs under gpuwhy: the interpreters at hand, and what the programs wrote about their own stacks.
 
-use super::{Place, open, succeed};
+use super::{GPUWHY, Place, Tracing, open, sim, succeed, text};
 use serde::Deserialize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use tempfile::TempDir;
 
 /// Frames that the kernel walks; of deeper stacks the outermost are left out.
 const MAX_FRAMES: usize = 128;
 
+/// The scripts load the runtime, and it the driver.
+const CUDA_LIBRARIES: i64 = 2;
+
 const SCRIPTS: &[(&str, &str)] = &[
     ("planting.py", include_str!("../python/planting.py")),
     ("plants.py", include_str!("../python/plants.py")),
-    ("held.py", include_str!("../python/held.py")),
     ("moments.py", include_str!("../python/moments.py")),
 ];
 
@@ -158,10 +161,29 @@ impl Scripts {
         succeed(command.arg(program).arg(self.path(script)));
         PythonRun::read(place)
     }
+
+    /// Starts a script that waits for a line, attaches gpuwhy to it and lets it run to its end.
+    pub fn attach(&self, program: &Path, script: &str) -> PythonRun {
+        let place = Place::new();
+        let mut command = Command::new(program);
+        settle(&mut command, &place).arg(self.path(script)).env("LD_LIBRARY_PATH", &sim().dir);
+        let mut job = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut ready = String::new();
+        BufReader::new(job.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
+        assert_eq!(ready, "ready\n", "{}", program.display());
+        let mut gpuwhy = Command::new(GPUWHY);
+        gpuwhy.args(["trace", "--pid", &job.id().to_string(), "--db"]).arg(place.db());
+        let tracing = Tracing::start(&mut gpuwhy, &place, CUDA_LIBRARIES);
+        job.stdin.take().unwrap().write_all(b"go\n").unwrap();
+        assert!(job.wait().unwrap().success(), "{script}");
+        let ended = tracing.end();
+        assert!(ended.status.success(), "{}", text(&ended));
+        PythonRun::read(place)
+    }
 }
 
 /// What a script needs to know, and what it must not leave behind.
-pub fn settle<'a>(command: &'a mut Command, place: &Place) -> &'a mut Command {
+fn settle<'a>(command: &'a mut Command, place: &Place) -> &'a mut Command {
     command.env("TRUTH", place.dir.path().join("told")).env("PYTHONDONTWRITEBYTECODE", "1");
     command.env_remove("SIMGPU_LOG")
 }
@@ -248,12 +270,14 @@ impl PythonRun {
     /// Insists that every planted call has its true stack, and that one stack has one id. Returns how many calls and
     /// frames were compared, and the ids by stack.
     pub fn compare(&self, place: &str) -> (usize, usize, HashMap<String, i64>) {
-        let wrong: Vec<String> = self
-            .planted()
-            .filter_map(|call| Some(format!("{} {}: {}", call.situation, call.op, self.compare_one(call).err()?)))
-            .collect();
         let calls = self.planted().count();
-        assert!(wrong.is_empty(), "{place}: {} of {calls} calls are wrong: {}", wrong.len(), wrong.join("\n"));
+        let wrong: Vec<_> = self.planted().filter_map(|call| Some((call, self.compare_one(call).err()?))).collect();
+        let names: BTreeSet<_> = wrong.iter().map(|(call, _)| &call.situation).collect();
+        let details: Vec<_> =
+            wrong.iter().map(|(call, why)| format!("{} {}: {why}", call.situation, call.op)).collect();
+        let some = details[..details.len().min(3)].join("\n");
+        let count = wrong.len();
+        assert!(wrong.is_empty(), "{place}: {count} of {calls} calls are wrong, in {names:?}; such as\n{some}");
         let (mut ids, mut stacks) = (HashMap::new(), HashMap::new());
         for call in self.planted() {
             let (frames, id) = (call.frames(), self.recorded(call).unwrap().stack_id.unwrap());

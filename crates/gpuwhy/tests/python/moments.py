@@ -1,15 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads that sleep, wait and work at known lines, and say how long they did."""
+"""Threads that sleep, wait and work at known lines, and say how long they did.
+
+First it waits for a line on standard input, so that gpuwhy can attach. Then a thread that was there before, the main
+thread and a new one plant a call or two.
+"""
 import queue
 import sys
 import threading
 import time
 
-from planting import frames_from, write_down
+from planting import frames_from, plant, write_down
 
 SLEEP = 0.3
+DEEP = 60
 BUSY = 1.0
 lock, items = threading.Lock(), queue.Queue()
+go = threading.Event()
 now, cpu = time.monotonic_ns, time.thread_time_ns
 
 
@@ -28,6 +34,14 @@ def sleeps():
     line = sys._getframe().f_lineno + 1
     marks = now(), cpu(), time.sleep(SLEEP), cpu(), now()
     tell("sleep", marks, sys._getframe(), line)
+
+
+def sleeps_deep():
+    """Below many functions that nobody has seen before, for the only time."""
+    space = {"step_%d" % DEEP: sleeps}
+    for n in range(DEEP):
+        exec("def step_%d():\n    return step_%d()" % (n, n + 1), space)
+    space["step_0"]()
 
 
 def waits_for_lock():
@@ -52,9 +66,32 @@ def works():
     tell("busy", before + (value,) + after, sys._getframe(), line)
 
 
+def older_thread():
+    go.wait()
+    for _ in range(3):
+        plant("attached_thread")
+
+
+def newer_thread():
+    plant("thread_after_attaching")
+
+
+def plants():
+    older, newer = threading.Thread(target=older_thread), threading.Thread(target=newer_thread)
+    older.start()
+    print("ready", flush=True)
+    sys.stdin.readline()
+    go.set()
+    plant("attached_main")
+    older.join()
+    newer.start()
+    newer.join()
+
+
 def main():
+    plants()
     with lock:
-        threads = [threading.Thread(target=target) for target in (sleeps, waits_for_lock, waits_for_item)]
+        threads = [threading.Thread(target=target) for target in (sleeps, sleeps_deep, waits_for_lock, waits_for_item)]
         for thread in threads:
             thread.start()
         works()

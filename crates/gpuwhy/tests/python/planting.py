@@ -10,9 +10,10 @@ import json
 import os
 import sys
 import threading
+from ctypes import byref, c_size_t, c_void_p
 
 cudart = ctypes.CDLL("libcudart.so.13")
-cudart.simgpuKernel.restype = ctypes.c_void_p
+cudart.simgpuKernel.restype = c_void_p
 # Each line is one write to a file that only grows, so lines of several threads and processes do not mix.
 truth_file = os.open(os.environ["TRUTH"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 sizes = itertools.count(1_000_001)
@@ -37,10 +38,10 @@ def write_down(row):
     os.write(truth_file, (json.dumps(row) + "\n").encode())
 
 
-def note(situation, op, column, value, frame, ret=0):
-    """Says that `frame` is about to make a call; returns None, for use as `note(...) or call(...)`."""
+def note(situation, op, column, value, ret=0):
+    """Says that the caller is about to make a call; returns None, for use as `note(...) or call(...)`."""
     row = {"what": "call", "situation": situation, "op": op, "column": column, "value": value, "ret": ret}
-    row["frames"] = frames_from(frame)
+    row["frames"] = frames_from(sys._getframe(1))
     write_down(row)
 
 
@@ -48,39 +49,39 @@ def note(situation, op, column, value, frame, ret=0):
 
 
 def plant(situation):
-    size, pointer = next(sizes), ctypes.c_void_p()
-    note(situation, "cudaMalloc", "arg0", size, sys._getframe()) or cudart.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size))
+    size, pointer = next(sizes), c_void_p()
+    note(situation, "cudaMalloc", "arg0", size) or cudart.cudaMalloc(byref(pointer), c_size_t(size))
     return size, pointer
 
 
 def plant_failure(situation):
-    size, pointer = 2**60 + next(sizes), ctypes.c_void_p()
-    return note(situation, "cudaMalloc", "arg0", size, sys._getframe(), OUT_OF_MEMORY) or cudart.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size))
+    size, pointer = 2**60 + next(sizes), c_void_p()
+    note(situation, "cudaMalloc", "arg0", size, OUT_OF_MEMORY) or cudart.cudaMalloc(byref(pointer), c_size_t(size))
 
 
 def plant_free(situation):
     size, pointer = plant(situation)
-    return note(situation, "cudaFree", "arg0", size, sys._getframe()) or cudart.cudaFree(pointer)
+    note(situation, "cudaFree", "arg0", size) or cudart.cudaFree(pointer)
 
 
 def plant_copy(situation):
     size, pointer = plant(situation)
     host = ctypes.create_string_buffer(size)
-    return note(situation, "cudaMemcpy", "arg0", size, sys._getframe()) or cudart.cudaMemcpy(pointer, host, ctypes.c_size_t(size), 1)
+    note(situation, "cudaMemcpy", "arg0", size) or cudart.cudaMemcpy(pointer, host, c_size_t(size), 1)
 
 
 def new_stream():
-    stream = ctypes.c_void_p()
-    cudart.cudaStreamCreate(ctypes.byref(stream))
+    stream = c_void_p()
+    cudart.cudaStreamCreate(byref(stream))
     return stream
 
 
 def plant_wait(situation):
     stream = new_stream()
-    return note(situation, "cudaStreamSync", "stream", stream.value, sys._getframe()) or cudart.cudaStreamSynchronize(stream)
+    note(situation, "cudaStreamSync", "stream", stream.value) or cudart.cudaStreamSynchronize(stream)
 
 
 def plant_launch(situation):
-    stream, kernel = new_stream(), ctypes.c_void_p(cudart.simgpuKernel(b"planted", ctypes.c_uint64(1000)))
-    blocks, threads = Dim3(4, 1, 1), Dim3(32, 1, 1)
-    return note(situation, "cudaLaunchKernel", "stream", stream.value, sys._getframe()) or cudart.cudaLaunchKernel(kernel, blocks, threads, None, ctypes.c_size_t(0), stream)
+    stream, kernel = new_stream(), c_void_p(cudart.simgpuKernel(b"planted", ctypes.c_uint64(1000)))
+    one, none, op = Dim3(1, 1, 1), c_size_t(0), "cudaLaunchKernel"
+    note(situation, op, "stream", stream.value) or cudart.cudaLaunchKernel(kernel, one, one, None, none, stream)

@@ -19,6 +19,7 @@ import planting
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 DEEP, TOO_DEEP = 100, 200
+FAR = [3, 9, 30]
 
 
 def main_thread():
@@ -180,6 +181,12 @@ def memory_used_again():
         exec(compile(text, "<text %02d>" % n, "exec"), {"plant": plant})
 
 
+def cells():
+    """As in a notebook: each cell is compiled, run and forgotten, and the next comes to lie where it was."""
+    for n, cell in enumerate(["x = 1\nplant('cells')\n", "y = 2\nplant('cells')\n", "z = 3\n\nplant('cells')\n"] * 3):
+        exec(compile(cell, "<cell %d>" % n, "exec"), {"plant": plant})
+
+
 def in_an_except():
     try:
         raise ValueError("on purpose")
@@ -201,6 +208,13 @@ def two_callers():
         first()
         second()
     shared()
+
+
+def far_callers():
+    """Two callers that reach the same place through the same frames: layers of a model do, with wrappers between."""
+    for distance in FAR:
+        recursion("far_%d" % distance, distance)
+        recursion("far_%d" % distance, distance)
 
 
 def lines_of_one_caller():
@@ -275,7 +289,7 @@ def thread_made_by_c():
 
 
 def thread_without_python():
-    """The start of the thread is the CUDA call itself. Its stack, and so its thread pointer, was just a Python thread's."""
+    """The thread begins with the CUDA call itself. Its stack, and so its thread pointer, was just a Python thread's."""
     thread = threading.Thread(target=plant, args=("before_bare",))
     thread.start()
     thread.join()
@@ -286,12 +300,13 @@ def thread_without_python():
 def main():
     if sys.argv[1:] == ["again"]:
         return plant("execve")
-    for situation in [
-        main_thread, other_calls, two_threads, recursion, generator, coroutine, a_lambda, comprehensions, sorted_key,
-        c_and_python_in_turn, called_by_c, methods, a_decorator, executed_text, memory_used_again, in_an_except,
-        two_callers, lines_of_one_caller, non_ascii_names, at_import, in_a_zip, forked_worker, spawned_worker,
-        exec_again, thread_made_by_c, thread_without_python,
-    ]:
+    situations = [
+        main_thread, other_calls, two_threads, recursion, generator, coroutine, a_lambda, comprehensions,
+        sorted_key, c_and_python_in_turn, called_by_c, methods, a_decorator, executed_text, memory_used_again,
+        cells, in_an_except, two_callers, far_callers, lines_of_one_caller, non_ascii_names, at_import,
+        in_a_zip, forked_worker, spawned_worker, exec_again, thread_made_by_c, thread_without_python,
+    ]
+    for situation in situations:
         situation()
     return recursion("too_deep", TOO_DEEP)
 

@@ -211,38 +211,3 @@ fn no_library_and_no_driver_are_fine() {
         assert!(samples[0].system.is_some() && samples[0].gpus.is_empty() && samples[0].new_gpus.is_empty());
     }
 }
-
-/// By hand, on a machine with a GPU: `cargo test -p gpuwhy-capture real_gpu -- --ignored --nocapture`.
-#[test]
-#[ignore = "needs a GPU"]
-fn a_real_gpu_is_sampled() {
-    let cpu = || files::clock_ns(libc::CLOCK_PROCESS_CPUTIME_ID);
-    let start_ns = now_ns();
-    let sampler = Sampler::start(SampleOptions::default());
-    sampler.watch(&[std::process::id()]);
-    while sampler.shared.lock().waiting.back().is_none_or(|samples| samples.gpus.is_empty()) {
-        assert!(now_ns() - start_ns < 30_000_000_000, "NVML never answered");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    println!("first GPU sample after {} ms", (now_ns() - start_ns) / 1_000_000);
-    let (opened_ns, spent) = (now_ns(), cpu());
-    sampler.take();
-    std::thread::sleep(Duration::from_millis(5300));
-    println!("CPU time for 5 s: {} µs", (cpu() - spent) / 1000);
-    let samples = sampler.finish();
-    for second in &samples {
-        println!("{:?}\n{:?}\n{:?}", second.gpus, second.gpu_processes, second.cgroups);
-        println!(
-            "{:?}",
-            second.busy.iter().map(|b| (b.at_ns as i128 - opened_ns as i128, b.percent)).collect::<Vec<_>>()
-        );
-    }
-    let gpu = samples[0].gpus[0].gpu;
-    let mine = samples.iter().flat_map(|second| &second.busy).filter(|busy| busy.gpu == gpu);
-    let at: Vec<u64> = mine.map(|busy| busy.at_ns).collect();
-    assert!(at.len() >= 20, "about five a second: {}", at.len());
-    assert!(at.is_sorted() && at[0] > start_ns && at[at.len() - 1] <= now_ns(), "{at:?} {start_ns}");
-    let now = &samples[1].gpus[0];
-    assert!(now.rate_percent.is_some() && now.power_mw.is_some() && now.throttle_reasons.is_some(), "{now:?}");
-    assert!(now.memory_total > now.memory_used && now.sm_mhz > Some(0), "{now:?}");
-}
