@@ -78,14 +78,17 @@ class Bench:
             if not os.path.exists(f"{TRACEFS}/uprobe_events"):
                 system("mount", "-t", "tracefs", "nodev", TRACEFS)
                 self.cleanup.callback(system, "umount", TRACEFS, check=False)
-            remove_probes()
-            self.cleanup.callback(remove_probes)
-            for case, (_, folder, functions) in CASES.items():
-                for library, names in functions.items():
-                    add_probes(case, self.lib / folder / library, names)
+            self.prepare()
             self.cleanup.callback(self.end_processes)
             self.cleanup = self.cleanup.pop_all()
         return self
+
+    def prepare(self):
+        remove_probes()
+        self.cleanup.callback(remove_probes)
+        for case, (_, folder, functions) in CASES.items():
+            for library, names in functions.items():
+                add_probes(case, self.lib / folder / library, names)
 
     def __exit__(self, *_):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -136,13 +139,13 @@ class Bench:
     def beside(self, tracer, folder="."):
         """Runs a tracer while the block runs. Its own command is `cat`, which answers once tracing is on.
 
-        Yields a dict that afterwards has the CPU time and memory it used; cat's part is next to nothing.
+        Yields a dict with its pid that afterwards has the CPU time and memory it used; cat's part is next to nothing.
         """
         pipe = subprocess.PIPE
         process = self.spawn([*tracer, "cat"], folder, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
         process.stdin.write("ready\n")
         process.stdin.flush()
-        said, after = [], {}
+        said, after = [], {"pid": process.pid}
         while "ready\n" not in said:
             line = process.stdout.readline()
             if not line:

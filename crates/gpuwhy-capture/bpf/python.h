@@ -22,6 +22,8 @@
 #define PY_SITE_READS 6
 #endif
 #define PY_SITE_DEPTH 48
+/* Up to 3.10 each frame takes one; a caller further out would be taken for another. */
+#define PY_SITE_READS_OBJECTS 48
 
 /* Bytes kept of a code object's texts and line table; struct py_code is 4096 in all. */
 #define PY_FILE_BYTES 256
@@ -95,7 +97,7 @@ struct py_offsets {
 	__u16 text_length;
 	__u16 text_ascii;
 	__u16 text_compact;
-	__u16 unused2;
+	__u16 frame_locals; /* a module's or exec's own variables; 0 in a function's frame */
 };
 
 /* One process that runs Python. */
@@ -307,6 +309,35 @@ static __always_inline __u32 py_code_check(const struct py_process *p, const str
 	return (__u32)(hash ^ hash >> 32);
 }
 
+/* Mixes in up to 32 bytes at an address. */
+static __always_inline __u64 py_mix_bytes(struct py_scratch *s, __u64 hash, __u64 size, __u64 address)
+{
+	for (__u32 i = 0; i < 32; i += 8)
+		*(__u64 *)(s->bytes + i) = 0;
+	if (size > 32)
+		size = 32;
+	if (read_user(s->bytes, size, address))
+		return hash;
+	for (__u32 i = 0; i < 32; i += 8)
+		hash = py_mix(hash, *(__u64 *)(s->bytes + i));
+	return hash;
+}
+
+/* The same for code that is run once, of which the next may have not only its address but also those of its texts: what
+ * they begin with counts, too. The part of the code object was just read. */
+static __always_inline __u32 py_content_check(const struct py_process *p, struct py_scratch *s)
+{
+	__u32 from = p->at.code_from;
+	__u64 file = py_word(s, p->at.code_file - from), table = py_word(s, p->at.code_table - from);
+	__u64 hash = py_code_check(p, s), head[3] = {}, size = 0;
+
+	if (!read_user(head, sizeof(head), file + p->at.text_length))
+		hash = py_mix_bytes(s, py_mix(hash, head[0]), head[0], file + p->at.text_ascii);
+	if (!read_user(&size, sizeof(size), table + p->at.bytes_size))
+		hash = py_mix_bytes(s, py_mix(hash, size), size, table + p->at.bytes_data);
+	return (__u32)(hash ^ hash >> 32);
+}
+
 /* A frame whose function has not begun: Python itself leaves it out of tracebacks. */
 static __always_inline int py_is_incomplete(const struct py_process *p, const struct py_scratch *s, __s32 lasti,
 					    __u8 owner)
@@ -347,8 +378,9 @@ static __always_inline void py_walk(const struct py_process *p, struct py_scratc
 	if (out->status == PY_OK && !frame)
 		out->status = PY_NO_STATE;
 	for (__u32 i = 0; i < PY_MAX_STEPS; i++) {
+		__u64 code, locals;
+		__u32 check;
 		__s32 lasti;
-		__u64 code;
 		__u8 owner;
 		__s64 at;
 
@@ -364,6 +396,7 @@ static __always_inline void py_walk(const struct py_process *p, struct py_scratc
 		if (p->at.shim_owner && owner >= p->at.shim_owner)
 			continue; /* C's own: where C called Python the interpreter puts one, from 3.12 */
 		code = py_frame_word(s, at, p->at.frame_code) & ~7ull; /* the low bits say how it is counted (3.14) */
+		locals = py_frame_word(s, at, p->at.frame_locals);
 		lasti = py_forget(s, py_lasti(p, s, at, code));
 		if (py_read_code_part(p, s, code)) {
 			out->status = PY_UNREADABLE;
@@ -371,7 +404,8 @@ static __always_inline void py_walk(const struct py_process *p, struct py_scratc
 		}
 		if (py_is_incomplete(p, s, lasti, owner))
 			continue;
-		if (!py_push(out, code, lasti, py_code_check(p, s)))
+		check = locals ? py_content_check(p, s) : py_code_check(p, s);
+		if (!py_push(out, code, lasti, check))
 			break;
 	}
 	out->status = PY_TRUNCATED;
@@ -385,7 +419,7 @@ static __always_inline void py_walk(const struct py_process *p, struct py_scratc
 static __always_inline __u64 py_site_hash(const struct py_process *p, struct py_scratch *s, __u64 thread_pointer,
 					  __u64 tstate)
 {
-	__u64 frame, hash;
+	__u64 frame, hash, once = 0;
 
 	/* A freed thread state has no frames, so there is no need to see whether it lives. */
 	if (!tstate || read_user(s->bytes, PY_TSTATE_BYTES, tstate) ||
@@ -400,17 +434,30 @@ static __always_inline __u64 py_site_hash(const struct py_process *p, struct py_
 	s->window_from = 0;
 	s->reads = 0;
 	for (__u32 i = 0; i < PY_SITE_DEPTH; i++) {
+		__u64 code, locals;
 		__s64 at;
 
-		if (!frame || *(volatile __u64 *)&s->reads >= PY_SITE_READS)
+		if (!frame ||
+		    *(volatile __u64 *)&s->reads >=
+			    (p->at.lasti == PY_LASTI_POINTER ? PY_SITE_READS : PY_SITE_READS_OBJECTS))
 			break;
 		at = py_reach_frame(p, s, frame);
 		if (at < 0 || at > PY_SCRATCH_BYTES + PY_WINDOW_BYTES - PY_FRAME_BYTES)
 			return 0;
 		if (!i && p->at.lasti == PY_LASTI_POINTER && !py_frame_byte(s, at, p->at.frame_owner))
 			hash = py_mix(hash, frame);
-		hash = py_mix(hash, py_frame_word(s, at, p->at.frame_code) * 31 + py_frame_word(s, at, p->at.frame_lasti));
+		code = py_frame_word(s, at, p->at.frame_code);
+		hash = py_mix(hash, code * 31 + py_frame_word(s, at, p->at.frame_lasti));
 		frame = py_frame_word(s, at, p->at.frame_previous);
+		if (p->at.shim_owner && py_frame_byte(s, at, p->at.frame_owner) >= p->at.shim_owner)
+			continue;
+		locals = py_frame_word(s, at, p->at.frame_locals);
+		/* Code that is run once (a notebook's cell, exec) dies soon, and the next may get its address. Not so the
+		 * outermost, which is the program itself. */
+		if (once && !py_read_code_part(p, s, once))
+			hash = py_mix(hash, py_content_check(p, s));
+		once = py_forget(s, locals ? code & ~7ull : 0);
+		hash = py_forget(s, hash);
 	}
 	return hash;
 }

@@ -46,7 +46,7 @@ struct code_key {
 	__u64 check;
 };
 
-/* With interrupts off, only so much is done at a time; the rest waits for the next time. */
+/* With interrupts off, only so much is done at a time. */
 #define MOST_CODES_AT_ONCE 16
 
 #define PF_IO_WORKER 0x10
@@ -98,7 +98,7 @@ __u64 stacks_found;
 __u64 stacks_none;
 
 /* Tells of a code object's names and lines. A function of its own, so that the verifier looks at it once. */
-__noinline int tell_code(struct py_process *p, struct py_room *room, __u64 code, __u32 tgid)
+__noinline int tell_code(struct py_process *p, struct py_room *room, __u64 code, __u32 check, __u32 tgid)
 {
 	__u32 size;
 
@@ -108,6 +108,7 @@ __noinline int tell_code(struct py_process *p, struct py_room *room, __u64 code,
 	room->code.tgid = tgid;
 	room->code.version = p->at.version;
 	py_read_code(p, &room->scratch, code, &room->code.code);
+	room->code.code.check = check; /* what its frames are known by */
 	size = 16 + py_code_size(&room->code.code);
 	if (size > sizeof(room->code))
 		size = sizeof(room->code);
@@ -149,9 +150,9 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 		if (bpf_map_lookup_elem(&known_codes, &known))
 			continue;
 		if (told >= room->most_codes)
-			return 0;
+			continue; /* gpuwhy reads it from the process, if that still waits here */
 		told++;
-		if (!tell_code(p, room, known.code, tgid)) {
+		if (!tell_code(p, room, known.code, known.check, tgid)) {
 			count_loss(LOSS_EVIDENCE_LOST, NO_OP);
 			return 0;
 		}

@@ -476,9 +476,14 @@ impl Capture {
         for (call, address) in batch.unsettled.drain(..) {
             batch.calls.extend(self.callers.settle(call, address, self.all_layers));
         }
-        // Before anybody is said to have ended: what is known of their code goes with them.
+        // Stacks between beginnings and ends: a new process's Python must be known, and what is known of code goes with
+        // the program.
+        let is_end = |life: &&Life| matches!(life.event, LifeEvent::Exec | LifeEvent::Exit);
+        for life in batch.life.iter().filter(|life| !is_end(life)) {
+            self.follow_life(life);
+        }
         self.name_stacks(batch);
-        for life in &batch.life {
+        for life in batch.life.iter().filter(is_end) {
             self.follow_life(life);
         }
         self.find_owners(&mut batch.calls);

@@ -16,7 +16,7 @@ const FRAME: usize = 16;
 
 /// An interpreter may be a library that is mapped a moment after the program began: looked for again after this long,
 /// then after twice as long, …
-const FIRST_RETRY: Duration = Duration::from_millis(20);
+const FIRST_RETRY: Duration = Duration::from_millis(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 /// A look costs up to some ms: no more than this many at a time, lest a storm of processes keep the ring waiting.
 const LOOKS_AT_ONCE: usize = 4;
@@ -190,6 +190,7 @@ impl Pythons {
                 None
             }
             PythonRecord::Stack(raw) => {
+                self.read_missing(&raw);
                 let codes = self.codes.get(&raw.pid);
                 let frame = |f: &PyFrame| {
                     let code = codes.and_then(|codes| codes.get(&(f.code, f.check)));
@@ -206,6 +207,23 @@ impl Pythons {
                     self.forgotten.extend(oldest);
                 }
                 Some((id, stack))
+            }
+        }
+    }
+
+    /// Reads what the kernel had no time to tell of from the process, which mostly still waits where it was seen.
+    fn read_missing(&mut self, raw: &RawStack) {
+        let codes = self.codes.entry(raw.pid).or_default();
+        let missing = |f: &&PyFrame| !codes.contains_key(&(f.code, f.check));
+        let missing: Vec<PyFrame> = raw.frames.iter().filter(missing).copied().collect();
+        let Some(process) = self.known.get(&raw.pid).filter(|_| !missing.is_empty()) else { return };
+        let Ok(memory) = Memory::of(raw.pid) else { return };
+        for frame in missing {
+            if let Ok(Some(code)) = memory.code(process, frame.code, frame.check)
+                && self.codes_known < MAX_CODES
+                && codes.insert((frame.code, frame.check), code).is_none()
+            {
+                self.codes_known += 1;
             }
         }
     }

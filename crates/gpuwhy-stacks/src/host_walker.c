@@ -104,6 +104,7 @@ const __u32 host_layout[] = {
 	FIELD(py_offsets, text_length),
 	FIELD(py_offsets, text_ascii),
 	FIELD(py_offsets, text_compact),
+	FIELD(py_offsets, frame_locals),
 	sizeof(struct py_frame),
 	FIELD(py_frame, code),
 	FIELD(py_frame, lasti),

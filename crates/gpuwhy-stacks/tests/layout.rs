@@ -19,7 +19,8 @@ fn as_in_c() {
             interpreter_threads, tstate_prev, tstate_next, tstate_interpreter, tstate_frame, tstate_thread_id,
             cframe_frame, frame_code, frame_previous, frame_lasti, frame_owner, frame_tlbc, frame_bytes, code_from,
             code_bytes, code_first_line, code_file, code_name, code_qualname, code_table, code_first_traceable,
-            code_bytecode, code_tlbc, bytes_size, bytes_data, text_length, text_ascii, text_compact
+            code_bytecode, code_tlbc, bytes_size, bytes_data, text_length, text_ascii, text_compact,
+            frame_locals
         }
         PyFrame { code, lasti, check }
         PyStack { count, status, frames }

@@ -113,12 +113,17 @@ impl<'a> Names<'a> {
         let key = (frame.code, frame.check);
         if !self.codes.contains_key(&key) {
             let raw = PyCode::from_bytes(&self.walker.read_code(frame.code)).unwrap();
-            assert_eq!((raw.code, raw.check), key);
+            assert_eq!(raw.code, frame.code);
             assert_eq!(u32::from(raw.status), STATUS_OK);
             assert!(self.walker.reads() <= 9, "{}", self.walker.reads());
             let whole = raw.is_table_cut().then(|| self.memory.line_table(&self.found.process, raw.code).unwrap());
             self.cut_tables += usize::from(whole.is_some());
-            self.codes.insert(key, Code::new(self.found.version, &raw, whole.as_deref()));
+            let code = Code::new(self.found.version, &raw, whole.as_deref());
+            // What gpuwhy reads itself is the same, and known by the same check.
+            let read = self.memory.code(&self.found.process, frame.code, frame.check).unwrap();
+            assert_eq!(read.as_ref(), Some(&code));
+            assert_eq!(self.memory.code(&self.found.process, frame.code, !frame.check).unwrap(), None);
+            self.codes.insert(key, code);
         }
         self.codes[&key].frame(frame.lasti)
     }
@@ -166,9 +171,11 @@ fn compare(job: &Job, interpreter: &Interpreter) -> (usize, usize) {
         let seen: Vec<Frame> = stack.frames().iter().map(|frame| names.frame(frame)).collect();
         assert_eq!(Stack::new(&seen).frames, Stack::new(&wanted).frames, "{place}");
         assert_eq!(stack.status, status, "{place}");
-        assert!(reads <= 3 * seen.len() as u64 + 4, "{place}: {reads} reads for {} frames", seen.len());
+        assert!(reads <= 3 * seen.len() as u64 + 20, "{place}: {reads} reads for {} frames", seen.len());
         let hash = walker.site_hash(truth.thread_pointer, tstate);
-        assert!(walker.reads() <= 8, "{place}: {} reads for a hash", walker.reads());
+        // One for each frame up to 3.10; code that is run once takes five more.
+        let most = if interpreter.minor <= 10 { 60 } else { 20 };
+        assert!(walker.reads() <= most, "{place}: {} reads for a hash", walker.reads());
         assert_eq!(walker.site_hash(truth.thread_pointer, tstate), hash);
         assert_eq!(hashes.insert(hash, &truth.situation), None, "{place}: a hash of its own");
         frames += seen.len();

@@ -199,7 +199,7 @@ fn a_late_attach_never_guesses_the_device() {
         return;
     }
     let (_lock, place) = (one_at_a_time(), Place::new());
-    let mut job = place.simjob(&["--threads", "1", "--mix", "mixed", "--calls", "20000", "--rate", "20000"]);
+    let mut job = place.simjob(&["--threads", "1", "--mix", "mixed", "--calls", "120000", "--rate", "20000"]);
     job.env("SIMGPU_DEVICES", "2");
     let mut job = HeldSimjob::start(&mut job);
     // Some calls are made before gpuwhy looks: what they chose is not known to it.

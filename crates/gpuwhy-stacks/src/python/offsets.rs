@@ -96,7 +96,7 @@ pub struct PyOffsets {
     pub text_length: u16,
     pub text_ascii: u16,
     pub text_compact: u16,
-    pub unused2: u16,
+    pub frame_locals: u16,
 }
 
 /// `struct py_process` of `bpf/python.h`: what the kernel must know of a process to walk it.
@@ -129,7 +129,7 @@ impl PyOffsets {
         let word = |at: u16, limit: u16| at.is_multiple_of(8) && inside(at, 8, limit);
         let in_tstate =
             [self.tstate_prev, self.tstate_next, self.tstate_interpreter, self.tstate_frame, self.tstate_thread_id];
-        let in_frame = [self.frame_code, self.frame_previous, self.frame_lasti];
+        let in_frame = [self.frame_code, self.frame_previous, self.frame_lasti, self.frame_locals];
         let in_code = [self.code_file, self.code_name, self.code_qualname, self.code_table];
         let from_code = |at: u16| at.checked_sub(self.code_from);
         let half_in_code =
@@ -199,7 +199,7 @@ const V3_8: PyOffsets = PyOffsets {
     text_length: 16,
     text_ascii: 48,
     text_compact: 72,
-    unused2: 0,
+    frame_locals: 56,
 };
 
 const V3_9: PyOffsets = PyOffsets { version: 0x309, ..V3_8 };
@@ -219,6 +219,7 @@ const V3_11: PyOffsets = PyOffsets {
     cframe_frame: 8,
     frame_previous: 48,
     frame_lasti: 56,
+    frame_locals: 24,
     frame_owner: 69,
     code_first_line: 72,
     code_file: 112,
@@ -239,6 +240,7 @@ const V3_12: PyOffsets = PyOffsets {
     cframe_frame: 0,
     frame_code: 0,
     frame_previous: 8,
+    frame_locals: 40,
     frame_owner: 70,
     code_first_line: 68,
     code_first_traceable: 176,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reading a process's memory from outside, bounded.
 
+use super::code::{Code, PyCode, STATUS_OK};
 use super::offsets::PyProcess;
 use std::fs::File;
 use std::io;
@@ -8,6 +9,12 @@ use std::os::unix::fs::FileExt;
 
 /// No line table is longer; a size that says so is the program's mischief.
 const LONGEST_TABLE: u64 = 4 << 20;
+
+/// `py_mix`.
+fn mix(hash: u64, more: u64) -> u64 {
+    let hash = (hash ^ more).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    hash ^ (hash >> 29)
+}
 
 /// A process's memory; stays that process's even if its number is used again.
 #[derive(Debug)]
@@ -44,6 +51,70 @@ impl Memory {
         let mut bytes = vec![0; size as usize];
         self.read(table.wrapping_add(at.bytes_data.into()), &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// A code object's names and lines, for one that the kernel had no time to tell of. `None` if what is there now is
+    /// another, or none.
+    pub fn code(&self, process: &PyProcess, code: u64, check: u32) -> io::Result<Option<Code>> {
+        let at = &process.at;
+        let field = |offset: u16| self.word(code.wrapping_add(offset.into()));
+        let mut first = [0; 4];
+        self.read(code.wrapping_add(at.code_first_line.into()), &mut first)?;
+        let first_line = i32::from_ne_bytes(first);
+        let (file, name, table) = (field(at.code_file)?, field(at.code_name)?, field(at.code_table)?);
+        // The walker's own check, see py_code_check; of code that is run once it is another, see py_content_check.
+        let fold = |hash: u64| (hash ^ (hash >> 32)) as u32;
+        let base = fold([file, name, table].into_iter().fold(u64::from(first_line.cast_unsigned()), mix));
+        if base != check && fold(self.content(process, file, table, base.into())?) != check {
+            return Ok(None);
+        }
+        let mut raw = Box::<PyCode>::default();
+        raw.first_line = first_line;
+        raw.status = STATUS_OK as u8;
+        (raw.file_bytes, raw.file_width) = self.text(process, file, true, &mut raw.file)?;
+        (raw.name_bytes, raw.name_width) = self.text(process, field(at.code_qualname)?, false, &mut raw.name)?;
+        let table = self.line_table(process, code)?;
+        Ok(Some(Code::new(process.at.version(), &raw, Some(&table))))
+    }
+
+    fn content(&self, process: &PyProcess, file: u64, table: u64, check: u64) -> io::Result<u64> {
+        let at = &process.at;
+        let length = self.word(file.wrapping_add(at.text_length.into()))?;
+        let hash = self.mix_bytes(mix(check, length), length, file.wrapping_add(at.text_ascii.into()))?;
+        let size = self.word(table.wrapping_add(at.bytes_size.into()))?;
+        self.mix_bytes(mix(hash, size), size, table.wrapping_add(at.bytes_data.into()))
+    }
+
+    fn mix_bytes(&self, hash: u64, size: u64, address: u64) -> io::Result<u64> {
+        let mut bytes = [0; 32];
+        self.read(address, &mut bytes[..size.min(32) as usize])?;
+        let words = bytes.chunks_exact(8).filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
+        Ok(words.fold(hash, mix))
+    }
+
+    /// A text's size and the width of its characters, both 0 if there is none; as much of it as there is room for.
+    fn text(&self, process: &PyProcess, text: u64, keep_end: bool, to: &mut [u8]) -> io::Result<(u32, u8)> {
+        const LONGEST: u64 = 1 << 20;
+        let at = &process.at;
+        let length = self.word(text.wrapping_add(at.text_length.into()))?;
+        let state = self.word(text.wrapping_add(u64::from(at.text_length) + 16))? as u32;
+        let bits = state >> (at.kind_shift & 31);
+        let width = (bits & 7) as u8;
+        if !matches!(width, 1 | 2 | 4) || length > LONGEST {
+            return Ok((0, 0));
+        }
+        let compact = text.wrapping_add(at.text_compact.into());
+        let mut data = if bits & 16 != 0 { text.wrapping_add(at.text_ascii.into()) } else { compact };
+        if bits & 8 == 0 {
+            data = self.word(compact)?;
+        }
+        let size = length * u64::from(width);
+        let kept = size.min(to.len() as u64);
+        if keep_end {
+            data = data.wrapping_add(size - kept);
+        }
+        self.read(data, &mut to[..kept as usize])?;
+        Ok((size as u32, width))
     }
 
     /// What identifies each Python thread (its `pthread_self()`), at most `most` of them.
