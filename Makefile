@@ -6,7 +6,7 @@
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo test bench deps deps-bench clean
+.PHONY: build demo test bench deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -21,7 +21,7 @@ demo: build
 
 # One build serves everything: tests run in the release profile, too. The tests need root for eBPF; cargo
 # itself stays the caller's, so that target/ does.
-test: deps
+test: deps-test
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
@@ -36,6 +36,9 @@ bench: build deps-bench
 
 deps:
 	@sh scripts/deps.sh build
+
+deps-test:
+	@sh scripts/deps.sh test
 
 deps-bench:
 	@sh scripts/deps.sh bench

@@ -25,7 +25,8 @@ need zlib1g-dev header zlib.h
 need zlib1g-dev static_lib libz.a
 need pkg-config command -v pkg-config
 need python3 command -v python3
-[ "${1:-build}" = bench ] && need linux-perf command -v perf
+# Tests and measurements compare with perf.
+[ "${1:-build}" = build ] || need linux-perf command -v perf
 
 [ -z "$missing" ] && exit 0
 command -v apt-get >/dev/null 2>&1 || {
@@ -38,7 +39,7 @@ sudo=""
 echo "installing:" $missing
 $sudo apt-get update -qq
 # Ubuntu has no linux-perf; its perf comes with the kernel's tools.
-if [ "${1:-build}" = bench ] && ! apt-cache show linux-perf >/dev/null 2>&1; then
+if [ "${1:-build}" != build ] && ! apt-cache show linux-perf >/dev/null 2>&1; then
   missing=$(printf '%s\n' $missing | sed 's/^linux-perf$/linux-tools-generic/')
 fi
 DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing

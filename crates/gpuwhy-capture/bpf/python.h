@@ -2,7 +2,7 @@
 /* Walking CPython's frames from outside. Compiled as BPF, and for the host to be tested against real
  * interpreters. Whoever includes it defines __u8 … __u64, __s32, __s64, __always_inline and
  *     read_user(dst, size, address)     0, or anything else when the memory cannot be read
- * and for each program that uses it:
+ * and PY_FUNCTION, how to declare a function that the verifier shall look at only once; for each program that uses it:
  *   1. py_site_hash     given the thread's state: have these frames been seen? A few reads
  *   2. py_find_tstate   the thread's state (keep it, hand it back the next time)
  *   3. py_walk          the frames, one or two reads each
@@ -249,9 +249,13 @@ static __always_inline void py_read_window(const struct py_process *p, struct py
 }
 
 /* Makes a frame readable at the offset returned, in scratch and window taken as one; negative if it is not. */
-static __always_inline __s64 py_reach_frame(const struct py_process *p, struct py_scratch *s, __u64 frame)
+PY_FUNCTION __s64 py_reach_frame(const struct py_process *p, struct py_scratch *s, __u64 frame)
 {
-	__u64 at = frame - s->window_from;
+	__u64 at;
+
+	if (!p || !s)
+		return -1;
+	at = frame - s->window_from;
 
 	if (s->window_from && at <= s->window_last)
 		return py_forget(s, PY_SCRATCH_BYTES + at);
@@ -325,12 +329,17 @@ static __always_inline __u64 py_mix_bytes(struct py_scratch *s, __u64 hash, __u6
 
 /* The same for code that is run once, of which the next may have not only its address but also those of its texts: what
  * they begin with counts, too. The part of the code object was just read. */
-static __always_inline __u32 py_content_check(const struct py_process *p, struct py_scratch *s)
+PY_FUNCTION __u32 py_content_check(const struct py_process *p, struct py_scratch *s)
 {
-	__u32 from = p->at.code_from;
-	__u64 file = py_word(s, p->at.code_file - from), table = py_word(s, p->at.code_table - from);
-	__u64 hash = py_code_check(p, s), head[3] = {}, size = 0;
+	__u64 file, table, hash, head[3] = {}, size = 0;
+	__u32 from;
 
+	if (!p || !s)
+		return 0;
+	from = p->at.code_from;
+	file = py_word(s, p->at.code_file - from);
+	table = py_word(s, p->at.code_table - from);
+	hash = py_code_check(p, s);
 	if (!read_user(head, sizeof(head), file + p->at.text_length))
 		hash = py_mix_bytes(s, py_mix(hash, head[0]), head[0], file + p->at.text_ascii);
 	if (!read_user(&size, sizeof(size), table + p->at.bytes_size))

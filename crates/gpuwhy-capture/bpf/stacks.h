@@ -4,6 +4,7 @@
  * of code that is new, so that it is right even if the process is gone a moment later. */
 #pragma once
 
+#define PY_FUNCTION __noinline
 #define read_user(to, size, from) bpf_probe_read_user(to, size, (void *)(from))
 #include "python.h"
 

@@ -133,7 +133,8 @@ impl Programs {
         let mut refused = Vec::new();
         if options.host.sched && !system::may_follow_scheduler() {
             options.host.sched = false;
-            refused.push("this real-time kernel is too old to follow the scheduler (6.12 is needed): left out".to_owned());
+            refused
+                .push("this real-time kernel is too old to follow the scheduler (6.12 is needed): left out".to_owned());
         }
         let features = if options.host.any() { Features::read() } else { Features::default() };
         configure(&mut open, options, flavour, &features)?;

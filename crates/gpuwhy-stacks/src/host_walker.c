@@ -22,6 +22,7 @@ static int read_user(void *to, size_t size, __u64 address)
 	return size && process_vm_readv(target, &here, 1, &there, 1, 0) != (ssize_t)size;
 }
 
+#define PY_FUNCTION static
 #include "python.h"
 
 void host_attach(pid_t pid)
