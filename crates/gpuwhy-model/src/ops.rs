@@ -442,7 +442,7 @@ pub fn short_name(symbol: &str) -> String {
     }
 }
 
-/// What the kernel tells, in the order of [`KERNEL`] and of `enum kernel_op` in gpuwhy-capture's `bpf/state.h`.
+/// What the kernel tells, in the order of the table below and of `enum kernel_op` in gpuwhy-capture's `bpf/state.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum KernelOp {
