@@ -5,6 +5,8 @@ use crate::capture::{Capture, Options};
 use crate::error::CaptureError;
 use crate::libraries;
 use crate::system;
+use gpuwhy_stacks::python::{self, PyError};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Whether a need is met.
@@ -67,7 +69,9 @@ pub fn look() -> Vec<Need> {
     ];
     needs.push(programs());
     needs.push(gpu());
-    needs.push(cuda_in_use());
+    let users = cuda_users();
+    needs.push(cuda_in_use(users.len()));
+    needs.push(python_in_use(&users));
     needs
 }
 
@@ -135,11 +139,34 @@ fn gpu() -> Need {
     .optional()
 }
 
-fn cuda_in_use() -> Need {
-    let users = libraries::all_processes()
-        .into_iter()
-        .filter(|pid| libraries::of_process(*pid).is_ok_and(|found| !found.is_empty()))
-        .count();
+/// Processes that have a CUDA library mapped.
+fn cuda_users() -> Vec<u32> {
+    let uses_cuda = |pid: &u32| libraries::of_process(*pid).is_ok_and(|found| !found.is_empty());
+    libraries::all_processes().into_iter().filter(uses_cuda).collect()
+}
+
+/// Whether the lines of the Python that CUDA processes run can be told.
+fn python_in_use(users: &[u32]) -> Need {
+    let mut versions = BTreeMap::new();
+    let mut refused = None;
+    for pid in users {
+        match python::find(*pid) {
+            Ok(found) => *versions.entry(found.version.to_string()).or_insert(0u32) += 1,
+            Err(PyError::NoPython { .. }) => {}
+            Err(error) => refused = refused.or(Some(error.to_string())),
+        }
+    }
+    let found: Vec<String> = versions.iter().map(|(version, n)| format!("{version} in {n} processes")).collect();
+    let said = match (&refused, found.is_empty()) {
+        (Some(why), _) => why.clone(),
+        (None, true) => "lines of CPython 3.8 to 3.15 can be told; no CUDA process runs Python now".into(),
+        (None, false) => found.join(", "),
+    };
+    let fix = "everything else is recorded; for lines, run the job with CPython 3.8 to 3.15";
+    Need::new("Python", refused.is_none(), said, fix).optional()
+}
+
+fn cuda_in_use(users: usize) -> Need {
     Need::new(
         "CUDA processes",
         users > 0,

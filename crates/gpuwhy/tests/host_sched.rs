@@ -123,7 +123,8 @@ fn being_stopped_is_neither_sleep_nor_waiting_for_a_cpu() {
     assert_eq!(stopped.len(), stops.len());
     for (row, stop) in stopped.iter().zip(stops) {
         let [begin, end] = ["begin", "end"].map(|key| stop[key].as_i64().unwrap());
-        assert!(row.start <= begin && row.woken() >= end, "stopped from {begin} to {end}: {row:?}");
+        // The parent is told of the stop a moment before the CPU is given away.
+        assert!(row.start <= begin + 1_000_000 && row.woken() >= end, "stopped from {begin} to {end}: {row:?}");
         assert_eq!((row.woken_by.as_str(), row.waker_tid), ("thread", run.pid), "continued by its parent: {row:?}");
     }
 }
