@@ -2,21 +2,20 @@
 //! The whole of capturing behind one type: start, take what came in, stop.
 
 use crate::arch::ProbeCost;
+use crate::batch::Batch;
 use crate::callers::Callers;
 use crate::elf;
 use crate::error::{CaptureError, Result};
 use crate::host::HostOptions;
-use crate::host_record::{self, HostRecord};
 use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::MapWatch;
 use crate::process;
 use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
-use crate::python::{self, PythonRecord, Pythons};
-use crate::record::{self, Life, LifeEvent, Record};
+use crate::python::Pythons;
+use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
 use gpuwhy_model::ops::{self, KernelOp, kernel_op};
-use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, Op, OpId, ThreadSums};
-use gpuwhy_stacks::Stack;
+use gpuwhy_model::{Call, LossCause, Op, OpId};
 use gpuwhy_stacks::python::PyProcess;
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
@@ -66,85 +65,6 @@ impl Default for Options {
             host: HostOptions::ALL,
             stacks: true,
         }
-    }
-}
-
-/// What came in at once.
-#[derive(Debug, Default)]
-pub struct Batch {
-    /// Calls, roughly in the order in which they returned.
-    pub calls: Vec<Call>,
-    /// Threads and processes that came and went.
-    pub life: Vec<Life>,
-    /// Times off the CPU.
-    pub off: Vec<OffCpu>,
-    /// Who had a CPU that a traced thread waited for.
-    pub runs: Vec<CpuRun>,
-    /// Waits for CPUs the thread was moved away from.
-    pub moved: Vec<MovedWait>,
-    /// Threads' sums so far.
-    pub sums: Vec<ThreadSums>,
-    /// Stacks seen for the first time, by the id that calls and times off the CPU have.
-    pub stacks: Vec<(u64, Stack)>,
-    python: Vec<PythonRecord>,
-    /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
-    unsettled: Vec<(Call, u64)>,
-    /// Ring records this version does not understand (there should be none).
-    pub unknown: u64,
-}
-
-impl Batch {
-    fn take_record(&mut self, bytes: &[u8]) {
-        if python::is_python(bytes) {
-            match python::parse(bytes) {
-                Some(record) => self.python.push(record),
-                None => self.unknown += 1,
-            }
-            return;
-        }
-        match record::parse(bytes) {
-            Some(Record::Call(call)) => self.calls.push(call),
-            Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
-            Some(Record::Life(life)) => self.life.push(life),
-            None => self.take_host_record(bytes),
-        }
-    }
-
-    fn take_host_record(&mut self, bytes: &[u8]) {
-        match host_record::parse(bytes) {
-            Some(HostRecord::Off(off, holder)) => {
-                self.off.push(off);
-                self.runs.extend(holder);
-            }
-            Some(HostRecord::Run(run)) => self.runs.push(run),
-            Some(HostRecord::Moved(moved)) => self.moved.push(moved),
-            Some(HostRecord::Sums(sums)) => self.sums.push(sums),
-            None => self.unknown += 1,
-        }
-    }
-
-    /// How many records it has.
-    pub fn len(&self) -> usize {
-        self.calls.len() + self.life.len() + self.off.len() + self.runs.len() + self.moved.len() + self.sums.len()
-    }
-
-    /// Whether it has none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Empties it, keeping its memory.
-    pub fn clear(&mut self) {
-        self.calls.clear();
-        self.unsettled.clear();
-        self.life.clear();
-        self.off.clear();
-        self.runs.clear();
-        self.moved.clear();
-        self.sums.clear();
-        self.stacks.clear();
-        self.python.clear();
-        self.unknown = 0;
     }
 }
 

@@ -8,6 +8,7 @@
 //! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
 
 mod arch;
+pub mod batch;
 mod callers;
 pub mod capture;
 pub mod elf;

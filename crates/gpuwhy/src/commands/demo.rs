@@ -14,21 +14,28 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 
 /// What to ask a run file first.
-const QUESTIONS: [(&str, &str); 3] = [
+const QUESTIONS: [(&str, &str); 4] = [
     (
         "Which calls took the time?",
         "SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1000000 AS ms, MAX(duration_ns)/1000 AS max_us \
-         FROM events GROUP BY op ORDER BY ms DESC LIMIT 5",
+         FROM events WHERE layer <> 'kernel' GROUP BY op ORDER BY ms DESC LIMIT 4",
+    ),
+    (
+        "What did the launching thread wait for, and in which line?",
+        "SELECT COALESCE(wait, reason) AS waited_for, top_line AS line, COUNT(*) AS times, \
+         SUM(duration_ns)/1000000 AS ms FROM off_cpu LEFT JOIN stack_traces USING (stack_id) WHERE tid = \
+         (SELECT tid FROM events WHERE op = 'cudaLaunchKernel' LIMIT 1) GROUP BY 1, 2 ORDER BY ms DESC LIMIT 3",
+    ),
+    (
+        "Who used the CPU meanwhile, and in which line?",
+        "SELECT name, top_line AS line, SUM(duration_ns)/1000000 AS cpu_ms FROM events \
+         JOIN process_names USING (pid) LEFT JOIN stack_traces USING (stack_id) WHERE op = 'cpu_sample' \
+         GROUP BY 1, 2 ORDER BY cpu_ms DESC LIMIT 5",
     ),
     (
         "How did launches and waits go, second by second?",
         "SELECT second, SUM(CASE WHEN op = 'cudaLaunchKernel' THEN calls END) AS launches, \
          SUM(CASE WHEN op = 'cudaStreamSync' THEN total_ns END)/1000000 AS sync_ms FROM seconds GROUP BY second",
-    ),
-    (
-        "What was copied which way?",
-        "SELECT direction, COUNT(*) AS copies, SUM(bytes)/1000000 AS mb FROM events \
-         WHERE class = 'copy' GROUP BY direction ORDER BY mb DESC",
     ),
 ];
 

@@ -126,7 +126,7 @@ fn plain_line(table: &OpsTable, snapshot: &Snapshot) -> String {
     let calls: u64 = table.rows.iter().map(|row| row.calls).sum();
     let rate: f64 = table.rows.iter().map(|row| row.per_second).sum();
     let mut line = format!(
-        "{:>5.0} s  {} calls  {}/s  {}",
+        "{:>5.0} s  {} events  {}/s  {}",
         snapshot.elapsed.as_secs_f64(),
         units::count(calls),
         units::count(rate.round() as u64),

@@ -2,7 +2,7 @@
 //! What is looked up every second, joined with what the kernel counted for each process meanwhile.
 
 use crate::trace::writer::WriterThread;
-use gpuwhy_capture::capture::Batch;
+use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::sample::{SampleOptions, Sampler};
 use gpuwhy_model::Samples;
 use std::collections::{BTreeSet, HashMap};

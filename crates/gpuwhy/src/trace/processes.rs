@@ -2,7 +2,7 @@
 //! Who is traced: names, parents, containers and life times of processes, for the run file.
 
 use crate::trace::writer::{ProcessFacts, WriterThread};
-use gpuwhy_capture::capture::Batch;
+use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::system::python_of;
 use gpuwhy_capture::{Life, LifeEvent, process};
 use gpuwhy_store::Machine;

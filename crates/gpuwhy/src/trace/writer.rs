@@ -2,7 +2,7 @@
 //! The thread that owns the run file. Capturing must not wait for a disk, so batches come to it through a
 //! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
 
-use gpuwhy_capture::capture::Batch;
+use gpuwhy_capture::batch::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples};
 use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};

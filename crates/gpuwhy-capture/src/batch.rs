@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What comes out of the ring at once, sorted by kind.
+
+use crate::host_record::{self, HostRecord};
+use crate::python::{self, PythonRecord};
+use crate::record::{self, Life, Record};
+use gpuwhy_model::{Call, CpuRun, MovedWait, OffCpu, ThreadSums};
+use gpuwhy_stacks::Stack;
+
+/// What came in at once.
+#[derive(Debug, Default)]
+pub struct Batch {
+    /// Calls, roughly in the order in which they returned.
+    pub calls: Vec<Call>,
+    /// Threads and processes that came and went.
+    pub life: Vec<Life>,
+    /// Times off the CPU.
+    pub off: Vec<OffCpu>,
+    /// Who had a CPU that a traced thread waited for.
+    pub runs: Vec<CpuRun>,
+    /// Waits for CPUs the thread was moved away from.
+    pub moved: Vec<MovedWait>,
+    /// Threads' sums so far.
+    pub sums: Vec<ThreadSums>,
+    /// Stacks seen for the first time, by the id that calls and times off the CPU have.
+    pub stacks: Vec<(u64, Stack)>,
+    pub(crate) python: Vec<PythonRecord>,
+    /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
+    pub(crate) unsettled: Vec<(Call, u64)>,
+    /// Ring records this version does not understand (there should be none).
+    pub unknown: u64,
+}
+
+impl Batch {
+    pub(crate) fn take_record(&mut self, bytes: &[u8]) {
+        if python::is_python(bytes) {
+            match python::parse(bytes) {
+                Some(record) => self.python.push(record),
+                None => self.unknown += 1,
+            }
+            return;
+        }
+        match record::parse(bytes) {
+            Some(Record::Call(call)) => self.calls.push(call),
+            Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
+            Some(Record::Life(life)) => self.life.push(life),
+            None => self.take_host_record(bytes),
+        }
+    }
+
+    fn take_host_record(&mut self, bytes: &[u8]) {
+        match host_record::parse(bytes) {
+            Some(HostRecord::Off(off, holder)) => {
+                self.off.push(off);
+                self.runs.extend(holder);
+            }
+            Some(HostRecord::Run(run)) => self.runs.push(run),
+            Some(HostRecord::Moved(moved)) => self.moved.push(moved),
+            Some(HostRecord::Sums(sums)) => self.sums.push(sums),
+            None => self.unknown += 1,
+        }
+    }
+
+    /// How many records it has.
+    pub fn len(&self) -> usize {
+        self.calls.len() + self.life.len() + self.off.len() + self.runs.len() + self.moved.len() + self.sums.len()
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Empties it, keeping its memory.
+    pub fn clear(&mut self) {
+        self.calls.clear();
+        self.unsettled.clear();
+        self.life.clear();
+        self.off.clear();
+        self.runs.clear();
+        self.moved.clear();
+        self.sums.clear();
+        self.stacks.clear();
+        self.python.clear();
+        self.unknown = 0;
+    }
+}
