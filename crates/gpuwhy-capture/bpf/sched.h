@@ -171,6 +171,8 @@ static __always_inline void begin_waiting_for(struct watched *w, __u32 cpu, __u6
 	w->counted = true;
 	__sync_fetch_and_add(&c->waiting, 1);
 	c->wanted = 1;
+	if (!c->since_ns)
+		c->since_ns = now;
 }
 
 static __always_inline void end_waiting(struct watched *w)
@@ -322,15 +324,22 @@ static __always_inline void found_running(struct watched *w, struct task_struct 
 
 static __always_inline int switched(struct task_struct *prev, struct task_struct *next, bool preempt, __u32 state)
 {
-	__u64 now = bpf_ktime_get_ns(), since;
 	__u32 cpu = bpf_get_smp_processor_id(), wanted;
 	struct cpu_state *c = cpu_at(cpu);
 	struct task_struct *holder;
 	struct watched *w, *p;
+	__u64 now, since;
 
+	c->interrupts = 0; /* no switch happens inside one */
+	/* Nobody's business, which is most switches of a machine: not even the clock is read. If somebody traced comes to
+	 * wait here, the run counts from then. */
+	if (!prev->bpf_storage && !next->bpf_storage && !c->wanted && !c->waiting) {
+		c->since_ns = 0;
+		return 0;
+	}
+	now = bpf_ktime_get_ns();
 	since = c->since_ns;
 	c->since_ns = now;
-	c->interrupts = 0; /* no switch happens inside one */
 	if (host_end_ns)
 		return 0;
 	wanted = c->wanted;

@@ -190,7 +190,7 @@ struct watched {
 #define IN_TIMER 4
 
 struct cpu_state {
-	__u64 since_ns; /* when the task that runs now began to */
+	__u64 since_ns; /* when the task that runs now began to, or somebody traced to wait for it; 0: nobody asked */
 	__u32 waiting; /* traced threads ready to run here */
 	__u32 wanted; /* whether any was since the last switch */
 	__u32 interrupts;

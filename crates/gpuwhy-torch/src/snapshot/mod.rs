@@ -23,7 +23,7 @@ mod tables;
 mod value;
 
 pub use error::Error;
-pub use place::{Owner, owner};
+pub use gpuwhy_stacks::{Owner, owner};
 pub use report::{Category, Device, MemoryReport, Oom, Pinned, Row, SegmentSize};
 use std::io::Read;
 

@@ -1,46 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a stack tells: whose line allocated, through which op, and for what.
 //!
-//! All rules about file and function names are here.
+//! Rules about functions' names are here; whose file it is, gpuwhy-stacks knows.
 
 use super::hash::FastMap;
 use super::model::Snapshot;
 use super::report::Category;
-
-/// Whose source file it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Owner {
-    /// The program being run.
-    You,
-    /// An installed package other than PyTorch.
-    Package,
-    /// PyTorch, what it generates, and Python's own library.
-    Torch,
-    /// No Python at all.
-    Native,
-}
-
-/// Whose file this is, by its name alone.
-pub fn owner(file: &str) -> Owner {
-    if let Some(inner) = file.strip_prefix('<') {
-        let typed_in = ["stdin>", "ipython-input", "cell "].iter().any(|name| inner.starts_with(name));
-        return if typed_in { Owner::You } else { Owner::Torch };
-    }
-    if !file.ends_with(".py") && !file.ends_with(".ipynb") {
-        return Owner::Native;
-    }
-    for installed in ["site-packages/", "dist-packages/"] {
-        if let Some((_, package)) = file.rsplit_once(installed) {
-            let torch = ["torch/", "triton/", "functorch/", "torchgen/"].iter().any(|name| package.starts_with(name));
-            return if torch { Owner::Torch } else { Owner::Package };
-        }
-    }
-    let generated = ["/torchinductor_", "/lib/python3", "/lib/python2", "/pytorch/torch/"];
-    if file.starts_with("torch/") || generated.iter().any(|part| file.contains(part)) {
-        return Owner::Torch;
-    }
-    Owner::You
-}
+use gpuwhy_stacks::{Owner, owner};
 
 /// What all allocations with one stack have in common. Lines and ops are ids: equal ones read the same.
 #[derive(Debug, Clone, Copy, Default)]

@@ -177,10 +177,8 @@ fn is_library(file: &str) -> bool {
         "typing.py",
         "weakref.py",
     ];
-    file.contains("site-packages/")
-        || file.contains("dist-packages/")
-        || file.contains("lib/python3")
-        || file.starts_with('<')
+    // The rule is gpuwhy-stacks'; what is added here knows the short paths that the profiler writes.
+    gpuwhy_stacks::owner(file) != gpuwhy_stacks::Owner::You
         || INSTALLED.iter().any(|prefix| file.starts_with(prefix))
         || STANDARD.contains(&file)
         || file.starts_with("multiprocessing/")
