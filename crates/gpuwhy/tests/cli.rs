@@ -133,11 +133,20 @@ fn the_demo_shows_a_table_asks_and_answers() {
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(stderr.lines().any(|line| line.starts_with("op ") && line.contains("p99")), "{stderr}");
     assert!(stderr.lines().any(|line| line.starts_with("cudaLaunchKernel ")), "{stderr}");
-    for asked in ["Which calls took the time?", "second by second?", "copied which way?"] {
+    let questions = [
+        "Which calls took the time?",
+        "wait for, and in which line?",
+        "Who used the CPU meanwhile",
+        "second by second?",
+    ];
+    for asked in questions {
         let (_, after) = stdout.split_once(asked).unwrap_or_else(|| panic!("{asked} is not in {stdout}"));
         let lines: Vec<&str> = after.lines().skip(1).take_while(|line| !line.is_empty()).collect();
         assert!(lines[0].contains("gpuwhy query --db") && lines.len() >= 3, "no answer to {asked}: {lines:?}");
     }
+    // What the job was made to suffer from: workers that decode too slowly.
+    let workers = stdout.lines().any(|line| line.contains("pt_data_worker:") && line.contains("decode_item"));
+    assert!(workers && stdout.contains("DataLoader.next_batch"), "{stdout}");
     let launches = number(&open(&place.db()), "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'");
     assert!(launches > 0);
 }
