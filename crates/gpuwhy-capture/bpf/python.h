@@ -249,13 +249,9 @@ static __always_inline void py_read_window(const struct py_process *p, struct py
 }
 
 /* Makes a frame readable at the offset returned, in scratch and window taken as one; negative if it is not. */
-PY_FUNCTION __s64 py_reach_frame(const struct py_process *p, struct py_scratch *s, __u64 frame)
+static __always_inline __s64 py_reach_quickly(const struct py_process *p, struct py_scratch *s, __u64 frame)
 {
-	__u64 at;
-
-	if (!p || !s)
-		return -1;
-	at = frame - s->window_from;
+	__u64 at = frame - s->window_from;
 
 	if (s->window_from && at <= s->window_last)
 		return py_forget(s, PY_SCRATCH_BYTES + at);
@@ -266,6 +262,12 @@ PY_FUNCTION __s64 py_reach_frame(const struct py_process *p, struct py_scratch *
 	}
 	/* A generator's or C's own is elsewhere, as all are up to 3.10. */
 	return py_forget(s, py_read_frame(p, s, frame) ? ~0ull : 0);
+}
+
+/* The same as a function of its own: the walk's loop is long, and the verifier follows all that is in it. */
+PY_FUNCTION __s64 py_reach_frame(const struct py_process *p, struct py_scratch *s, __u64 frame)
+{
+	return p && s ? py_reach_quickly(p, s, frame) : -1;
 }
 
 static __always_inline __u64 py_frame_word(const struct py_scratch *s, __u32 frame, __u32 at)
@@ -450,7 +452,7 @@ static __always_inline __u64 py_site_hash(const struct py_process *p, struct py_
 		    *(volatile __u64 *)&s->reads >=
 			    (p->at.lasti == PY_LASTI_POINTER ? PY_SITE_READS : PY_SITE_READS_OBJECTS))
 			break;
-		at = py_reach_frame(p, s, frame);
+		at = py_reach_quickly(p, s, frame);
 		if (at < 0 || at > PY_SCRATCH_BYTES + PY_WINDOW_BYTES - PY_FRAME_BYTES)
 			return 0;
 		if (!i && p->at.lasti == PY_LASTI_POINTER && !py_frame_byte(s, at, p->at.frame_owner))
