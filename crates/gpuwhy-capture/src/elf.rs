@@ -3,13 +3,13 @@
 
 use crate::arch::{self, ProbeCost};
 use crate::error::CaptureError;
+use gpuwhy_stacks::Bounded;
 use object::elf::{PF_X, PT_LOAD};
 use object::read::elf::{ElfFile64, ProgramHeader};
 use object::{Object, ObjectSymbol, ReadCache, ReadRef};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::ops::Range;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -35,7 +35,7 @@ pub fn find_functions(
     wanted: &dyn Fn(&str) -> bool,
 ) -> Result<HashMap<String, Site>, CaptureError> {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
-    let data = Bounded { cache: &cache, left: &left };
+    let data = Bounded::new(&cache, &left);
     let elf: ElfFile64<'_, object::Endianness, _> =
         ElfFile64::parse(data).map_err(|e| CaptureError::Elf { path: path.into(), why: e.to_string() })?;
     let mut found = HashMap::new();
@@ -64,30 +64,6 @@ pub fn open_regular(path: &Path) -> Result<File, CaptureError> {
         return Ok(file);
     }
     Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file")))
-}
-
-/// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.
-#[derive(Clone, Copy)]
-struct Bounded<'data> {
-    cache: &'data ReadCache<&'data File>,
-    left: &'data Cell<u64>,
-}
-
-impl<'data> ReadRef<'data> for Bounded<'data> {
-    fn len(self) -> Result<u64, ()> {
-        self.cache.len()
-    }
-
-    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
-        self.left.set(self.left.get().checked_sub(size).ok_or(())?);
-        self.cache.read_bytes_at(offset, size)
-    }
-
-    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
-        let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
-        self.left.set(self.left.get().checked_sub(bytes.len() as u64).ok_or(())?);
-        Ok(bytes)
-    }
 }
 
 /// Turns a virtual address into a file offset inside an executable segment, past any landing pad.

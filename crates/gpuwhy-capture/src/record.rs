@@ -120,6 +120,7 @@ fn told(mut call: Call) -> Call {
 mod tests {
     use super::*;
     use gpuwhy_model::LossCause;
+    use gpuwhy_model::ops::{self, KernelOp, kernel_op};
 
     fn raw(op: u16, device: u8, flags: u8) -> [u8; SIZE] {
         let mut bytes = [0u8; SIZE];
@@ -183,6 +184,17 @@ mod tests {
             }
         }
         assert!(counted >= 5, "the kernel counts at least five causes: {counted}");
+    }
+
+    #[test]
+    fn what_the_kernel_tells_is_numbered_alike() {
+        let header = include_str!("../bpf/state.h");
+        let first = kernel_op(KernelOp::SchedSwitch).0;
+        let told = ops::table().iter().filter(|op| !op.id.is_cuda());
+        for op in told {
+            let line = format!("\tOP_{} = {},", op.name.to_uppercase(), op.id.0 - first);
+            assert!(header.contains(&line), "{line:?} is not in state.h");
+        }
     }
 
     #[test]

@@ -7,9 +7,11 @@
 //!
 //! Pure, but for [`python::find`] and [`python::Memory`], which look into `/proc`.
 
+mod bounded;
 mod owner;
 pub mod python;
 mod stack;
 
+pub use bounded::Bounded;
 pub use owner::{Owner, frame_owner, owner};
 pub use stack::{Frame, Stack};

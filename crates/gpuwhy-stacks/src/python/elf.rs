@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Finding CPython's variables in a file that maps them. The file belongs to a process that is not trusted.
 
+use crate::Bounded;
 use object::elf::PT_LOAD;
 use object::read::elf::{ElfFile64, ProgramHeader};
-use object::{Object, ObjectSection, ObjectSymbol, ReadCache, ReadRef};
+use object::{Object, ObjectSection, ObjectSymbol, ReadCache};
 use std::cell::Cell;
 use std::fs::File;
-use std::ops::Range;
 
 /// Symbol tables of the largest interpreters take a few MB; a file that claims more is refused.
 const MOST_READ: u64 = 64 << 20;
@@ -35,7 +35,7 @@ impl Image {
 /// stripped files have from 3.10 on. `Ok(None)`: there is no CPython in it.
 pub(super) fn look(file: &File) -> Result<Option<Image>, object::Error> {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
-    let elf: ElfFile64<'_, object::Endianness, _> = ElfFile64::parse(Bounded { cache: &cache, left: &left })?;
+    let elf: ElfFile64<'_, object::Endianness, _> = ElfFile64::parse(Bounded::new(&cache, &left))?;
     let (mut runtime, mut version) = (None, None);
     for symbol in elf.dynamic_symbols().chain(elf.symbols()) {
         if !symbol.is_definition() {
@@ -55,30 +55,6 @@ pub(super) fn look(file: &File) -> Result<Option<Image>, object::Error> {
     let segments = elf.elf_program_headers().iter().filter(|ph| ph.p_type(endian) == PT_LOAD);
     let segments = segments.map(|ph| (ph.p_offset(endian), ph.p_vaddr(endian))).collect();
     Ok(runtime.map(|runtime| Image { runtime, version, segments }))
-}
-
-/// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.
-#[derive(Clone, Copy)]
-struct Bounded<'data> {
-    cache: &'data ReadCache<&'data File>,
-    left: &'data Cell<u64>,
-}
-
-impl<'data> ReadRef<'data> for Bounded<'data> {
-    fn len(self) -> Result<u64, ()> {
-        self.cache.len()
-    }
-
-    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'data [u8], ()> {
-        self.left.set(self.left.get().checked_sub(size).ok_or(())?);
-        self.cache.read_bytes_at(offset, size)
-    }
-
-    fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
-        let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
-        self.left.set(self.left.get().checked_sub(bytes.len() as u64).ok_or(())?);
-        Ok(bytes)
-    }
 }
 
 #[cfg(test)]

@@ -298,30 +298,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whose_file_it_is() {
-        for (file, expected) in [
-            ("/home/user/train/train.py", Owner::You),
-            ("train.py", Owner::You),
-            ("/tmp/ipykernel_31/1234.py", Owner::You),
-            ("<stdin>", Owner::You),
-            ("<ipython-input-3-abc>", Owner::You),
-            ("/opt/venv/lib/python3.12/site-packages/torch/nn/modules/linear.py", Owner::Torch),
-            ("/opt/venv/lib/python3.12/site-packages/transformers/trainer.py", Owner::Package),
-            ("/usr/lib/python3/dist-packages/torch/_tensor.py", Owner::Torch),
-            ("/usr/lib/python3.12/threading.py", Owner::Torch),
-            ("<frozen runpy>", Owner::Torch),
-            ("<eval_with_key>.7", Owner::Torch),
-            ("/tmp/torchinductor_root/ab/cab.py", Owner::Torch),
-            ("/src/pytorch/torch/optim/adam.py", Owner::Torch),
-            ("CUDACachingAllocator.cpp", Owner::Native),
-            ("??", Owner::Native),
-            ("", Owner::Native),
-        ] {
-            assert_eq!(owner(file), expected, "{file}");
-        }
-    }
-
-    #[test]
     fn ops_come_from_the_outermost_call_below_python() {
         let mut op = NativeOp::default();
         for frame in [
