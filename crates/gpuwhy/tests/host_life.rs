@@ -130,4 +130,7 @@ fn a_process_killed_for_want_of_memory_is_said_to_be() {
     assert_eq!(pid, i64::from(glutton.pid));
     assert!((32 << 20..=80 << 20).contains(&resident), "most of 64 MiB: {resident}");
     assert!(rows(&run, ["pid", "arg0", "arg1"], "process_exit").contains(&[pid, 0, 9]));
+    // Before it kills, the kernel has whoever asks for memory look for some.
+    let reclaims = rows(&run, ["pid", "duration_ns"], "direct_reclaim");
+    assert!(reclaims.iter().any(|[of, duration]| *of == pid && *duration > 0), "{reclaims:?}");
 }
