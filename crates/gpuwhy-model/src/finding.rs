@@ -49,53 +49,50 @@ pub enum Confidence {
     High,
 }
 
-/// What a cause cost.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
-    /// Wall-clock nanoseconds; 0 when it cost no time.
-    #[serde(default)]
-    pub ns: u64,
-    /// Bytes; 0 when it cost no memory.
-    #[serde(default)]
-    pub bytes: u64,
-    /// The length of what was looked at, so that a share can be told; 0 when unknown.
-    #[serde(default)]
-    pub of_ns: u64,
-}
-
 /// One link of the chain: somebody, what they did, how long, and how we know.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
+    /// Where it happened: `gpu`, `cuda`, `thread`, `process`, `kernel` or `memory`.
+    pub layer: String,
     /// Thread, process, device or file: `python3 4821`.
     pub who: String,
     /// What it did: `waits for the next batch`.
     pub what: String,
     /// Source line, when known: `train.py:138`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub line: Option<String>,
-    /// For how long.
+    /// Ledger state or measurement behind it: `blocked, pipe`.
+    pub state: String,
+    /// For how long; 0 for a link about memory.
     pub ns: u64,
-    /// State or measurement behind it: `blocked, pipe`.
-    pub evidence: String,
+    /// SQL against the run file's views that shows it.
+    #[serde(default)]
+    pub evidence: Option<String>,
 }
 
 /// What stood at the end of the chain.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootCause {
     /// Machine-readable: `cpu_bound_worker`.
     pub kind: String,
+    /// The process at fault, when it is one.
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// Its name, or that of whatever else is at fault: a device, a cgroup.
+    #[serde(default)]
+    pub name: Option<String>,
     /// In words.
-    pub summary: String,
+    pub detail: String,
     /// Source line, when known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub line: Option<String>,
 }
 
 /// Something to do about it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fix {
     /// The change, specific to what was measured.
-    pub action: String,
+    pub text: String,
     /// At most this much time is saved; 0 when not known.
     #[serde(default)]
     pub saves_ns: u64,
@@ -105,7 +102,7 @@ pub struct Fix {
 }
 
 /// One answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// What was waited for, machine-readable: `input_starved`.
     pub kind: String,
@@ -113,28 +110,40 @@ pub struct Finding {
     pub severity: Severity,
     /// One line: `GPU starved 37.2 s of 120 s: waiting for data workers`.
     pub title: String,
-    /// What it cost.
-    pub lost: Lost,
+    /// Wall-clock nanoseconds it cost; 0 when it cost no time.
+    #[serde(default)]
+    pub lost_ns: u64,
+    /// Bytes it cost; 0 when it cost no memory.
+    #[serde(default)]
+    pub lost_bytes: u64,
+    /// `lost_ns` of the wall clock that was looked at, 0 to 1; 0 when it cost no time.
+    #[serde(default)]
+    pub share: f64,
+    /// The process it is about, when it is about one.
+    #[serde(default)]
+    pub pid: Option<u32>,
+    /// The thread of it, when it is about one.
+    #[serde(default)]
+    pub tid: Option<u32>,
     /// From the one who waited to the one at fault.
     pub chain: Vec<Link>,
     /// The one at fault.
     pub root_cause: RootCause,
     /// What it did to the job, with figures.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub effects: Vec<String>,
+    #[serde(default)]
+    pub effect: Vec<String>,
     /// What to do, most saving first.
     pub fixes: Vec<Fix>,
     /// How sure.
     pub confidence: Confidence,
-    /// The process it is about, when it is about one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pid: Option<u32>,
+    /// Why so sure and no surer: what was measured, and what inferred.
+    pub confidence_reason: String,
 }
 
 impl Finding {
     /// Worst first: by severity, then by what was lost.
     pub fn sort(findings: &mut [Self]) {
-        findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.lost.ns, f.lost.bytes)));
+        findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.lost_ns, f.lost_bytes)));
     }
 
     /// The finding as a block of plain text. Names from the traced world are made safe to print.
@@ -150,8 +159,8 @@ impl Finding {
         }
         let root = &self.root_cause;
         let line = root.line.as_deref().map(|l| format!(" ({})", units::safe(l, 120))).unwrap_or_default();
-        let _ = writeln!(out, "  {:<8}{}{line}", "cause", units::safe(&root.summary, 200));
-        for (i, effect) in self.effects.iter().enumerate() {
+        let _ = writeln!(out, "  {:<8}{}{line}", "cause", units::safe(&root.detail, 200));
+        for (i, effect) in self.effect.iter().enumerate() {
             let _ = writeln!(out, "  {:<8}{}", if i == 0 { "effect" } else { "" }, units::safe(effect, 200));
         }
         let mut fixes: Vec<&Fix> = self.fixes.iter().collect();
@@ -160,8 +169,7 @@ impl Finding {
             let _ = writeln!(out, "  {:<8}{}", if i == 0 { "fix" } else { "" }, fix_text(fix));
         }
         if self.confidence != Confidence::High {
-            let how = if self.confidence == Confidence::Low { "inferred" } else { "measured in part" };
-            let _ = writeln!(out, "  {:<8}{how}", "sure?");
+            let _ = writeln!(out, "  {:<8}{}", "sure?", units::safe(&self.confidence_reason, 200));
         }
         out
     }
@@ -172,16 +180,16 @@ fn link_text(link: &Link) -> String {
     let said = format!("{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120));
     // A link about memory took no time worth telling.
     let time = if link.ns > 0 { units::time(link.ns) } else { String::new() };
-    format!("{said:<64} {time:>9}   {}", units::safe(&link.evidence, 80))
+    format!("{said:<64} {time:>9}   {}", units::safe(&link.state, 80))
 }
 
 fn fix_text(fix: &Fix) -> String {
-    let action = units::safe(&fix.action, 300);
+    let text = units::safe(&fix.text, 300);
     match (fix.saves_ns, fix.saves_bytes) {
-        (0, 0) => action,
-        (ns, 0) => format!("{action}: saves up to {}", units::time(ns)),
-        (0, bytes) => format!("{action}: saves up to {}", units::bytes(bytes)),
-        (ns, bytes) => format!("{action}: saves up to {} and {}", units::time(ns), units::bytes(bytes)),
+        (0, 0) => text,
+        (ns, 0) => format!("{text}: saves up to {}", units::time(ns)),
+        (0, bytes) => format!("{text}: saves up to {}", units::bytes(bytes)),
+        (ns, bytes) => format!("{text}: saves up to {} and {}", units::time(ns), units::bytes(bytes)),
     }
 }
 
@@ -194,35 +202,45 @@ mod tests {
             kind: "input_starved".into(),
             severity: Severity::High,
             title: "GPU starved 37.2 s of 120 s (31 %): waiting for data workers".into(),
-            lost: Lost { ns: 37_200_000_000, bytes: 0, of_ns: 120_000_000_000 },
+            lost_ns: 37_200_000_000,
+            lost_bytes: 0,
+            share: 0.31,
+            pid: Some(4821),
+            tid: Some(4821),
             chain: vec![
                 Link {
+                    layer: "thread".into(),
                     who: "python3 4821".into(),
                     what: "waits for the next batch".into(),
                     line: Some("train.py:138".into()),
+                    state: "blocked, pipe".into(),
                     ns: 37_200_000_000,
-                    evidence: "blocked, pipe".into(),
+                    evidence: Some("SELECT SUM(blocked_ns) FROM off_cpu WHERE tid = 4821 AND wait = 'pipe'".into()),
                 },
                 Link {
+                    layer: "process".into(),
                     who: "pt_data_worker:0–3".into(),
                     what: "decode on the CPU".into(),
                     line: Some("data.py:51".into()),
+                    state: "running".into(),
                     ns: 34_100_000_000,
-                    evidence: "running".into(),
+                    evidence: None,
                 },
             ],
             root_cause: RootCause {
                 kind: "cpu_bound_worker".into(),
-                summary: "4 data workers decode on the CPU 92 % of their time".into(),
+                pid: Some(4822),
+                name: Some("pt_data_worker:0".into()),
+                detail: "4 data workers decode on the CPU 92 % of their time".into(),
                 line: Some("data.py:51".into()),
             },
-            effects: vec!["launches 1,200/s → 640/s".into()],
+            effect: vec!["launches 1,200/s → 640/s".into()],
             fixes: vec![
-                Fix { action: "cache decoded samples".into(), saves_ns: 1_000_000_000, saves_bytes: 0 },
-                Fix { action: "num_workers 4 → 6".into(), saves_ns: 31_000_000_000, saves_bytes: 0 },
+                Fix { text: "cache decoded samples".into(), saves_ns: 1_000_000_000, saves_bytes: 0 },
+                Fix { text: "num_workers 4 → 6".into(), saves_ns: 31_000_000_000, saves_bytes: 0 },
             ],
             confidence: Confidence::Medium,
-            pid: Some(4821),
+            confidence_reason: "who filled the pipe is inferred from who wrote last".into(),
         }
     }
 
@@ -237,7 +255,7 @@ mod tests {
             "effect  launches",
             "fix     num_workers 4 → 6: saves up to 31.0 s",
             "cache decoded samples",
-            "measured in part",
+            "sure?   who filled the pipe",
         ];
         let mut at = 0;
         for part in order {
@@ -252,22 +270,36 @@ mod tests {
         let json = serde_json::to_string(&finding).unwrap();
         assert_eq!(serde_json::from_str::<Finding>(&json).unwrap(), finding);
         assert!(json.contains(r#""severity":"high""#));
+        assert!(json.contains(r#""evidence":null"#), "keys are there even without a value: {json}");
+    }
+
+    #[test]
+    fn what_was_measured_needs_no_excuse() {
+        let finding = Finding { confidence: Confidence::High, ..starved() };
+        assert!(!finding.to_text().contains("sure?"));
+        assert!(finding.to_text().contains("37.2 s   blocked, pipe"), "{}", finding.to_text());
     }
 
     #[test]
     fn worst_comes_first() {
         let mut list = vec![starved(), starved(), starved()];
         list[0].severity = Severity::Low;
-        list[1].lost.ns = 1;
+        list[1].lost_ns = 1;
         Finding::sort(&mut list);
-        assert_eq!(list[0].lost.ns, 37_200_000_000);
+        assert_eq!(list[0].lost_ns, 37_200_000_000);
         assert_eq!(list[2].severity, Severity::Low);
     }
 
     #[test]
     fn names_from_the_traced_world_are_defused() {
         let mut finding = starved();
-        finding.chain[0].who = "evil\x1b]0;owned\x07".into();
+        let evil = String::from("evil\x1b]0;owned\x07");
+        finding.chain[0].who.clone_from(&evil);
+        finding.chain[0].state.clone_from(&evil);
+        finding.root_cause.detail.clone_from(&evil);
+        finding.effect.push(evil.clone());
+        finding.fixes[0].text.clone_from(&evil);
+        finding.confidence_reason = evil;
         assert!(!finding.to_text().contains('\x1b'));
     }
 }

@@ -26,6 +26,11 @@ macro_rules! named {
             pub fn from_number(number: u8) -> Option<Self> {
                 match number { $($number => Some(Self::$variant),)* _ => None }
             }
+
+            /// The value of a name in a run file.
+            pub fn from_name(name: &str) -> Option<Self> {
+                match name { $($text => Some(Self::$variant),)* _ => None }
+            }
         }
     };
 }
@@ -237,16 +242,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_lead_back_to_their_values() {
+    fn numbers_and_names_lead_back_to_their_values() {
         for reason in Reason::ALL {
             assert_eq!(Reason::from_number(*reason as u8), Some(*reason));
+            assert_eq!(Reason::from_name(reason.name()), Some(*reason));
         }
         for wait in Wait::ALL {
             assert_eq!(Wait::from_number(*wait as u8), Some(*wait));
+            assert_eq!(Wait::from_name(wait.name()), Some(*wait));
         }
         for by in WokenBy::ALL {
             assert_eq!(WokenBy::from_number(*by as u8), Some(*by));
+            assert_eq!(WokenBy::from_name(by.name()), Some(*by));
         }
         assert_eq!(Reason::from_number(99), None);
+        assert_eq!(Reason::from_name("bored"), None);
     }
 }

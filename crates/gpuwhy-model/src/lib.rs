@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! gpuwhy's vocabulary, shared by every room: which functions are traced ([`ops`]), what one call of
 //! them looks like ([`event`]), what was lost on the way ([`loss`]), how durations are summarised
-//! ([`histogram`]), what the kernel knows of threads ([`host`]), what is looked up every second ([`sample`]) and
-//! what an answer is ([`finding`]).
+//! ([`histogram`]), what the kernel knows of threads ([`host`]), what is looked up every second ([`sample`]), what
+//! happens when a run is played again ([`replay`]) and what an answer is ([`finding`]).
 //!
 //! Pure: no files, no clocks, no processes. Times are integer nanoseconds of `CLOCK_MONOTONIC`, sizes
 //! are bytes; [`units`] turns them into words, and only when something is drawn.
@@ -14,14 +14,16 @@ pub mod histogram;
 pub mod host;
 pub mod loss;
 pub mod ops;
+pub mod replay;
 pub mod sample;
 pub mod units;
 
 pub use decode::{Decode, Direction};
 pub use event::{Call, CallFlags};
-pub use finding::{Confidence, Finding, Fix, Link, Lost, RootCause, Severity};
+pub use finding::{Confidence, Finding, Fix, Link, RootCause, Severity};
 pub use histogram::Histogram;
 pub use host::{CpuRun, MovedWait, OffCpu, Reason, ThreadSums, Wait, WokenBy};
 pub use loss::LossCause;
 pub use ops::{Class, Library, Op, OpId};
+pub use replay::Event;
 pub use sample::Samples;

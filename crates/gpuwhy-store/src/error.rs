@@ -80,6 +80,14 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
+    /// Nothing could be added to a run file.
+    #[error("cannot add findings to {}: {source}; the file is as it was, check that you may write to it", .path.display())]
+    CannotAdd {
+        /// The run file.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
     /// No file at that path.
     #[error("there is no run file {}: record one with `gpuwhy trace`, or name another with --db", .path.display())]
     NotFound {

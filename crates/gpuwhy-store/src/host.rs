@@ -144,7 +144,7 @@ fn store_context(db: &Connection, id: i64, row: &OffCpu) -> rusqlite::Result<()>
         row.reason.name(),
         row.wait.name(),
         row.syscall.map(names::syscall),
-        names::file(row),
+        names::file(row.wait, row.file),
         row.io_wait,
         row.unfinished,
         row.stack.map(u64::cast_signed)

@@ -3,7 +3,8 @@
 //!
 //! What is promised (docs/run-file.md is the full text):
 //! - **Written by one, read by many.** [`Writer`] creates a new file, never touches an old one's content,
-//!   and refuses a path another gpuwhy writes to. [`Reader`] works while it does.
+//!   and refuses a path another gpuwhy writes to. [`Reader`] works while it does. Only answers are
+//!   added to a file later ([`add_findings`]).
 //! - **Nothing committed is lost.** Killed in any way, the file opens with everything up to the last
 //!   [`Writer::commit`]. A full disk costs the calls since then, and those are counted.
 //! - **Two records of the same events.** Every call and every time off the CPU is a row; and exact per-second
@@ -16,14 +17,18 @@
 pub mod aggregate;
 mod context;
 mod error;
+mod facts;
+mod findings;
 pub mod guarded;
 mod hash;
 mod host;
+mod ledger;
 mod names;
 pub mod overview;
 mod pending;
 mod place;
 mod reader;
+mod replay;
 mod reserve;
 mod samples;
 pub mod schema;
@@ -33,13 +38,16 @@ mod writer;
 
 pub use aggregate::OpTotals;
 pub use error::{Error, Result};
+pub use facts::{ProcessOpTotals, RunFacts};
+pub use findings::add_findings;
 pub use guarded::{Limits, Outcome, Value};
+pub use ledger::{LedgerEntry, LedgerRow};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
 pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
-    StackSums, StackUnit,
+    StackSums, StackTrace, StackUnit,
 };
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names for the numbers the kernel gives: system calls, filesystems, address families. Pure.
 
-use gpuwhy_model::{OffCpu, Wait};
+use gpuwhy_model::Wait;
 
 /// Pairs of a system call's number on this architecture and the constant's name.
 macro_rules! calls {
@@ -93,19 +93,49 @@ pub(crate) fn syscall(number: u16) -> String {
     known.map_or_else(|| format!("syscall {number}"), |(_, name)| name.trim_start_matches("SYS_").to_owned())
 }
 
-/// What [`OffCpu::file`] says, in words; `None` where it says nothing.
-pub(crate) fn file(row: &OffCpu) -> Option<String> {
-    let number = row.file;
+/// The number a name of [`syscall`] stands for on this architecture.
+pub(crate) fn syscall_number(name: &str) -> Option<u16> {
+    let number = match name.strip_prefix("syscall ") {
+        Some(number) => return number.parse().ok(),
+        None => SYSCALLS.iter().chain(OLD_SYSCALLS).find(|(_, known)| known.strip_prefix("SYS_") == Some(name))?.0,
+    };
+    u16::try_from(number).ok()
+}
+
+/// The number a text of [`file`] stands for; 0 where it cannot be told.
+pub(crate) fn file_number(wait: Wait, text: &str) -> u32 {
+    let named = |names: &[(u32, &str)]| names.iter().find(|(_, name)| *name == text).map(|(number, _)| *number);
+    let number = match wait {
+        Wait::File => named(FILESYSTEMS).or_else(|| u32::from_str_radix(text.strip_prefix("0x")?, 16).ok()),
+        Wait::BlockDevice | Wait::Gpu | Wait::CharDevice => text.split_once(':').and_then(|(major, minor)| {
+            Some(major.parse::<u32>().ok()?.checked_mul(1 << 20)? | (minor.parse::<u32>().ok()? & 0xf_ffff))
+        }),
+        Wait::Socket => named(FAMILIES).or_else(|| text.strip_prefix("family ")?.parse().ok()),
+        _ => None,
+    };
+    number.unwrap_or(0)
+}
+
+/// What [`gpuwhy_model::OffCpu::file`] says, in words; `None` where it says nothing.
+pub(crate) fn file(wait: Wait, number: u32) -> Option<String> {
     let named = |names: &[(u32, &str)]| names.iter().find(|(n, _)| *n == number).map(|(_, name)| (*name).to_owned());
     if number == 0 {
         return None;
     }
-    match row.wait {
+    match wait {
         Wait::File => Some(named(FILESYSTEMS).unwrap_or_else(|| format!("{number:#x}"))),
         Wait::BlockDevice | Wait::Gpu | Wait::CharDevice => Some(format!("{}:{}", number >> 20, number & 0xf_ffff)),
         Wait::Socket => Some(named(FAMILIES).unwrap_or_else(|| format!("family {number}"))),
         _ => None,
     }
+}
+
+/// A name as the kernel would give it, cut to its length.
+pub(crate) fn unpadded(name: &[u8]) -> [u8; 16] {
+    let mut padded = [0; 16];
+    let length = name.len().min(padded.len());
+    padded[..length].copy_from_slice(&name[..length]);
+    padded
 }
 
 /// A name as the kernel gives it: zero-padded, and not always UTF-8.
@@ -126,6 +156,27 @@ mod tests {
         assert_eq!(syscall(9_999), "syscall 9999");
         let numbers: HashSet<_> = SYSCALLS.iter().chain(OLD_SYSCALLS).map(|(n, _)| n).collect();
         assert_eq!(numbers.len(), SYSCALLS.len() + OLD_SYSCALLS.len());
+        for number in 0..1_000 {
+            assert_eq!(syscall_number(&syscall(number)), Some(number));
+        }
+        assert_eq!(syscall_number("no such call"), None);
+    }
+
+    #[test]
+    fn what_a_file_is_leads_back_to_its_number() {
+        let kinds = [
+            (Wait::File, 0xEF53),
+            (Wait::File, 0x1234),
+            (Wait::Gpu, 195 << 20 | 255),
+            (Wait::BlockDevice, 4_095 << 20 | 0xf_ffff),
+            (Wait::Socket, 10),
+            (Wait::Socket, 99),
+            (Wait::Futex, 0),
+        ];
+        for (wait, number) in kinds {
+            assert_eq!(file(wait, number).map_or(0, |text| file_number(wait, &text)), number);
+        }
+        assert_eq!(file_number(Wait::Gpu, "4096:99999999999"), 0);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! What a run is about, typed: its session, its ops, its loss, its processes and libraries.
 
 use crate::aggregate::OpTotals;
+use crate::facts::unsigned;
 use crate::pending::{Machine, sums_from_row};
 use crate::{Reader, Result};
 use rusqlite::Row;
@@ -57,7 +58,7 @@ pub struct OpSummary {
     pub totals: OpTotals,
 }
 
-/// Loss of one cause and op, over the whole run.
+/// Loss of one cause and op, over the whole run or the part asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LossRow {
     /// Name of the cause.
@@ -154,9 +155,14 @@ impl Reader {
 
     /// What was lost, by cause and op, most first.
     pub fn loss(&self) -> Result<Vec<LossRow>> {
+        self.loss_between([i64::MIN, i64::MAX])
+    }
+
+    /// The same of the seconds from the first to the last given.
+    pub(crate) fn loss_between(&self, seconds: [i64; 2]) -> Result<Vec<LossRow>> {
         let sql = "SELECT cause, op, SUM(count), loses_event, MIN(second), MAX(second) FROM loss
-            GROUP BY cause, op ORDER BY SUM(count) DESC, cause, op";
-        self.rows(sql, |row| {
+            WHERE second BETWEEN ?1 AND ?2 GROUP BY cause, op ORDER BY SUM(count) DESC, cause, op";
+        self.rows(sql, seconds, |row| {
             Ok(LossRow {
                 cause: row.get(0)?,
                 op: row.get(1)?,
@@ -170,7 +176,7 @@ impl Reader {
     /// Every process that has an event or was told of, by pid.
     pub fn processes(&self) -> Result<Vec<Process>> {
         let sql = "SELECT pid, name, started, ended, parent, container, command FROM processes ORDER BY pid";
-        self.rows(sql, |row| {
+        self.rows(sql, [], |row| {
             Ok(Process {
                 pid: row.get(0)?,
                 name: row.get(1)?,
@@ -186,7 +192,7 @@ impl Reader {
     /// The traced libraries, in the order of attaching.
     pub fn libraries(&self) -> Result<Vec<LibraryInfo>> {
         let sql = "SELECT path, library, inode, functions, attached_at, note FROM library_ ORDER BY attached_at, id";
-        self.rows(sql, |row| {
+        self.rows(sql, [], |row| {
             Ok(LibraryInfo {
                 path: row.get(0)?,
                 library: row.get(1)?,
@@ -196,11 +202,6 @@ impl Reader {
                 note: row.get(5)?,
             })
         })
-    }
-
-    fn rows<T>(&self, sql: &str, read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>) -> Result<Vec<T>> {
-        let all = || -> rusqlite::Result<Vec<T>> { self.db.prepare(sql)?.query_map([], read)?.collect() };
-        all().map_err(|source| self.error(source))
     }
 }
 
@@ -230,8 +231,4 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
         seconds_missing: unsigned(row, 19)?,
         own_cost: row.get(20)?,
     })
-}
-
-fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned())
 }

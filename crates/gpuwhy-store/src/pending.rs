@@ -5,6 +5,7 @@
 //! rows of events only: names, loss, sums and samples are written with the next one that works.
 
 use crate::aggregate::{Aggregator, CellKey, OpTotals};
+use crate::ledger;
 use crate::samples::Waiting;
 use gpuwhy_model::{Histogram, LossCause, OpId};
 use rusqlite::types::Type;
@@ -68,6 +69,7 @@ pub(crate) struct Pending {
     libraries: Vec<(LibraryRow, i64)>,
     machine: Option<Machine>,
     stacks: Vec<(i64, StackText)>,
+    pub(crate) ledger: ledger::Waiting,
     pub(crate) host: Waiting,
 }
 
@@ -107,6 +109,7 @@ impl Pending {
     pub(crate) fn write(&self, db: &Connection, origin_ns: u64) -> rusqlite::Result<()> {
         self.write_processes(db)?;
         self.host.write(db, origin_ns)?;
+        self.ledger.write(db, origin_ns)?;
         self.write_loss(db)?;
         self.write_libraries(db)?;
         self.write_stacks(db)?;

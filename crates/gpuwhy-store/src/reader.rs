@@ -62,8 +62,14 @@ fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
         Connection::open_with_flags(path, flags)
     };
     let db = opened.map_err(|source| read_error(path, source))?;
+    db.busy_timeout(BUSY).map_err(|source| read_error(path, source))?;
+    check_marks(&db, path)?;
+    Ok(db)
+}
+
+/// The version of a run file; an error for what is none, or is too new.
+pub(crate) fn check_marks(db: &Connection, path: &Path) -> Result<i32> {
     let marks = || -> rusqlite::Result<(i32, i32)> {
-        db.busy_timeout(BUSY)?;
         let application = db.pragma_query_value(None, "application_id", |row| row.get(0))?;
         let version = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
         Ok((application, version))
@@ -72,10 +78,10 @@ fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
         (schema::APPLICATION_ID, version) if version > schema::VERSION => {
             Err(Error::Newer { path: path.into(), version })
         }
-        (schema::APPLICATION_ID, 1..) => {
+        (schema::APPLICATION_ID, version @ 1..) => {
             // A run file has its one session from the moment it has anything.
             db.query_row("SELECT 1 FROM session_", [], |_| Ok(())).map_err(|source| read_error(path, source))?;
-            Ok(db)
+            Ok(version)
         }
         _ => Err(Error::NotARun { path: path.into() }),
     }

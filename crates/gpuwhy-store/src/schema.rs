@@ -2,7 +2,7 @@
 //! What a run file looks like: its marks, tables and views, and the vocabulary written into each.
 //!
 //! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql`), `views.sql` and
-//! `host_views.sql` the public interface.
+//! `host_views.sql` the public interface; `findings.sql` has both of what analysis adds.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -11,11 +11,13 @@ use rusqlite::{Connection, params};
 /// `PRAGMA application_id` of a run file: "gpuy" in ASCII.
 pub const APPLICATION_ID: i32 = 0x6770_7579;
 
-/// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes and reads.
-pub const VERSION: i32 = 1;
+/// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
+///
+/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`.
+pub const VERSION: i32 = 2;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 25] = [
+pub const VIEWS: [&str; 26] = [
     "events",
     "inner_events",
     "process_names",
@@ -40,6 +42,7 @@ pub const VIEWS: [&str; 25] = [
     "gpus",
     "libraries",
     "stack_traces",
+    "ledger",
     "causal_chains",
 ];
 
@@ -56,6 +59,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     }
     db.execute_batch(include_str!("views.sql"))?;
     db.execute_batch(include_str!("host_views.sql"))?;
+    db.execute_batch(include_str!("findings.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
     }
@@ -66,6 +70,17 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
         )?;
     }
     Ok(())
+}
+
+/// Makes a file of an earlier version one of this, inside the open transaction. What is in it stays.
+pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
+    let version: i32 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+    if version >= VERSION {
+        return Ok(());
+    }
+    db.execute_batch(include_str!("upgrade_2.sql"))?;
+    db.execute_batch(include_str!("findings.sql"))?;
+    db.pragma_update(None, "user_version", VERSION)
 }
 
 /// Writes one function's row. An id without one in this gpuwhy's table gets a row that says so, because a

@@ -127,6 +127,7 @@ CREATE TABLE stack_ (
     top_line TEXT
 );
 
+-- An answer: about the run's time from from_ns to to_ns. finding is the whole of it, JSON.
 CREATE TABLE causal_chain_ (
     id INTEGER PRIMARY KEY,
     detected_at INTEGER NOT NULL,
@@ -137,5 +138,9 @@ CREATE TABLE causal_chain_ (
     explanation TEXT,
     recommendations TEXT,
     pid INTEGER,
-    lost_ns INTEGER
+    lost_ns INTEGER,
+    tid INTEGER,
+    from_ns INTEGER,
+    to_ns INTEGER,
+    finding TEXT
 );

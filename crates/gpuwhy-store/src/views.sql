@@ -1,5 +1,6 @@
 -- The public interface, documented in docs/run-file.md. Plain SQL: any SQLite client can read it.
--- The two views of events are in calls.sql, those of threads and samples in host_views.sql.
+-- The two views of events are in calls.sql, those of threads and samples in host_views.sql,
+-- those of answers in findings.sql.
 
 CREATE VIEW process_names AS
 SELECT pid, COALESCE(name || ':' || number, name, 'pid ' || pid) AS name FROM process_;
@@ -49,7 +50,3 @@ SELECT path, library, inode, functions, attached_at, note FROM library_;
 
 CREATE VIEW stack_traces AS
 SELECT id AS stack_id, frames, top_line FROM stack_;
-
-CREATE VIEW causal_chains AS
-SELECT id, detected_at, severity, kind, summary, root_cause, explanation, recommendations, pid, lost_ns
-FROM causal_chain_;

@@ -8,6 +8,7 @@
 use crate::aggregate::{Aggregator, MAX_CELLS, OpTotals};
 use crate::context::Contexts;
 use crate::host::{self, HostRows};
+use crate::ledger::LedgerRow;
 use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
 use crate::{Error, Result, reserve, schema};
@@ -216,6 +217,14 @@ impl Writer {
     pub fn set_thread_sums(&mut self, sums: ThreadSums) {
         if !self.pending.host.set_thread(sums) {
             self.pending.add_loss(self.sums.newest_second(), LossCause::EvidenceLost, None, 1);
+        }
+    }
+
+    /// Says where threads' time went so far. The rows of a thread take the place of all its earlier ones.
+    pub fn ledger(&mut self, rows: &[LedgerRow]) {
+        let refused = self.pending.ledger.set(rows);
+        if refused > 0 {
+            self.pending.add_loss(self.sums.newest_second(), LossCause::EvidenceLost, None, refused);
         }
     }
 

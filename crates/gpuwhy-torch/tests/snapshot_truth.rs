@@ -112,11 +112,11 @@ fn healthy_runs_get_no_finding_and_sick_ones_theirs() {
     let frag = report("frag");
     assert_eq!(kinds(&frag), ["memory_growth", "fragmentation"]);
     assert_eq!(frag.findings[1].root_cause.line.as_deref(), Some("work_train.py:47"));
-    assert_eq!(frag.findings[1].lost.bytes, frag.devices[0].stuck_bytes);
+    assert_eq!(frag.findings[1].lost_bytes, frag.devices[0].stuck_bytes);
     let leak = report("leak");
     assert_eq!(kinds(&leak), ["memory_growth"]);
     assert_eq!(leak.findings[0].root_cause.line.as_deref(), Some("work_train.py:32"));
-    assert_eq!(leak.findings[0].lost.bytes, 12 * 8 * 512 * 512 * 4, "twelve steps' hidden states");
+    assert_eq!(leak.findings[0].lost_bytes, 12 * 8 * 512 * 512 * 4, "twelve steps' hidden states");
     let oom = report("oom");
     assert_eq!(kinds(&oom), ["out_of_memory", "memory_growth"]);
     assert_eq!(oom.findings[0].root_cause.line.as_deref(), Some("work_more.py:30"));

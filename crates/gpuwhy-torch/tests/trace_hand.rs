@@ -174,7 +174,7 @@ fn overlapping_streams_and_exposed_communication() {
     assert_eq!((a.compute_ns, a.communication_ns, a.exposed_communication_ns), (140_000, 100_000, 50_000));
     assert_eq!(report.collectives[0].name, "allreduce");
     let finding = report.findings.iter().find(|f| f.kind == "exposed_communication").unwrap();
-    assert_eq!(finding.lost.ns, 50_000);
+    assert_eq!(finding.lost_ns, 50_000);
 }
 
 #[test]
@@ -346,9 +346,9 @@ fn the_largest_part_is_not_most_of_it() {
         events.push(launch(at + 991, 4, i + 1));
         events.push(kernel("k", &format!("{}", at + 1000), "10", 7, i + 1));
     }
-    let summary = report(&file(&events)).findings[0].root_cause.summary.clone();
+    let summary = report(&file(&events)).findings[0].root_cause.detail.clone();
     assert!(summary.starts_with("the largest part of it (33 %): CPU runs aten::op"), "{summary}");
-    let summary = report(&file(&launched(&[500; 20]))).findings[0].root_cause.summary.clone();
+    let summary = report(&file(&launched(&[500; 20]))).findings[0].root_cause.detail.clone();
     assert!(summary.starts_with("most of it: CPU runs aten::mm"), "{summary}");
 }
 
@@ -363,8 +363,8 @@ fn queued_work_is_no_mystery() {
     assert_eq!(kinds(&report), ["queue_stall"]);
     let finding = &report.findings[0];
     assert!(finding.title.ends_with("launched work waits for another stream or event"), "{}", finding.title);
-    assert!(finding.effects.iter().all(|effect| !effect.starts_with("also")), "the same words: {:?}", finding.effects);
-    assert!(finding.fixes[0].action.contains("cudaStreamWaitEvent"));
+    assert!(finding.effect.iter().all(|effect| !effect.starts_with("also")), "the same words: {:?}", finding.effect);
+    assert!(finding.fixes[0].text.contains("cudaStreamWaitEvent"));
     // Without launches nothing is known, and nothing promised.
     let unknown = self::report(&file(&[kernel("k", "0", "10", 7, 1), kernel("k", "100", "10", 7, 2)]));
     assert_eq!(kinds(&unknown), ["gpu_idle"]);
@@ -381,7 +381,7 @@ fn sums_over_devices_are_shares_of_all_their_time() {
     let events: Vec<String> = (0..8).flat_map(|device| [copy(device, 0), copy(device, 140)]).collect();
     let report = report(&file(&events));
     let finding = report.findings.iter().find(|finding| finding.kind == "pageable_copies").unwrap();
-    assert_eq!((finding.lost.ns, finding.lost.of_ns), (8 * 120_000, 8 * 200_000));
+    assert_eq!((finding.lost_ns, finding.share), (8 * 120_000, 120_000.0 / 200_000.0));
     assert!(finding.title.ends_with("960 µs of 1.60 ms on 8 GPUs (60 %)"), "{}", finding.title);
 }
 

@@ -96,8 +96,8 @@ fn only_checkpointing_recomputes() {
     assert!(ckpt.recompute.count > 16 * 15, "{:?}", ckpt.recompute);
     let finding = ckpt.findings.iter().find(|finding| finding.kind == "recompute").unwrap();
     assert!(ckpt.recompute.steady_ns < ckpt.recompute.total_ns, "the first step is warm-up");
-    assert_eq!(finding.lost.ns, ckpt.recompute.steady_ns);
-    assert_eq!(finding.lost.of_ns, ckpt.devices[0].steady.unwrap().span_ns);
+    assert_eq!(finding.lost_ns, ckpt.recompute.steady_ns);
+    assert_eq!(finding.share, finding.lost_ns as f64 / ckpt.devices[0].steady.unwrap().span_ns as f64);
 }
 
 #[test]
@@ -162,8 +162,8 @@ fn launch_bound_is_said_and_measured() {
     let report = report("vision");
     let finding = &report.findings[0];
     assert!(matches!(finding.kind.as_str(), "launch_bound" | "cpu_bound"), "{}", finding.kind);
-    assert!(finding.lost.ns <= report.devices[0].account.idle_ns);
-    assert_eq!(finding.lost.of_ns, report.devices[0].account.span_ns);
+    assert!(finding.lost_ns <= report.devices[0].account.idle_ns);
+    assert_eq!(finding.share, finding.lost_ns as f64 / report.devices[0].account.span_ns as f64);
     assert!(!report.findings.iter().any(|f| f.kind == "gpu_bound" || f.kind == "exposed_communication"));
 }
 

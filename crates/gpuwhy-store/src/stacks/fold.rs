@@ -40,6 +40,12 @@ pub(super) fn fold(cells: &Cells, texts: &Texts, names: &HashMap<u32, String>, b
     groups.into_iter().map(|(key, group)| finish(key, group, names)).collect()
 }
 
+impl From<Frame> for StackFrame {
+    fn from(frame: Frame) -> Self {
+        Self { yours: frame.owner() == Owner::You, file: frame.file, line: frame.line, function: frame.function }
+    }
+}
+
 /// The group a stack belongs to, and the frames that say so.
 fn key(by: StackKey, stack_id: i64, pid: u32, frames: &[Frame]) -> (GroupKey, Vec<Frame>) {
     // min_by_key takes the first of equals, which is the innermost.
@@ -63,15 +69,9 @@ fn finish(key: GroupKey, group: Growing, names: &HashMap<u32, String>) -> StackG
     pids.sort_by_key(|&(pid, total_ns)| (Reverse(total_ns), pid));
     let named = |(pid, _)| (pid, names.get(&pid).cloned().unwrap_or_else(|| format!("pid {pid}")));
     let top = group.frames.iter().min_by_key(|frame| frame.owner()).map(Frame::to_string);
-    let frames = group.frames.into_iter().map(|frame| StackFrame {
-        yours: frame.owner() == Owner::You,
-        file: frame.file,
-        line: frame.line,
-        function: frame.function,
-    });
     StackGroup {
         top_line: top.filter(|_| matches!(key, GroupKey::Stack { .. } | GroupKey::Line(..))),
-        frames: frames.collect(),
+        frames: group.frames.into_iter().map(StackFrame::from).collect(),
         key,
         sums: group.sums,
         processes: pids.into_iter().map(named).collect(),

@@ -8,9 +8,12 @@ mod fold;
 mod library;
 mod ops;
 mod read;
+mod trace;
 
 use crate::{Error, Limits, Reader};
 use std::collections::BTreeMap;
+
+pub use trace::StackTrace;
 
 /// What to sum, and by what.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

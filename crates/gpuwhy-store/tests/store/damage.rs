@@ -2,9 +2,10 @@
 //! Files that are not run files, no longer, or not yet.
 
 use crate::support::*;
-use gpuwhy_store::{Error, Reader};
+use gpuwhy_store::{Error, Reader, add_findings};
 use rusqlite::Connection;
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 fn refusal(path: &Path) -> Error {
@@ -34,7 +35,7 @@ fn a_file_from_the_future_says_so() {
     Connection::open(&path).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let error = refusal(&path);
     assert!(matches!(error, Error::Newer { version: 7, .. }));
-    assert!(error.to_string().contains("run-file version 7; this one reads up to 1: update gpuwhy"), "{error}");
+    assert!(error.to_string().contains("run-file version 7; this one reads up to 2: update gpuwhy"), "{error}");
 }
 
 #[test]
@@ -73,6 +74,8 @@ fn read_all(path: &Path) {
         return;
     };
     let _ = (reader.session(), reader.op_totals(), reader.loss(), reader.processes(), reader.libraries());
+    let _ = (reader.facts(0, None), reader.op_totals_by_process(0, None), reader.ledger(), reader.stack_text(&[0, 1]));
+    let _ = reader.replay(0, None, |_, _| ControlFlow::Continue(()));
     for view in gpuwhy_store::schema::VIEWS {
         let _ = ask(&reader, &format!("SELECT * FROM {view}"));
     }
@@ -98,9 +101,12 @@ fn damage_anywhere_is_an_error_at_worst() {
         }
         fs::write(&path, &bytes).unwrap();
         read_all(&path);
+        let _ = add_findings(&path, 0, 1, 2, &[crate::findings::finding()]);
     }
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let error =
         Reader::open(&path).and_then(|reader| reader.op_totals().and(ask(&reader, "SELECT COUNT(*) FROM call_")));
+    assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
+    let error = Reader::open(&path).and_then(|reader| reader.replay(0, None, |_, _| ControlFlow::Continue(())));
     assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
 }

@@ -6,7 +6,7 @@ use gpuwhy_model::sample::*;
 use gpuwhy_model::{Samples, ThreadSums};
 use gpuwhy_store::Reader;
 
-fn sums(tid: u32, since: u64, at: u64) -> ThreadSums {
+pub(crate) fn sums(tid: u32, since: u64, at: u64) -> ThreadSums {
     ThreadSums {
         pid: 200,
         tid,
@@ -58,7 +58,7 @@ fn a_threads_time_is_the_newest_of_each_of_its_lives() {
 }
 
 /// A second with a different number in every field that takes one.
-fn second() -> Samples {
+pub(crate) fn second() -> Samples {
     let at_ns = ORIGIN + 2_500_000_000;
     Samples {
         system: Some(SystemSample {

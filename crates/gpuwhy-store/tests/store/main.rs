@@ -6,11 +6,14 @@
 mod cpus;
 mod damage;
 mod facts;
+mod findings;
 mod guarded;
 mod off_cpu;
 mod place;
 mod queries;
+mod replay;
 mod round_trip;
+mod run_facts;
 mod stacks;
 mod support;
 mod survival;

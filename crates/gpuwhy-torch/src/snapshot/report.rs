@@ -204,7 +204,7 @@ pub struct Oom {
 }
 
 /// Everything about the memory in a snapshot.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct MemoryReport {
     /// One for each device there is anything about.
     pub devices: Vec<Device>,

@@ -6,7 +6,7 @@ use crate::snapshot::allocator::Played;
 use crate::snapshot::report::{Category, Device, Oom, Pinned, Row};
 use crate::snapshot::rows::{grow, total};
 use gpuwhy_model::units;
-use gpuwhy_model::{Confidence, Finding, Fix, Link, Lost, RootCause, Severity};
+use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity};
 
 const GB: u64 = 1_000_000_000;
 /// Stuck memory is a finding from this share of what is reserved, and from this size on: freed activations always
@@ -53,20 +53,37 @@ fn place(row: &Row) -> String {
     row.short_line().or_else(|| row.op.clone()).unwrap_or_else(|| row.category.label().to_owned())
 }
 
-fn link(who: &str, what: String, row: Option<&Row>, evidence: String) -> Link {
-    Link { who: who.to_owned(), what, line: row.and_then(Row::short_line), ns: 0, evidence }
+fn link(who: &str, what: String, row: Option<&Row>, state: String) -> Link {
+    let line = row.and_then(Row::short_line);
+    Link { layer: "memory".into(), who: who.to_owned(), what, line, state, ..Link::default() }
 }
 
-fn fix(action: impl Into<String>, saves_bytes: u64) -> Fix {
-    Fix { action: action.into(), saves_ns: 0, saves_bytes }
+fn fix(text: impl Into<String>, saves_bytes: u64) -> Fix {
+    Fix { text: text.into(), saves_ns: 0, saves_bytes }
 }
 
 fn expandable(saves_bytes: u64) -> Fix {
     fix("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", saves_bytes)
 }
 
-fn lost(bytes: u64) -> Lost {
-    Lost { bytes, ..Lost::default() }
+/// What every finding here begins with: it costs no time and is measured.
+fn begun() -> Finding {
+    Finding {
+        kind: String::new(),
+        severity: Severity::Info,
+        title: String::new(),
+        lost_ns: 0,
+        lost_bytes: 0,
+        share: 0.0,
+        pid: None,
+        tid: None,
+        chain: Vec::new(),
+        root_cause: RootCause::default(),
+        effect: Vec::new(),
+        fixes: Vec::new(),
+        confidence: Confidence::High,
+        confidence_reason: "measured: the snapshot has every block".into(),
+    }
 }
 
 fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
@@ -106,17 +123,16 @@ fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
             "Out of memory on {device}{times}: {asked} asked for, largest free piece {}",
             units::bytes(oom.largest_fit_bytes)
         ),
-        lost: lost(oom.asked_bytes),
+        lost_bytes: oom.asked_bytes,
         chain,
         root_cause,
-        effects: vec![format!(
+        effect: vec![format!(
             "{} were free inside PyTorch's segments, in pieces of at most {}",
             units::bytes(free),
             units::bytes(oom.largest_fit_bytes)
         )],
         fixes,
-        confidence: Confidence::High,
-        pid: None,
+        ..begun()
     })
 }
 
@@ -130,28 +146,28 @@ fn oom_cause(measured: &Measured<'_>, oom: &Oom, free: u64) -> (RootCause, Vec<F
         fixes.push(fix(advice(holder), holder.bytes));
     }
     let fragmented = free >= oom.asked_bytes && !measured.device.expandable_segments;
-    let (kind, summary, line) = if let Some(grown) = grows {
+    let (kind, detail, line) = if let Some(grown) = grows {
         let row = &grown.row;
-        let summary = format!("{} keeps what it allocates: {} by now", place(row), units::bytes(row.bytes));
-        ("memory_growth", summary, row.short_line())
+        let detail = format!("{} keeps what it allocates: {} by now", place(row), units::bytes(row.bytes));
+        ("memory_growth", detail, row.short_line())
     } else if fragmented {
-        let summary = format!("{} were free, but in pieces too small", units::bytes(free));
-        ("fragmentation", summary, None)
+        let detail = format!("{} were free, but in pieces too small", units::bytes(free));
+        ("fragmentation", detail, None)
     } else if let Some(holder) = holder {
-        let summary = format!("{} holds {}, the most of all", place(holder), units::bytes(holder.bytes));
-        ("memory_full", summary, holder.short_line())
+        let detail = format!("{} holds {}, the most of all", place(holder), units::bytes(holder.bytes));
+        ("memory_full", detail, holder.short_line())
     } else {
         ("memory_full", "the device is full".to_owned(), None)
     };
     if fragmented {
         fixes.push(expandable(free));
     }
-    let mut summary = summary;
+    let mut detail = detail;
     if oom.device_free_bytes >= oom.asked_bytes {
-        summary.push_str("; the device itself had room: a limit is set (set_per_process_memory_fraction)");
+        detail.push_str("; the device itself had room: a limit is set (set_per_process_memory_fraction)");
         fixes.push(fix("raise or drop torch.cuda.set_per_process_memory_fraction", 0));
     }
-    (RootCause { kind: kind.into(), summary, line }, fixes)
+    (RootCause { kind: kind.into(), detail, line, ..RootCause::default() }, fixes)
 }
 
 /// What helps against memory of this kind.
@@ -199,7 +215,7 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
         link(&who(row), what, Some(row), row.category.label().to_owned())
     }));
     let top = lines.first();
-    let summary = match top {
+    let detail = match top {
         Some((name, bytes, _)) => {
             format!("blocks from {name} lie between free ones and hold {} of it", units::bytes(*bytes))
         }
@@ -213,20 +229,20 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
             Severity::Medium
         },
         title: format!("{} stuck on {} ({share} of what is reserved)", units::bytes(stuck), cuda(device)),
-        lost: lost(stuck),
+        lost_bytes: stuck,
         chain,
         root_cause: RootCause {
             kind: "long_lived_blocks".into(),
-            summary,
+            detail,
             line: top.and_then(|(.., row)| row.short_line()),
+            ..RootCause::default()
         },
-        effects: vec![format!("largest allocation that still fits: {}", units::bytes(device.largest_fit_bytes))],
+        effect: vec![format!("largest allocation that still fits: {}", units::bytes(device.largest_fit_bytes))],
         fixes: vec![
             expandable(stuck),
             fix("allocate long-lived tensors before the first step, or copy them to the CPU", 0),
         ],
-        confidence: Confidence::High,
-        pid: None,
+        ..begun()
     })
 }
 
@@ -242,28 +258,35 @@ fn growth(measured: &Measured<'_>) -> Option<Finding> {
     };
     let chain = measured.growth.iter().take(MAX_LINES).map(|g| {
         let what = format!("kept {} in {} blocks", units::bytes(g.row.bytes), units::count(g.row.count));
-        let evidence = format!("in {} of {} {units_name}, {} each", g.in_steps, g.steps, units::bytes(g.each));
-        link(&who(&g.row), what, Some(&g.row), evidence)
+        let state = format!("in {} of {} {units_name}, {} each", g.in_steps, g.steps, units::bytes(g.each));
+        link(&who(&g.row), what, Some(&g.row), state)
     });
     let share = bytes.saturating_mul(100) >= measured.device.requested_bytes.saturating_mul(10);
+    let (confidence, reason) = if first.annotated {
+        (Confidence::High, "measured: the blocks each step left behind")
+    } else {
+        (Confidence::Medium, "the blocks are measured; steps are not marked, so tenths of the recording stand for them")
+    };
     Some(Finding {
         kind: "memory_growth".into(),
         severity: if share { Severity::High } else { Severity::Medium },
         title: format!("Live memory on {device} grows by {} every {unit}", units::bytes(each)),
-        lost: lost(bytes),
+        lost_bytes: bytes,
         chain: chain.collect(),
         root_cause: RootCause {
             kind: "retained_tensors".into(),
-            summary: format!("what {} allocates is never freed", place(&first.row)),
+            detail: format!("what {} allocates is never freed", place(&first.row)),
             line: first.row.short_line(),
+            ..RootCause::default()
         },
-        effects: vec![format!("{} of {} live now", units::bytes(bytes), units::bytes(measured.device.requested_bytes))],
+        effect: vec![format!("{} of {} live now", units::bytes(bytes), units::bytes(measured.device.requested_bytes))],
         fixes: vec![fix(
             "do not keep device tensors in lists or attributes across steps: keep .item() or .cpu() copies",
             bytes,
         )],
-        confidence: if first.annotated { Confidence::High } else { Confidence::Medium },
-        pid: None,
+        confidence,
+        confidence_reason: reason.into(),
+        ..begun()
     })
 }
 
@@ -288,7 +311,6 @@ fn headroom(measured: &Measured<'_>) -> Option<Finding> {
             units::bytes(capacity),
             cuda(device)
         ),
-        lost: lost(0),
         chain: vec![link(
             &cuda(device),
             format!("reserved up to {}", units::bytes(device.peak_reserved_bytes)),
@@ -297,13 +319,11 @@ fn headroom(measured: &Measured<'_>) -> Option<Finding> {
         )],
         root_cause: RootCause {
             kind: "near_capacity".into(),
-            summary: "a slightly larger batch, or another process on the device, runs out of memory".into(),
-            line: None,
+            detail: "a slightly larger batch, or another process on the device, runs out of memory".into(),
+            ..RootCause::default()
         },
-        effects: Vec::new(),
         fixes,
-        confidence: Confidence::High,
-        pid: None,
+        ..begun()
     })
 }
 
@@ -321,7 +341,6 @@ fn thrash(measured: &Measured<'_>) -> Option<Finding> {
             units::count(flushes),
             units::bytes(again.1)
         ),
-        lost: lost(0),
         chain: vec![link(
             &cuda(measured.device),
             format!("took {} in {} calls", units::bytes(taken.1), units::count(taken.0)),
@@ -330,17 +349,16 @@ fn thrash(measured: &Measured<'_>) -> Option<Finding> {
         )],
         root_cause: RootCause {
             kind: "cache_flushed".into(),
-            summary:
+            detail:
                 "the allocator's cache is emptied while the job still needs it (empty_cache, or retries near the limit)"
                     .into(),
-            line: None,
+            ..RootCause::default()
         },
-        effects: vec![format!(
+        effect: vec![format!(
             "{} calls to the device that the cache would have saved, each waits for it",
             units::count(again.0)
         )],
         fixes: vec![fix("drop torch.cuda.empty_cache() from the loop; near the limit use a smaller batch", 0)],
-        confidence: Confidence::High,
-        pid: None,
+        ..begun()
     })
 }

@@ -6,7 +6,7 @@ use super::account::Account;
 use super::idle::Gap;
 use super::rules::CONVERSION;
 use crate::trace::report::{CopyTotal, IdleCause, Total, TraceReport};
-use gpuwhy_model::{Confidence, Finding, Fix, Link, Lost, RootCause, Severity, units};
+use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, units};
 use std::collections::BTreeMap;
 
 /// Idle time of one group of causes is worth a finding from this share of the span.
@@ -216,23 +216,28 @@ impl Scope<'_> {
         }
     }
 
-    fn lost(&self, ns: u64) -> Lost {
-        Lost { ns, bytes: 0, of_ns: self.account.span_ns }
-    }
-
     fn finding(&self, kind: &str, ns: u64, title: String, chain: Vec<Link>, root_cause: RootCause) -> Finding {
         Finding {
             kind: kind.into(),
             severity: self.severity(ns),
             title,
-            lost: self.lost(ns),
+            lost_ns: ns,
+            lost_bytes: 0,
+            share: self.share(ns),
+            pid: None,
+            tid: None,
             chain,
             root_cause,
-            effects: Vec::new(),
+            effect: Vec::new(),
             fixes: Vec::new(),
             confidence: Confidence::High,
-            pid: None,
+            confidence_reason: "measured: the trace has the times of everything in the chain".into(),
         }
+    }
+
+    /// A link about the GPU itself.
+    fn gpu(&self, what: String, ns: u64, state: String) -> Link {
+        Link { layer: "gpu".into(), who: self.who(), what, ns, state, ..Link::default() }
     }
 
     /// One finding for each group of causes that cost enough.
@@ -246,24 +251,20 @@ impl Scope<'_> {
         let largest = causes.first().filter(|_| self.share(ns) >= IDLE_SHARE)?;
         let short = self.short_gaps;
         let title = format!("{} idle {}: {}", self.who(), self.of_span(ns), group.words(short));
-        let nothing = Link {
-            who: self.who(),
-            what: "has nothing to run".into(),
-            line: None,
-            ns: self.account.idle_ns,
-            evidence: "union over streams".into(),
-        };
-        let mut chain = vec![nothing];
-        chain.push(Link {
+        let nothing = self.gpu("has nothing to run".into(), self.account.idle_ns, "union over streams".into());
+        let held_up = Link {
+            layer: layer(largest).into(),
             who: doer(largest),
             what: deed(largest),
             line: largest.line.clone(),
+            state: self.number(largest.count, "times"),
             ns: self.cost(largest),
-            evidence: self.number(largest.count, "times"),
-        });
+            evidence: None,
+        };
+        let chain = vec![nothing, held_up];
         let root = RootCause {
             kind: largest.cause.clone(),
-            summary: format!(
+            detail: format!(
                 "{}: {} {}, {}",
                 part("of it", self.cost(largest), ns),
                 doer(largest),
@@ -271,18 +272,21 @@ impl Scope<'_> {
                 units::time(self.cost(largest))
             ),
             line: largest.line.clone(),
+            ..RootCause::default()
         };
         let mut finding = self.finding(group.kind(short), ns, title, chain, root);
-        finding.effects = self.effects(ns, group);
-        finding.effects.extend(causes.iter().skip(1).take(2).map(|cause| self.also(cause)));
+        finding.effect = self.effects(ns, group);
+        finding.effect.extend(causes.iter().skip(1).take(2).map(|cause| self.also(cause)));
         finding.fixes = group
             .fixes()
             .iter()
             .zip([if group.saves() { ns } else { 0 }, 0])
-            .map(|(action, saves)| fix(action, saves))
+            .map(|(text, saves)| fix(text, saves))
             .collect();
         if group == Group::Unknown {
             finding.confidence = Confidence::Medium;
+            finding.confidence_reason =
+                "the idle time is measured; what the CPU did meanwhile is not in the trace".into();
         }
         Some(finding)
     }
@@ -348,24 +352,29 @@ impl Scope<'_> {
             self.of_span(ns)
         );
         let chain = vec![Link {
+            layer: "cuda".into(),
             who: "CPU".into(),
             what: format!("waits in {}{inside}", largest.name),
             line: largest.line.clone(),
+            state: format!("{} calls", units::count(largest.count)),
             ns: largest.total_ns,
-            evidence: format!("{} calls", units::count(largest.count)),
+            evidence: None,
         }];
         let root = RootCause {
             kind: "synchronisation".into(),
-            summary: format!(
+            detail: format!(
                 "{}{inside} empties the GPU's queue; the next work is launched only afterwards",
                 largest.name
             ),
             line: largest.line.clone(),
+            ..RootCause::default()
         };
         let mut finding = self.finding("sync_heavy", ns, title, chain, root);
         // The same idle time also has a cause of its own: how much the sync alone cost is not measured.
         finding.severity = finding.severity.min(Severity::Medium);
         finding.confidence = Confidence::Medium;
+        finding.confidence_reason =
+            "the idle time is measured; how much of it the synchronisation alone cost is not".into();
         finding.fixes = vec![fix("read values from the GPU (.item(), .cpu(), print) less often, or one step later", 0)];
         Some(finding)
     }
@@ -377,19 +386,17 @@ impl Scope<'_> {
         }
         let largest = self.report.collectives.iter().max_by_key(|c| c.total_ns)?;
         let title = format!("{} only communicates {}: no compute hides it", self.who(), self.of_span(ns));
-        let chain = vec![Link {
-            who: self.who(),
-            what: format!("runs {}", largest.name),
-            line: None,
-            ns: largest.total_ns,
-            evidence: format!("{} kernels, waiting for other ranks included", units::count(largest.count)),
-        }];
-        let summary = format!(
+        let chain = vec![self.gpu(
+            format!("runs {}", largest.name),
+            largest.total_ns,
+            format!("{} kernels, waiting for other ranks included", units::count(largest.count)),
+        )];
+        let detail = format!(
             "{} of {} communication is not overlapped by compute",
             units::time(ns),
             units::time(self.account.communication_ns)
         );
-        let root = RootCause { kind: "communication".into(), summary, line: None };
+        let root = root("communication", detail);
         let mut finding = self.finding("exposed_communication", ns, title, chain, root);
         finding.fixes = vec![
             fix(
@@ -409,8 +416,8 @@ impl Scope<'_> {
         }
         let title = format!("{} only copies {}: no compute hides it", self.who(), self.of_span(ns));
         let chain = vec![self.copy_link(largest)];
-        let summary = format!("{} copies run alone on the GPU", largest.direction);
-        let root = RootCause { kind: "copies".into(), summary, line: None };
+        let detail = format!("{} copies run alone on the GPU", largest.direction);
+        let root = root("copies", detail);
         let mut finding = self.finding("exposed_copies", ns, title, chain, root);
         finding.fixes =
             vec![fix("copy on a stream of its own from pinned memory, ahead of use (non_blocking=True)", ns)];
@@ -429,13 +436,13 @@ impl Scope<'_> {
         let rate = super::transfers::rate(bytes, largest.pageable_ns).unwrap_or(0);
         let title = format!("copies from pageable memory take {}", self.of_span(ns));
         let chain = vec![self.copy_link(largest)];
-        let summary = format!(
+        let detail = format!(
             "{} of {} copies at {}/s: the memory is not pinned",
             units::bytes(bytes),
             largest.direction,
             units::bytes(rate)
         );
-        let root = RootCause { kind: "pageable_memory".into(), summary, line: None };
+        let root = root("pageable_memory", detail);
         let mut finding = self.finding("pageable_copies", ns, title, chain, root);
         finding.severity = finding.severity.min(Severity::Medium);
         finding.fixes =
@@ -444,13 +451,11 @@ impl Scope<'_> {
     }
 
     fn copy_link(&self, copy: &CopyTotal) -> Link {
-        Link {
-            who: self.who(),
-            what: format!("copies {} {}", units::bytes(copy.bytes), copy.direction),
-            line: None,
-            ns: copy.total_ns,
-            evidence: self.number(copy.count, "copies"),
-        }
+        self.gpu(
+            format!("copies {} {}", units::bytes(copy.bytes), copy.direction),
+            copy.total_ns,
+            self.number(copy.count, "copies"),
+        )
     }
 
     fn conversions(&self) -> Option<Finding> {
@@ -461,15 +466,9 @@ impl Scope<'_> {
             return None;
         }
         let title = format!("{} of GPU time converts between types", units::percent(ns as f64, all as f64));
-        let chain = vec![Link {
-            who: self.who(),
-            what: "converts tensors".into(),
-            line: None,
-            ns,
-            evidence: self.number(found.count, "kernels"),
-        }];
-        let summary = "weights or activations are kept in another type than the one computed in".into();
-        let root = RootCause { kind: "dtype_conversion".into(), summary, line: None };
+        let chain = vec![self.gpu("converts tensors".into(), ns, self.number(found.count, "kernels"))];
+        let detail = "weights or activations are kept in another type than the one computed in".into();
+        let root = root("dtype_conversion", detail);
         let mut finding = self.finding("dtype_conversions", ns, title, chain, root);
         finding.severity = Severity::Low;
         finding.fixes =
@@ -485,15 +484,10 @@ impl Scope<'_> {
         }
         let share = units::percent(ns as f64, all as f64);
         let title = format!("activation checkpointing computes {share} of GPU work a second time");
-        let chain = vec![Link {
-            who: self.who(),
-            what: "runs forward ops inside the backward".into(),
-            line: None,
-            ns,
-            evidence: self.number(again.count, "kernels"),
-        }];
-        let summary = "memory is traded for time, as asked".into();
-        let root = RootCause { kind: "activation_checkpointing".into(), summary, line: None };
+        let chain =
+            vec![self.gpu("runs forward ops inside the backward".into(), ns, self.number(again.count, "kernels"))];
+        let detail = "memory is traded for time, as asked".into();
+        let root = root("activation_checkpointing", detail);
         let mut finding = self.finding("recompute", ns, title, chain, root);
         finding.severity = Severity::Info;
         finding.fixes = vec![fix("checkpoint fewer layers if memory allows", ns)];
@@ -507,16 +501,14 @@ impl Scope<'_> {
         }
         let largest = self.report.categories.first()?;
         let title = format!("{} is the bottleneck: busy {}", self.who(), self.of_span(busy));
-        let chain = vec![Link {
-            who: self.who(),
-            what: format!("runs {}", largest.name),
-            line: None,
-            ns: self.cost_of(largest),
-            evidence: self.number(largest.count, "kernels"),
-        }];
+        let chain = vec![self.gpu(
+            format!("runs {}", largest.name),
+            self.cost_of(largest),
+            self.number(largest.count, "kernels"),
+        )];
         let most = part("of its time", self.cost_of(largest), self.event_ns());
-        let summary = format!("the GPU is the bottleneck; {most} goes to {}", largest.name);
-        let root = RootCause { kind: "gpu_bound".into(), summary, line: None };
+        let detail = format!("the GPU is the bottleneck; {most} goes to {}", largest.name);
+        let root = root("gpu_bound", detail);
         let mut finding = self.finding("gpu_bound", 0, title, chain, root);
         finding.severity = Severity::Info;
         Some(finding)
@@ -528,8 +520,12 @@ fn sum(ns: impl Iterator<Item = u64>) -> u64 {
     ns.fold(0, u64::saturating_add)
 }
 
-fn fix(action: &str, saves_ns: u64) -> Fix {
-    Fix { action: action.into(), saves_ns, saves_bytes: 0 }
+fn fix(text: &str, saves_ns: u64) -> Fix {
+    Fix { text: text.into(), saves_ns, saves_bytes: 0 }
+}
+
+fn root(kind: &str, detail: String) -> RootCause {
+    RootCause { kind: kind.into(), detail, ..RootCause::default() }
 }
 
 /// `most of it` where that is so, else `the largest part of it (15 %)`.
@@ -551,6 +547,15 @@ fn doer(cause: &IdleCause) -> String {
         _ => "CPU",
     }
     .into()
+}
+
+/// In which layer it did.
+fn layer(cause: &IdleCause) -> &'static str {
+    match cause.cause.as_str() {
+        "queued" => "gpu",
+        "sync" | "launch_latency" | "allocator" | "loading" | "cuda_call" => "cuda",
+        _ => "thread",
+    }
 }
 
 /// What it did meanwhile.

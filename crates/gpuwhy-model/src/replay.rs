@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A recorded run played again: what happened, one event after the other.
+
+use crate::event::Call;
+use crate::host::{CpuRun, MovedWait, OffCpu};
+
+/// Something that happened in a run. Times are nanoseconds since the run began, and stacks are ids of the run file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Event {
+    /// A call, or what the kernel told of.
+    Call(Call),
+    /// A time off the CPU.
+    Off(OffCpu),
+    /// Somebody had a CPU for which a traced thread waited.
+    Run(CpuRun),
+    /// A wait for a CPU that the thread was moved away from.
+    Moved(MovedWait),
+}
+
+impl Event {
+    /// When it began, nanoseconds since the run did.
+    pub fn start_ns(&self) -> u64 {
+        match self {
+            Self::Call(call) => call.start_ns,
+            Self::Off(off) => off.start_ns,
+            Self::Run(run) => run.start_ns,
+            Self::Moved(moved) => moved.start_ns,
+        }
+    }
+
+    /// How long it took, nanoseconds.
+    pub fn duration_ns(&self) -> u64 {
+        match self {
+            Self::Call(call) => call.duration_ns,
+            Self::Off(off) => off.duration_ns,
+            Self::Run(run) => run.duration_ns,
+            Self::Moved(moved) => moved.duration_ns,
+        }
+    }
+}

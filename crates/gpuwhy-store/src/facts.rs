@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Everything about a run that is not an event: the job, the machine, the samples of every second, the loss.
+//!
+//! Samples are the model's own types, as they were given to the writer; only their clock is another: here it begins
+//! with the run.
+
+use crate::aggregate::OpTotals;
+use crate::names;
+use crate::overview::{LossRow, Process, Session};
+use crate::pending::sums_from_row;
+use crate::{Reader, Result};
+use gpuwhy_model::sample::{CgroupSample, Gpu, GpuBusy, GpuError, GpuProcess, GpuSample, ProcessSample, SystemSample};
+use gpuwhy_model::{OpId, ThreadSums, ops};
+use rusqlite::{Params, Row};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
+
+/// A run without its events. Times are nanoseconds since it began.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct RunFacts {
+    /// The run.
+    pub session: Session,
+    /// Every process that has an event or was told of, by pid.
+    pub processes: Vec<Process>,
+    /// What the kernel summed of each thread, each of its lives on its own. Of a thread older than the run,
+    /// `born_ns` and `since_ns` are 0.
+    pub threads: Vec<ThreadSums>,
+    /// The machine, second by second.
+    pub system: Vec<SystemSample>,
+    /// The job's processes.
+    pub process_seconds: Vec<ProcessSample>,
+    /// Their cgroups.
+    pub cgroups: Vec<CgroupSample>,
+    /// The GPUs there are.
+    pub gpus: Vec<Gpu>,
+    /// What NVML says of them.
+    pub gpu_seconds: Vec<GpuSample>,
+    /// The driver's own samples of how busy they are.
+    pub busy: Vec<GpuBusy>,
+    /// Memory of processes on GPUs.
+    pub gpu_processes: Vec<GpuProcess>,
+    /// Errors of GPUs.
+    pub gpu_errors: Vec<GpuError>,
+    /// What was lost in these seconds, most first.
+    pub loss: Vec<LossRow>,
+}
+
+/// Sums over a process's outermost calls of one function; of `sched_switch`, over its times off the CPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessOpTotals {
+    /// The process.
+    pub pid: u32,
+    /// Short name of the op.
+    pub op: String,
+    /// Exact symbol.
+    pub function: String,
+    /// The function in this gpuwhy's table, if it is there.
+    pub id: Option<OpId>,
+    /// The sums.
+    pub totals: OpTotals,
+}
+
+/// A part of the run, as SQL compares it: both ends belong to it.
+type Span = [i64; 2];
+
+impl Reader {
+    /// Everything but the events. Samples and errors are those taken from `from_ns` to `to_ns` (both included,
+    /// nanoseconds since the run began; `None`: up to the end), loss is that of the seconds of that time; processes,
+    /// threads and GPUs are those of the whole run.
+    pub fn facts(&self, from_ns: u64, to_ns: Option<u64>) -> Result<RunFacts> {
+        let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let span = [bound(from_ns), to_ns.map_or(i64::MAX, bound)];
+        Ok(RunFacts {
+            session: self.session()?,
+            processes: self.processes()?,
+            threads: self.rows("SELECT * FROM thread_ ORDER BY pid, tid, since", [], thread)?,
+            system: self.rows("SELECT * FROM system_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at", span, system)?,
+            process_seconds: self.rows(
+                "SELECT * FROM process_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, pid",
+                span,
+                process,
+            )?,
+            cgroups: self.cgroups(span)?,
+            gpus: self.rows("SELECT gpu, name, uuid, bus FROM gpu_ ORDER BY gpu", [], |row| {
+                Ok(Gpu { gpu: row.get(0)?, name: row.get(1)?, uuid: row.get(2)?, bus: row.get(3)? })
+            })?,
+            gpu_seconds: self.rows(
+                "SELECT * FROM gpu_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu",
+                span,
+                gpu,
+            )?,
+            busy: self.rows("SELECT * FROM gpu_busy_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu", span, |row| {
+                Ok(GpuBusy { at_ns: unsigned(row, 0)?, gpu: row.get(1)?, percent: row.get(2)? })
+            })?,
+            gpu_processes: self.gpu_processes(span)?,
+            gpu_errors: self.rows(
+                "SELECT * FROM gpu_error_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu",
+                span,
+                |row| Ok(GpuError { at_ns: unsigned(row, 0)?, gpu: row.get(1)?, xid: unsigned(row, 2)? }),
+            )?,
+            loss: self.loss_between(seconds(from_ns, to_ns))?,
+        })
+    }
+
+    /// Sums by process and function over the calls that ended in the seconds of the span (nanoseconds since the run
+    /// began; from the second `from_ns` is in, to the second before `to_ns` ends). Those that took most time first.
+    pub fn op_totals_by_process(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<ProcessOpTotals>> {
+        self.fold_by_process(seconds(from_ns, to_ns)).map_err(|source| self.error(source))
+    }
+
+    fn fold_by_process(&self, seconds: Span) -> rusqlite::Result<Vec<ProcessOpTotals>> {
+        let mut statement = self.db.prepare(
+            "SELECT s.pid, s.op, o.name, o.function, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes, s.histogram
+             FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op WHERE s.second BETWEEN ?1 AND ?2",
+        )?;
+        let mut by_op: BTreeMap<(u32, i64), ProcessOpTotals> = BTreeMap::new();
+        let mut rows = statement.query(seconds)?;
+        while let Some(row) = rows.next()? {
+            let sums = sums_from_row(row, 4)?;
+            let pid = row.get(0)?;
+            match by_op.entry((pid, row.get(1)?)) {
+                Entry::Occupied(mut known) => known.get_mut().totals.merge(&sums),
+                Entry::Vacant(new) => {
+                    let function: String = row.get(3)?;
+                    let id = ops::by_function(&function).map(|op| op.id);
+                    new.insert(ProcessOpTotals { pid, op: row.get(2)?, function, id, totals: sums });
+                }
+            }
+        }
+        let mut all: Vec<ProcessOpTotals> = by_op.into_values().collect();
+        all.sort_by_key(|row| std::cmp::Reverse(row.totals.total_ns));
+        Ok(all)
+    }
+
+    fn cgroups(&self, span: Span) -> Result<Vec<CgroupSample>> {
+        let sql = "SELECT s.at, g.path, g.version, s.quota_ns, s.period_ns, s.periods, s.throttled_periods,
+                s.throttled_ns, s.usage_ns, s.memory_used, s.memory_limit, s.oom_kills
+            FROM cgroup_second_ AS s CROSS JOIN cgroup_ AS g ON g.id = s.cgroup
+            WHERE s.at BETWEEN ?1 AND ?2 ORDER BY s.at, g.path";
+        self.rows(sql, span, |row| {
+            Ok(CgroupSample {
+                at_ns: unsigned(row, 0)?,
+                path: row.get(1)?,
+                version: row.get(2)?,
+                quota_ns: known(row, 3)?,
+                period_ns: known(row, 4)?,
+                periods: known(row, 5)?,
+                throttled_periods: known(row, 6)?,
+                throttled_ns: known(row, 7)?,
+                usage_ns: known(row, 8)?,
+                memory_used: known(row, 9)?,
+                memory_limit: known(row, 10)?,
+                oom_kills: known(row, 11)?,
+            })
+        })
+    }
+
+    fn gpu_processes(&self, span: Span) -> Result<Vec<GpuProcess>> {
+        let sql = "SELECT at, gpu, pid, bytes FROM gpu_process_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu, pid";
+        self.rows(sql, span, |row| {
+            Ok(GpuProcess { at_ns: unsigned(row, 0)?, gpu: row.get(1)?, pid: row.get(2)?, bytes: known(row, 3)? })
+        })
+    }
+
+    /// Rows of our own SQL, as values.
+    pub(crate) fn rows<T, P: Params>(
+        &self,
+        sql: &str,
+        params: P,
+        read: impl FnMut(&Row<'_>) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>> {
+        let all = || -> rusqlite::Result<Vec<T>> { self.db.prepare(sql)?.query_map(params, read)?.collect() };
+        all().map_err(|source| self.error(source))
+    }
+}
+
+/// The seconds a span of time touches. One that ends with a second does not touch the next.
+fn seconds(from_ns: u64, to_ns: Option<u64>) -> Span {
+    let whole = |ns: u64| i64::try_from(ns / SECOND).unwrap_or(i64::MAX);
+    [whole(from_ns), to_ns.map_or(i64::MAX, |to| whole(to.saturating_sub(1).max(from_ns)))]
+}
+
+fn thread(row: &Row<'_>) -> rusqlite::Result<ThreadSums> {
+    let times = |column: usize| known(row, column).map(Option::unwrap_or_default);
+    Ok(ThreadSums {
+        pid: row.get(0)?,
+        tid: row.get(1)?,
+        since_ns: unsigned(row, 2)?,
+        at_ns: unsigned(row, 3)?,
+        born_ns: unsigned(row, 4)?,
+        name: names::unpadded(row.get_ref(5)?.as_bytes()?),
+        on_cpu_ns: times(6)?,
+        ready_ns: times(7)?,
+        blocked_ns: times(8)?,
+        throttled_ns: times(9)?,
+        switches: times(10)?,
+        page_allocations: unsigned(row, 11)?,
+        page_bytes: unsigned(row, 12)?,
+        ended: row.get(13)?,
+        has_times: known(row, 6)?.is_some(),
+    })
+}
+
+fn system(row: &Row<'_>) -> rusqlite::Result<SystemSample> {
+    Ok(SystemSample {
+        at_ns: unsigned(row, 0)?,
+        span_ns: unsigned(row, 1)?,
+        user_ns: unsigned(row, 2)?,
+        system_ns: unsigned(row, 3)?,
+        iowait_ns: unsigned(row, 4)?,
+        idle_ns: unsigned(row, 5)?,
+        steal_ns: unsigned(row, 6)?,
+        cores: row.get(7)?,
+        load1: row.get(8)?,
+        runnable: known(row, 9)?,
+        memory_total: known(row, 10)?,
+        memory_available: known(row, 11)?,
+        swap_used: known(row, 12)?,
+        swap_in: known(row, 13)?,
+        swap_out: known(row, 14)?,
+        pressure_cpu_ns: known(row, 15)?,
+        pressure_memory_some_ns: known(row, 16)?,
+        pressure_memory_full_ns: known(row, 17)?,
+        pressure_io_some_ns: known(row, 18)?,
+        pressure_io_full_ns: known(row, 19)?,
+    })
+}
+
+fn process(row: &Row<'_>) -> rusqlite::Result<ProcessSample> {
+    Ok(ProcessSample {
+        at_ns: unsigned(row, 0)?,
+        span_ns: unsigned(row, 1)?,
+        pid: row.get(2)?,
+        user_ns: unsigned(row, 3)?,
+        system_ns: unsigned(row, 4)?,
+        resident: unsigned(row, 5)?,
+        anonymous: known(row, 6)?,
+        swapped: known(row, 7)?,
+        threads: row.get(8)?,
+        major_faults: unsigned(row, 9)?,
+        minor_faults: unsigned(row, 10)?,
+        read_bytes: known(row, 11)?,
+        write_bytes: known(row, 12)?,
+        page_allocations: known(row, 13)?,
+        page_bytes: known(row, 14)?,
+    })
+}
+
+fn gpu(row: &Row<'_>) -> rusqlite::Result<GpuSample> {
+    Ok(GpuSample {
+        at_ns: unsigned(row, 0)?,
+        gpu: row.get(1)?,
+        rate_percent: row.get(2)?,
+        memory_rate_percent: row.get(3)?,
+        memory_used: known(row, 4)?,
+        memory_total: known(row, 5)?,
+        sm_mhz: row.get(6)?,
+        memory_mhz: row.get(7)?,
+        power_mw: row.get(8)?,
+        temperature_c: row.get(9)?,
+        throttle_reasons: row.get::<_, Option<i64>>(10)?.map(i64::cast_unsigned),
+    })
+}
+
+/// A time, size or count; one before the run is its beginning.
+pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
+    row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned())
+}
+
+/// The same, where the machine tells it.
+fn known(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+    Ok(row.get::<_, Option<i64>>(column)?.map(|n| n.max(0).cast_unsigned()))
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Answers in the run file: added when somebody asks why, long after the run or while it is written.
+//!
+//! Findings are only ever added, and each once: asking the same question twice changes nothing.
+
+use crate::pending::stored;
+use crate::reader::{check_marks, read_error};
+use crate::{Error, Result, schema};
+use gpuwhy_model::{Finding, Fix, Link, units};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, params};
+use std::path::Path;
+use std::time::Duration;
+
+/// How often, and how many times, to try for the file while a gpuwhy writes it: 10 s in all. Its transactions follow
+/// each other closely, so SQLite's own waiting, which takes longer and longer steps, would miss the gaps.
+const RETRY: Duration = Duration::from_millis(2);
+const RETRIES: i32 = 5_000;
+
+/// Adds findings about the run's time from `from_ns` to `to_ns`, made at `detected_at_ns` (all in nanoseconds since the
+/// run began), to a run file, finished or being written. A finding already there, of the same span and the same in
+/// every word, is left as it is. Returns how many were added. A file of an earlier version becomes one of this.
+pub fn add_findings(path: &Path, from_ns: u64, to_ns: u64, detected_at_ns: u64, findings: &[Finding]) -> Result<usize> {
+    if !path.exists() {
+        return Err(Error::NotFound { path: path.into() });
+    }
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut db = Connection::open_with_flags(path, flags).map_err(|source| read_error(path, source))?;
+    db.busy_handler(Some(wait_a_moment)).map_err(|source| read_error(path, source))?;
+    check_marks(&db, path)?;
+    let added = add(&mut db, [from_ns, to_ns, detected_at_ns].map(stored), findings);
+    added.map_err(|source| write_error(path, source))
+}
+
+fn wait_a_moment(tried: i32) -> bool {
+    std::thread::sleep(RETRY);
+    tried < RETRIES
+}
+
+fn add(db: &mut Connection, times: [i64; 3], findings: &[Finding]) -> rusqlite::Result<usize> {
+    // The file may be anybody's: nothing in its schema is to act on its own.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true)?;
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false)?;
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_TRIGGER, false)?;
+    // Folding the -wal in is its writer's work; what a killed one left is folded in on closing.
+    db.pragma_update(None, "wal_autocheckpoint", 0)?;
+    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    schema::upgrade(&transaction)?;
+    let mut added = 0;
+    for finding in findings {
+        added += insert(&transaction, times, finding)?;
+    }
+    transaction.commit()?;
+    Ok(added)
+}
+
+fn insert(db: &Connection, [from, to, detected_at]: [i64; 3], finding: &Finding) -> rusqlite::Result<usize> {
+    let json = serde_json::to_string(finding).map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))?;
+    db.prepare_cached(
+        "INSERT INTO causal_chain_ (detected_at, severity, kind, summary, root_cause, explanation, recommendations,
+             pid, tid, lost_ns, from_ns, to_ns, finding)
+         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
+         WHERE NOT EXISTS (SELECT 1 FROM causal_chain_ WHERE from_ns = ?11 AND to_ns = ?12 AND finding = ?13)",
+    )?
+    .execute(params![
+        detected_at,
+        finding.severity.label().to_ascii_lowercase(),
+        finding.kind,
+        finding.title,
+        with_line(&finding.root_cause.detail, finding.root_cause.line.as_deref()),
+        lines(&finding.chain, "\n← ", link),
+        lines(&finding.fixes, "\n", fix),
+        finding.pid,
+        finding.tid,
+        stored(finding.lost_ns),
+        from,
+        to,
+        json
+    ])
+}
+
+fn lines<T>(of: &[T], between: &str, line: impl Fn(&T) -> String) -> String {
+    of.iter().map(line).collect::<Vec<_>>().join(between)
+}
+
+/// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`.
+fn link(link: &Link) -> String {
+    let said = with_line(&format!("{} {}", link.who, link.what), link.line.as_deref());
+    let time = (link.ns > 0).then(|| units::time(link.ns));
+    let state = (!link.state.is_empty()).then(|| link.state.clone());
+    let measured: Vec<String> = time.into_iter().chain(state).collect();
+    if measured.is_empty() { said } else { format!("{said}: {}", measured.join(", ")) }
+}
+
+fn fix(fix: &Fix) -> String {
+    let saves = [(fix.saves_ns, units::time as fn(u64) -> String), (fix.saves_bytes, units::bytes)];
+    let saves: Vec<String> = saves.into_iter().filter(|(n, _)| *n > 0).map(|(n, text)| text(n)).collect();
+    if saves.is_empty() { fix.text.clone() } else { format!("{}: saves up to {}", fix.text, saves.join(" and ")) }
+}
+
+fn with_line(text: &str, line: Option<&str>) -> String {
+    line.map_or_else(|| text.to_owned(), |line| format!("{text} ({line})"))
+}
+
+fn write_error(path: &Path, source: rusqlite::Error) -> Error {
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => read_error(path, source),
+        _ => Error::CannotAdd { path: path.into(), source },
+    }
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A run played again: all its events in the order of their start, however many there are.
+//!
+//! Every table is read in its own order, side by side, and the next event is the earliest of those that stand at the
+//! front. Nothing is sorted or kept, but the few waits of threads that were moved. While cursors are open, SQLite
+//! holds all of them to one state of the file, so a writer does not disturb.
+
+mod contexts;
+mod cursors;
+
+use crate::{Reader, Result};
+use contexts::Contexts;
+use cursors::{Calls, END, Front, Moved, Offs, Runs, Statements};
+use gpuwhy_model::Event;
+use rusqlite::Connection;
+use std::ops::ControlFlow;
+
+impl Reader {
+    /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, with how many events it
+    /// stands for, until `each` breaks off. Times are nanoseconds since the run began. Returns how many were handed
+    /// over.
+    ///
+    /// Of several that began in the same nanosecond, calls come first, then times off the CPU, runs (by CPU), moved
+    /// waits. Calls of functions this gpuwhy does not know are left out.
+    pub fn replay<F>(&self, from_ns: u64, to_ns: Option<u64>, each: F) -> Result<u64>
+    where
+        F: FnMut(&Event, u64) -> ControlFlow<()>,
+    {
+        let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let span = Span { from: bound(from_ns), to: to_ns.map_or(i64::MAX, bound) };
+        play(&self.db, span, each).map_err(|source| self.error(source))
+    }
+}
+
+/// Which part of the run: from the first time on, before the second.
+#[derive(Clone, Copy)]
+struct Span {
+    from: i64,
+    to: i64,
+}
+
+fn play<F>(db: &Connection, span: Span, mut each: F) -> rusqlite::Result<u64>
+where
+    F: FnMut(&Event, u64) -> ControlFlow<()>,
+{
+    let mut contexts = Contexts::load(db)?;
+    let mut statements = Statements::prepare(db, span)?;
+    // In the order in which equals come.
+    let mut fronts = [Front::none(), Front::none(), Front::none(), Front::none()];
+    let mut calls = Calls(statements.calls.raw_query());
+    calls.next(&mut contexts, &mut fronts[0])?;
+    let mut offs = Offs(statements.offs.raw_query());
+    offs.next(&mut contexts, &mut fronts[1])?;
+    let mut by_cpu = cursors::prepare_runs(db, span)?;
+    let mut runs = Runs::new(&mut by_cpu, &mut contexts)?;
+    runs.next(&mut contexts, &mut fronts[2])?;
+    let mut moved = Moved(statements.moved.raw_query());
+    moved.next(&mut fronts[3])?;
+    let mut played = 0;
+    loop {
+        let (mut first, mut at) = (0, fronts[0].at);
+        for (place, front) in fronts.iter().enumerate().skip(1) {
+            if front.at < at {
+                (first, at) = (place, front.at);
+            }
+        }
+        if at == END {
+            return Ok(played);
+        }
+        let front = &mut fronts[first];
+        played += 1;
+        if each(&front.event, front.weight).is_break() {
+            return Ok(played);
+        }
+        match first {
+            0 => calls.next(&mut contexts, front)?,
+            1 => offs.next(&mut contexts, front)?,
+            2 => runs.next(&mut contexts, front)?,
+            _ => moved.next(front)?,
+        }
+    }
+}
