@@ -30,6 +30,8 @@ pub(crate) enum Command {
     Check(Check),
     /// Record the CUDA calls of a job, and what the kernel knows of its threads, into a run file
     Trace(Trace),
+    /// Tell where the time went, and why
+    Explain(Explain),
     /// Tell which lines of Python made the calls, waited or were running
     Stacks(Stacks),
     /// Ask a run file with SQL
@@ -204,6 +206,36 @@ pub(crate) enum StacksSort {
     Max,
     /// Bytes
     Bytes,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+The verdict first, then what is well, then each finding, worst first: who waited for whom, what it cost, what to do.
+The JSON is described in docs/explain-json.md.
+
+Examples:
+  gpuwhy explain
+  gpuwhy explain --since 120s --pid 3821 --json --fail-on high
+  gpuwhy explain --per-process")]
+pub(crate) struct Explain {
+    /// The run file
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    pub(crate) db: PathBuf,
+    /// Only what these processes launch (may be given several times)
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Vec<u32>,
+    /// From this moment on, counted from the run's beginning: 90s, 2m
+    #[arg(long, value_parser = moment)]
+    pub(crate) from: Option<Duration>,
+    /// Up to this moment
+    #[arg(long, value_parser = duration)]
+    pub(crate) to: Option<Duration>,
+    /// Only the last part of the run
+    #[arg(long, value_parser = duration, conflicts_with_all = ["from", "to"])]
+    pub(crate) since: Option<Duration>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Debug, Args)]

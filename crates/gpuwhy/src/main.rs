@@ -4,6 +4,7 @@
 
 mod cli;
 mod commands;
+mod explain;
 mod output;
 mod profile;
 mod trace;

@@ -3,6 +3,7 @@
 
 mod check;
 mod demo;
+mod explain;
 mod hold;
 mod profile;
 mod query;
@@ -17,6 +18,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
+        Command::Explain(args) => explain::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Profile(args) => profile::run(&args),

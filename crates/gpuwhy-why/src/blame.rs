@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Idle time, counted by who stood at the end of the chain. It is kept in slices of the run, so that the start of a job can
+//! be told from its steady state afterwards; however long the run, there are at most [`SLICES`].
+
+use crate::state::State;
+use crate::timeline::ThreadIndex;
+use crate::walk::{Head, Leaf, Piece};
+use std::collections::HashMap;
+
+/// Slices kept; when there would be more, each two become one.
+const SLICES: usize = 512;
+/// How long a slice is at first, ns.
+const FIRST_WIDTH_NS: u64 = 50_000_000;
+/// Different causes counted in one slice; what comes after is counted without its details.
+const CAUSES: usize = 1024;
+/// Stacks counted for one cause.
+const STACKS: usize = 64;
+
+/// What the GPU's idleness looked like from the host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Gap {
+    /// A short one after a wait for the GPU: the next launch was not ready because the host had waited.
+    AfterSync,
+    /// Any other.
+    Plain,
+    /// NVML says that the GPU idled though work was queued as far as the host knows.
+    ByNvml,
+}
+
+/// What one sum is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Cause {
+    pub(crate) gap: Gap,
+    /// The thread whose launch was awaited.
+    pub(crate) launcher: ThreadIndex,
+    /// What that thread waited for; `None` if it was not waiting for another.
+    pub(crate) head: Option<State>,
+    pub(crate) gil: bool,
+    pub(crate) lock: bool,
+    pub(crate) leaf: Leaf,
+    pub(crate) thread: ThreadIndex,
+}
+
+/// Which stacks something was seen in, by time.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Votes(HashMap<u64, u64>);
+
+impl Votes {
+    pub(crate) fn add(&mut self, stack: u64, ns: u64) {
+        if stack != 0 && (self.0.len() < STACKS || self.0.contains_key(&stack)) {
+            *self.0.entry(stack).or_default() += ns;
+        }
+    }
+
+    pub(crate) fn merge(&mut self, other: &Self) {
+        for (stack, ns) in &other.0 {
+            self.add(*stack, *ns);
+        }
+    }
+
+    /// Stacks, the one with most time first.
+    pub(crate) fn ranked(&self) -> Vec<(u64, u64)> {
+        let mut ranked: Vec<(u64, u64)> = self.0.iter().map(|(stack, ns)| (*stack, *ns)).collect();
+        ranked.sort_by_key(|(stack, ns)| (std::cmp::Reverse(*ns), *stack));
+        ranked
+    }
+}
+
+/// How much time a cause took.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cost {
+    pub(crate) ns: u64,
+    pub(crate) times: u64,
+    /// Where the launching thread was.
+    pub(crate) head_stacks: Votes,
+    /// Where the one at the end of the chain was.
+    pub(crate) leaf_stacks: Votes,
+    /// The threads between, as first seen.
+    pub(crate) path: Vec<ThreadIndex>,
+}
+
+impl Cost {
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.ns += other.ns;
+        self.times += other.times;
+        self.head_stacks.merge(&other.head_stacks);
+        self.leaf_stacks.merge(&other.leaf_stacks);
+        if self.path.is_empty() {
+            self.path.clone_from(&other.path);
+        }
+    }
+}
+
+/// Causes and their costs.
+pub(crate) type Costs = HashMap<Cause, Cost>;
+
+/// A slice of the run.
+#[derive(Debug, Default)]
+pub(crate) struct Slice {
+    pub(crate) launches: u64,
+    /// Idle for certain, ns, all GPUs together.
+    pub(crate) idle_ns: u64,
+    pub(crate) costs: Costs,
+    /// GPU time that launching threads waited for in calls that wait, ns.
+    pub(crate) waited_ns: u64,
+    /// Syncs, and those that waited.
+    pub(crate) syncs: u64,
+    pub(crate) waits: u64,
+    /// Time in allocating and freeing calls of launching threads, with where.
+    pub(crate) alloc_ns: u64,
+    pub(crate) allocs: u64,
+    pub(crate) alloc_stacks: Votes,
+    /// Bytes copied between host and device, and the time copying calls took.
+    pub(crate) copy_bytes: u64,
+    pub(crate) copy_ns: u64,
+    /// Forks.
+    pub(crate) forks: u64,
+}
+
+impl Slice {
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.launches += other.launches;
+        self.idle_ns += other.idle_ns;
+        self.waited_ns += other.waited_ns;
+        self.syncs += other.syncs;
+        self.waits += other.waits;
+        self.alloc_ns += other.alloc_ns;
+        self.allocs += other.allocs;
+        self.alloc_stacks.merge(&other.alloc_stacks);
+        self.copy_bytes += other.copy_bytes;
+        self.copy_ns += other.copy_ns;
+        self.forks += other.forks;
+        for (cause, cost) in other.costs {
+            add_cost(&mut self.costs, cause, &cost);
+        }
+    }
+}
+
+fn add_cost(costs: &mut Costs, mut cause: Cause, cost: &Cost) {
+    if costs.len() >= CAUSES && !costs.contains_key(&cause) {
+        // Which thread of the many it was is the first thing to give up.
+        cause.thread = cause.launcher;
+    }
+    costs.entry(cause).or_default().merge(cost);
+}
+
+/// The run in slices.
+#[derive(Debug)]
+pub(crate) struct Slices {
+    from: u64,
+    width: u64,
+    slices: Vec<Slice>,
+}
+
+impl Slices {
+    pub(crate) fn new(from: u64) -> Self {
+        Self { from, width: FIRST_WIDTH_NS, slices: Vec::new() }
+    }
+
+    /// The slice a moment is in.
+    pub(crate) fn at(&mut self, moment: u64) -> &mut Slice {
+        let mut i = self.position(moment);
+        while i >= SLICES {
+            self.fold();
+            i = self.position(moment);
+        }
+        if self.slices.len() <= i {
+            self.slices.resize_with(i + 1, Slice::default);
+        }
+        &mut self.slices[i]
+    }
+
+    fn position(&self, moment: u64) -> usize {
+        usize::try_from(moment.saturating_sub(self.from) / self.width).unwrap_or(usize::MAX)
+    }
+
+    fn fold(&mut self) {
+        self.width = self.width.saturating_mul(2);
+        let mut folded: Vec<Slice> = Vec::with_capacity(self.slices.len() / 2 + 1);
+        for (i, slice) in std::mem::take(&mut self.slices).into_iter().enumerate() {
+            match folded.last_mut() {
+                Some(last) if i % 2 == 1 => last.merge(slice),
+                _ => folded.push(slice),
+            }
+        }
+        self.slices = folded;
+    }
+
+    /// Counts a piece of idle time, scaled.
+    pub(crate) fn blame(&mut self, launcher: ThreadIndex, gap: Gap, piece: &Piece<'_>, scale: f64) {
+        let ns = ((piece.to - piece.from) as f64 * scale) as u64;
+        let head = piece.head;
+        let cause = Cause {
+            gap,
+            launcher,
+            head: head.map(|head| head.state),
+            gil: head.is_some_and(|head| head.gil),
+            lock: head.is_some_and(|head| head.lock),
+            leaf: piece.leaf,
+            thread: piece.thread,
+        };
+        let mut cost = Cost { ns, times: 1, path: piece.path.to_vec(), ..Cost::default() };
+        cost.head_stacks.add(head.map_or(piece.stack, |head: Head| head.stack), ns);
+        cost.leaf_stacks.add(piece.stack, ns);
+        let slice = self.at(piece.from);
+        slice.idle_ns += ns;
+        add_cost(&mut slice.costs, cause, &cost);
+    }
+
+    /// The width of a slice and all slices, in order.
+    pub(crate) fn into_parts(self) -> (u64, Vec<Slice>) {
+        (self.width, self.slices)
+    }
+}

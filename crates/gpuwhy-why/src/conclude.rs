@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From sums to the answer: the steady state, its stories as findings, what is well, and the report.
+
+use crate::blame::{Slice, Slices};
+use crate::explain::Explainer;
+use crate::facts::{Facts, StackFact};
+use crate::gpu_rules::{self, severity};
+use crate::kind::Kind;
+use crate::ledger::ThreadLedger;
+use crate::report::{GpuReport, HeldBy, LossReport, ProcessReport, Report, ThreadReport};
+use crate::scene::{Scene, task_name};
+use crate::state::State;
+use crate::story::{Story, most, stories};
+use crate::timeline::ThreadIndex;
+use crate::walk::Leaf;
+use crate::{fixes, startup, verdict, words};
+use gpuwhy_model::{Confidence, Finding, Severity, units};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// Stacks of one cause that are looked up.
+const STACKS_OF_A_CAUSE: usize = 4;
+
+/// Ledgers, by process and thread.
+pub(crate) type Ledgers = BTreeMap<(u32, u32), ThreadLedger>;
+
+/// The run in three parts.
+pub(crate) struct Phases {
+    pub(crate) start: Slice,
+    pub(crate) steady: Slice,
+    pub(crate) end: Slice,
+    /// When the steady state began and ended.
+    pub(crate) span: Option<(u64, u64)>,
+}
+
+impl Phases {
+    fn new(slices: Slices, from: u64, to: u64) -> Self {
+        let (width, slices) = slices.into_parts();
+        let found = startup::steady(&slices);
+        let at = |i: usize| from.saturating_add(width.saturating_mul(i as u64)).min(to);
+        let mut phases = Self {
+            start: Slice::default(),
+            steady: Slice::default(),
+            end: Slice::default(),
+            span: found.map(|(first, last)| (at(first), at(last + 1))),
+        };
+        for (i, slice) in slices.into_iter().enumerate() {
+            match found {
+                Some((first, last)) if i >= first && i <= last => phases.steady.merge(slice),
+                Some((_, last)) if i > last => phases.end.merge(slice),
+                _ => phases.start.merge(slice),
+            }
+        }
+        phases
+    }
+}
+
+/// Everything put together.
+pub(crate) fn conclude(
+    mut explainer: Explainer,
+    ledgers: &Ledgers,
+    stacks: &mut dyn FnMut(&[u64]) -> HashMap<u64, StackFact>,
+) -> Report {
+    let (from, to) = (explainer.facts.from_ns, explainer.facts.to_ns);
+    let phases = Phases::new(std::mem::replace(&mut explainer.slices, Slices::new(0)), from, to);
+    let gpus = gpu_reports(&explainer);
+    let worked = gpus.iter().filter(|gpu| gpu.launches > 0).count() as u64;
+    let span = phases.span.unwrap_or((from, from));
+    let mut scene = Scene::new(&explainer.facts, &explainer.timeline, &phases.steady, span, worked);
+    scene.words = stacks(&wanted_stacks(&phases));
+    let told = stories(&phases.steady.costs, &scene);
+    let mut findings: Vec<Finding> = told.iter().filter_map(|story| finding(story, &scene)).collect();
+    findings.extend(gpu_rules::faults(&scene));
+    findings.extend(gpu_rules::throttled(&scene));
+    findings.extend(gpu_rules::shared(&scene, &gpus));
+    let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
+    findings.extend(gpu_rules::bound(&scene, &gpus, worst));
+    findings.extend(cold_start(&phases, &scene));
+    if !explainer.facts.only.is_empty() {
+        let only = &explainer.facts.only;
+        findings.retain(|found| found.pid.is_none_or(|pid| only.contains(&pid)));
+    }
+    Finding::sort(&mut findings);
+    let busiest = gpus.iter().filter(|gpu| gpu.launches > 0).max_by_key(|gpu| gpu.idle_min_ns);
+    let mut report = Report {
+        from_ns: from,
+        to_ns: to,
+        wall_ns: to.saturating_sub(from),
+        steady: phases.span,
+        gpu_idle_min_ns: busiest.map(|gpu| gpu.idle_min_ns),
+        gpu_idle_max_ns: busiest.map(|gpu| gpu.idle_max_ns),
+        loss: loss(&explainer),
+        processes: processes(&explainer),
+        threads: threads(&explainer, ledgers, &phases),
+        healthy: verdict::healthy(&scene, &told, ledgers, &explainer.counts),
+        context: verdict::context(&scene, &explainer),
+        gpus,
+        findings,
+        ..Report::default()
+    };
+    report.verdict = verdict::verdict(&report, &scene);
+    report
+}
+
+fn wanted_stacks(phases: &Phases) -> Vec<u64> {
+    let mut wanted = BTreeSet::new();
+    for cost in phases.steady.costs.values().chain(phases.start.costs.values()) {
+        for votes in [&cost.head_stacks, &cost.leaf_stacks] {
+            wanted.extend(votes.ranked().into_iter().take(STACKS_OF_A_CAUSE).map(|(stack, _)| stack));
+        }
+    }
+    wanted.into_iter().collect()
+}
+
+/// A story as a finding, if it is worth one.
+fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
+    let lost_ns = story.ns / scene.gpus;
+    let severity = severity(scene.share(lost_ns));
+    let hidden = matches!(story.kind, Kind::ColdStart | Kind::Unresolved);
+    if severity < Severity::Low || hidden {
+        return None;
+    }
+    let thread = scene.thread(story.launcher);
+    let (confidence, confidence_reason) = confidence(story, scene);
+    let of_steady = units::percent(scene.share(lost_ns), 1.0);
+    Some(Finding {
+        kind: story.kind.name().to_owned(),
+        severity,
+        title: format!("GPU idle {}: {}", scene.of_wall(lost_ns), words::reason(story, scene)),
+        lost_ns,
+        lost_bytes: 0,
+        share: lost_ns as f64 / scene.facts.wall_ns().max(1) as f64,
+        pid: Some(thread.pid),
+        tid: Some(thread.tid),
+        chain: words::chain(story, scene),
+        root_cause: words::root_cause(story, scene),
+        effect: vec![format!(
+            "{of_steady} of the {} after the start; {} launches/s",
+            units::time(scene.steady_ns),
+            units::count((scene.steady.launches as f64 * 1e9 / scene.steady_ns.max(1) as f64).round() as u64)
+        )],
+        fixes: fixes::fixes(story, scene),
+        confidence,
+        confidence_reason,
+    })
+}
+
+fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
+    if !scene.timeline.has_offs {
+        return (Confidence::Low, "the scheduler was not recorded: what the thread waited for is not known".into());
+    }
+    let by_nvml = scene.steady.costs.iter().filter(|(cause, _)| cause.gap == crate::blame::Gap::ByNvml);
+    let estimated: u64 = by_nvml.map(|(_, cost)| cost.ns).sum();
+    if estimated * 2 > story.ns && estimated * 2 > scene.steady.idle_ns {
+        let why =
+            "how long the GPU idled is NVML's measure; which moments those were is spread over what the thread did";
+        return (Confidence::Medium, why.into());
+    }
+    if story.root == Kind::Unresolved || story.root == Kind::OutsideProcess {
+        return (Confidence::Medium, "the chain ends in something that was not traced".into());
+    }
+    (Confidence::High, "measured: each moment in which the GPU had no work is followed to what ended it".into())
+}
+
+/// What the start cost, as one finding of little weight: it happens once.
+fn cold_start(phases: &Phases, scene: &Scene<'_>) -> Option<Finding> {
+    let (steady_from, _) = phases.span?;
+    let lasted = steady_from.saturating_sub(scene.facts.from_ns);
+    let lost_ns = (phases.start.idle_ns / scene.gpus).min(lasted);
+    let share = lost_ns as f64 / scene.facts.wall_ns().max(1) as f64;
+    if share < 0.03 {
+        return None;
+    }
+    let costly = most(phases.start.costs.iter().map(|(cause, cost)| (*cause, cost.ns)));
+    let line = costly.and_then(|(cause, _)| scene.line(&phases.start.costs.get(&cause)?.leaf_stacks));
+    let launcher = costly.map(|(cause, _)| scene.thread(cause.launcher));
+    let detail = "imports, loading of modules and the first touches come before the first steady work".to_owned();
+    Some(Finding {
+        kind: Kind::ColdStart.name().to_owned(),
+        severity: Severity::Low,
+        title: format!("the job began to work steadily after {}", units::time(lasted)),
+        lost_ns,
+        lost_bytes: 0,
+        share,
+        pid: launcher.map(|thread| thread.pid),
+        tid: launcher.map(|thread| thread.tid),
+        chain: Vec::new(),
+        root_cause: gpuwhy_model::RootCause { kind: Kind::ColdStart.name().into(), detail, line, ..Default::default() },
+        effect: Vec::new(),
+        fixes: Vec::new(),
+        confidence: Confidence::Medium,
+        confidence_reason: "where the start ends is told by how launches are spread".to_owned(),
+    })
+}
+
+fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
+    let wall = explainer.facts.wall_ns();
+    let report = |(index, gpu): (&u32, &crate::device::Gpu)| {
+        let numbered = explainer.counts.numbered.get(index).copied().unwrap_or(false);
+        let extra = explainer.counts.nvml_extra.get(index).copied().unwrap_or(0);
+        let idle_min = (gpu.idle_ns + extra).min(wall);
+        let rates: Vec<f64> = explainer
+            .facts
+            .gpu_seconds
+            .iter()
+            .filter(|sample| sample.gpu == *index && numbered)
+            .filter_map(|sample| sample.rate_percent.map(f64::from))
+            .collect();
+        let nvml = explainer.counts.nvml_idle.get(index).copied();
+        let basis = match (nvml, extra > 0) {
+            (Some(_), true) => "the host's outstanding work and NVML's samples",
+            (Some(_), false) => "the host's outstanding work; NVML's samples say no more",
+            (None, _) => "the host's outstanding work; no NVML samples",
+        };
+        GpuReport {
+            device: *index,
+            nvml_index: numbered.then_some(*index),
+            idle_min_ns: idle_min,
+            idle_max_ns: wall.saturating_sub(gpu.busy_ns).max(idle_min),
+            host_idle_min_ns: gpu.idle_ns,
+            nvml_idle_min_ns: nvml,
+            rate_percent: (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64),
+            launches: gpu.launches,
+            basis: basis.to_owned(),
+        }
+    };
+    explainer.devices.gpus.iter().map(report).collect()
+}
+
+fn loss(explainer: &Explainer) -> LossReport {
+    let facts = &explainer.facts;
+    let events = facts.loss.iter().filter(|loss| loss.loses_event).map(|loss| loss.count).sum();
+    let mut notes: Vec<String> = Vec::new();
+    if events > 0 {
+        notes.push(format!(
+            "{} events were lost; in those seconds no idle time is counted by the host's side, and chains may end early",
+            units::count(events)
+        ));
+    }
+    if explainer.counts.thinned > 0 {
+        notes.push("rows were thinned: this explanation sees only those that were kept".to_owned());
+    }
+    if !facts.complete {
+        notes.push(
+            "the run has no end (gpuwhy still runs, or was killed): what was going on then is not known".to_owned(),
+        );
+    }
+    if !explainer.timeline.has_offs {
+        notes.push(
+            "the scheduler was not recorded: gpuwhy cannot tell waiting from working (trace without --no-host)"
+                .to_owned(),
+        );
+    }
+    LossReport { events, notes }
+}
+
+fn launches_of(explainer: &Explainer, matches: impl Fn(u32, u32) -> bool) -> u64 {
+    let of = |index: &ThreadIndex| &explainer.timeline.threads[*index as usize];
+    let launchers = explainer.counts.launchers.iter();
+    launchers.filter(|(index, _)| matches(of(index).pid, of(index).tid)).map(|(_, launches)| *launches).sum()
+}
+
+fn processes(explainer: &Explainer) -> Vec<ProcessReport> {
+    let mut processes: Vec<ProcessReport> = explainer
+        .facts
+        .processes
+        .iter()
+        .map(|process| ProcessReport {
+            pid: process.pid,
+            name: process.name.clone(),
+            command: process.command.clone(),
+            launches: launches_of(explainer, |pid, _| pid == process.pid),
+        })
+        .collect();
+    processes.sort_by_key(|process| (std::cmp::Reverse(process.launches), process.pid));
+    processes
+}
+
+fn threads(explainer: &Explainer, ledgers: &Ledgers, phases: &Phases) -> Vec<ThreadReport> {
+    let mut held: HashMap<(u32, u32), BTreeMap<(u32, String), u64>> = HashMap::new();
+    for (cause, cost) in &phases.steady.costs {
+        if let Leaf::Ready(Some(holder)) = cause.leaf
+            && let Some(holder) = explainer.timeline.holders.get(holder as usize)
+        {
+            let thread = &explainer.timeline.threads[cause.thread as usize];
+            let of_thread = held.entry((thread.pid, thread.tid)).or_default();
+            *of_thread.entry((holder.pid, holder.name.clone())).or_default() += cost.ns;
+        }
+    }
+    let mut reports: Vec<ThreadReport> = ledgers
+        .iter()
+        .filter(|((pid, _), _)| explainer.facts.only.is_empty() || explainer.facts.only.contains(pid))
+        .map(|((pid, tid), ledger)| ThreadReport {
+            pid: *pid,
+            tid: *tid,
+            name: thread_name(&explainer.facts, *pid, *tid),
+            launches: launches_of(explainer, |p, t| (p, t) == (*pid, *tid)),
+            wall_ns: ledger.wall_ns,
+            ledger: State::ALL
+                .iter()
+                .filter(|state| ledger.of(**state) > 0)
+                .map(|s| (s.name(), ledger.of(*s)))
+                .collect(),
+            cuda: ledger.cuda.iter().filter_map(|(op, ns)| Some((op.get()?.name.clone(), *ns))).fold(
+                BTreeMap::new(),
+                |mut sums, (name, ns)| {
+                    *sums.entry(name).or_default() += ns;
+                    sums
+                },
+            ),
+            held_by: ranked(held.remove(&(*pid, *tid)).unwrap_or_default()),
+        })
+        .collect();
+    let on_cpu = |report: &ThreadReport| {
+        let of = |state: State| report.ledger.get(state.name()).copied().unwrap_or(0);
+        of(State::RunningCuda) + of(State::RunningHost)
+    };
+    reports.sort_by_key(|report| (std::cmp::Reverse((report.launches, on_cpu(report))), report.tid));
+    reports
+}
+
+fn ranked(held: BTreeMap<(u32, String), u64>) -> Vec<HeldBy> {
+    let mut list: Vec<HeldBy> = held.into_iter().map(|((pid, name), ns)| HeldBy { name, pid, ns }).collect();
+    list.sort_by_key(|held| (std::cmp::Reverse(held.ns), held.pid));
+    list.truncate(8);
+    list
+}
+
+fn thread_name(facts: &Facts, pid: u32, tid: u32) -> String {
+    let known = facts.threads.iter().rev().find(|sums| sums.pid == pid && sums.tid == tid);
+    known.map_or_else(|| facts.name(pid), |sums| task_name(&sums.name))
+}

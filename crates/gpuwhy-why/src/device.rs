@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How much work a GPU has, as far as the host can tell. While no kernel of any traced process is outstanding, the
+//! GPU is idle for certain; while somebody waits for one, it is busy for certain; the rest could be either.
+//!
+//! *Idle* means that no kernel runs: copies alone do not make a GPU busy, neither here nor in what NVML tells.
+
+use crate::timeline::ThreadIndex;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+/// What was queued before gpuwhy looked is done after this long, ns.
+const UNSEEN_WORK_NS: u64 = 2_000_000_000;
+/// A wait shorter than this may be no wait: the work was done already.
+pub(crate) const REAL_WAIT_NS: u64 = 20_000;
+/// No copy is slower than this, ns a byte: 1 GB/s.
+const SLOWEST_COPY: u64 = 1;
+/// How long finished intervals are remembered, ns: NVML's samples come late.
+const REMEMBERED_NS: u64 = 4_000_000_000;
+
+/// A stream of a process.
+pub(crate) type StreamKey = (u32, u64);
+
+/// An interval in which the GPU was idle for certain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Idle {
+    pub(crate) gpu: u32,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    /// The thread that ended it by a launch, or the last that launched; `None` before the first launch.
+    pub(crate) launcher: Option<ThreadIndex>,
+    /// Whether it began when somebody had waited for the GPU.
+    pub(crate) after_wait: bool,
+    /// Whether it is over.
+    pub(crate) whole: bool,
+}
+
+/// One GPU.
+#[derive(Debug, Default)]
+pub(crate) struct Gpu {
+    /// Streams with kernels that may not be done, with the time of the newest launch.
+    kernels: HashMap<StreamKey, u64>,
+    /// Bytes copied in a stream after its newest kernel.
+    trailing: HashMap<StreamKey, u64>,
+    /// All copies before kernels are done by then: a kernel may have to wait for one, also of another stream.
+    copied_by: u64,
+    idle_since: Option<u64>,
+    after_wait: bool,
+    /// Nothing is certain before this.
+    certain_from: u64,
+    pub(crate) launcher: Option<ThreadIndex>,
+    pub(crate) launches: u64,
+    /// Certain idle and busy time so far.
+    pub(crate) idle_ns: u64,
+    pub(crate) busy_ns: u64,
+    busy_until: u64,
+    /// Certain idle intervals of late.
+    recent: VecDeque<(u64, u64)>,
+}
+
+/// Spans in which launches were lost, or somebody else could use the GPU: nothing is certain there.
+#[derive(Debug, Default)]
+pub(crate) struct Unsure {
+    everywhere: Vec<(u64, u64)>,
+    by_gpu: BTreeMap<u32, Vec<(u64, u64)>>,
+}
+
+impl Unsure {
+    pub(crate) fn new(everywhere: Vec<(u64, u64)>, by_gpu: BTreeMap<u32, Vec<(u64, u64)>>) -> Self {
+        Self { everywhere, by_gpu }
+    }
+
+    /// The parts of an interval that are certain.
+    pub(crate) fn certain(&self, gpu: u32, from: u64, to: u64, mut each: impl FnMut(u64, u64)) {
+        let mut at = from;
+        let own = self.by_gpu.get(&gpu).map(Vec::as_slice).unwrap_or_default();
+        let both = self.everywhere.iter().chain(own);
+        let mut spans: Vec<(u64, u64)> = both.copied().filter(|span| span.0 < to && span.1 > from).collect();
+        spans.sort_unstable();
+        for (start, end) in &spans {
+            if *start > at {
+                each(at, *start);
+            }
+            at = at.max(*end);
+        }
+        if at < to {
+            each(at, to);
+        }
+    }
+}
+
+/// All GPUs, by gpuwhy's number of them.
+#[derive(Debug, Default)]
+pub(crate) struct Devices {
+    pub(crate) gpus: BTreeMap<u32, Gpu>,
+    pub(crate) unsure: Unsure,
+    from: u64,
+    to: u64,
+    started: bool,
+}
+
+impl Devices {
+    /// `started`: gpuwhy saw the job from its beginning.
+    pub(crate) fn new(from: u64, to: u64, started: bool, unsure: Unsure) -> Self {
+        Self { gpus: BTreeMap::new(), unsure, from, to, started }
+    }
+
+    fn gpu(&mut self, gpu: u32, now: u64) -> &mut Gpu {
+        let (from, started) = (self.from, self.started);
+        self.gpus.entry(gpu).or_insert_with(|| {
+            let certain_from = if started { 0 } else { now.saturating_add(UNSEEN_WORK_NS) };
+            let idle_since = started.then_some(from);
+            Gpu { idle_since, certain_from, ..Gpu::default() }
+        })
+    }
+
+    /// A kernel is launched. Returns the idle interval this ends.
+    pub(crate) fn launch(&mut self, gpu: u32, stream: StreamKey, now: u64, thread: ThreadIndex) -> Option<Idle> {
+        let state = self.gpu(gpu, now);
+        state.launcher = Some(thread);
+        state.launches += 1;
+        state.kernels.insert(stream, now);
+        state.trailing.remove(&stream);
+        let since = state.idle_since.take()?;
+        let after_wait = std::mem::take(&mut state.after_wait);
+        let idle = Idle { gpu, from: since, to: now, launcher: Some(thread), after_wait, whole: true };
+        self.settle(idle)
+    }
+
+    /// A copy is queued.
+    pub(crate) fn copy(&mut self, gpu: u32, stream: StreamKey, now: u64, bytes: u64) {
+        let state = self.gpu(gpu, now);
+        let ns = bytes.saturating_mul(SLOWEST_COPY);
+        *state.trailing.entry(stream).or_default() += ns;
+        state.copied_by = state.copied_by.max(now).saturating_add(ns);
+    }
+
+    /// Somebody waited from `start` to `end` and now knows a stream, or all of a process's, to be done as of `start`.
+    /// The work may have been done since `sure_until`, when the thread was not looking any more.
+    pub(crate) fn done(&mut self, gpu: u32, pid: u32, stream: Option<u64>, start: u64, end: u64, sure_until: u64) {
+        let (from, to) = (self.from, self.to);
+        let state = self.gpu(gpu, start);
+        let concerned = |key: &StreamKey| key.0 == pid && stream.is_none_or(|stream| stream == key.1);
+        let waited_for = state.kernels.iter().any(|(key, at)| concerned(key) && *at <= start);
+        let trailing: u64 = state.trailing.iter().filter(|(key, _)| concerned(key)).map(|(_, ns)| *ns).sum();
+        let waited = end.saturating_sub(start) >= REAL_WAIT_NS;
+        if waited_for && waited && start >= state.certain_from {
+            // Copies before the kernels, copies behind them, and the way back to the host may take their time.
+            let begin = start.max(state.busy_until).max(state.copied_by.saturating_sub(trailing)).max(from);
+            let until = sure_until.min(end.saturating_sub(REAL_WAIT_NS)).saturating_sub(trailing).min(to);
+            state.busy_ns += until.saturating_sub(begin);
+            state.busy_until = state.busy_until.max(until);
+        }
+        state.trailing.retain(|key, _| !concerned(key));
+        let had = !state.kernels.is_empty();
+        state.kernels.retain(|key, at| !concerned(key) || *at > start);
+        if state.kernels.is_empty() && state.idle_since.is_none() && (had || !self.started) {
+            let state = self.gpu(gpu, start);
+            state.idle_since = Some(end);
+            state.after_wait = waited && waited_for && sure_until > start;
+        }
+    }
+
+    /// A process is gone, and its work with it.
+    pub(crate) fn gone(&mut self, pid: u32, now: u64) {
+        for state in self.gpus.values_mut() {
+            let had = !state.kernels.is_empty();
+            state.kernels.retain(|key, _| key.0 != pid);
+            state.trailing.retain(|key, _| key.0 != pid);
+            if had && state.kernels.is_empty() && state.idle_since.is_none() {
+                state.idle_since = Some(now);
+            }
+        }
+    }
+
+    /// Idle intervals that have lasted longer than `longest`: their first parts, so that nobody need remember more.
+    pub(crate) fn lasting(&mut self, now: u64, longest: u64) -> Vec<Idle> {
+        let mut parts = Vec::new();
+        for (gpu, state) in &mut self.gpus {
+            while let Some(since) = state.idle_since.filter(|since| since.saturating_add(longest) <= now) {
+                let to = since + longest;
+                let after_wait = std::mem::take(&mut state.after_wait);
+                parts.push(Idle { gpu: *gpu, from: since, to, launcher: state.launcher, after_wait, whole: false });
+                state.idle_since = Some(to);
+            }
+        }
+        parts.into_iter().filter_map(|idle| self.settle(idle)).collect()
+    }
+
+    /// What is idle at the end.
+    pub(crate) fn finish(&mut self, end: u64) -> Vec<Idle> {
+        let mut rest = Vec::new();
+        for (gpu, state) in &mut self.gpus {
+            if let Some(since) = state.idle_since.take() {
+                let launcher = state.launcher;
+                rest.push(Idle { gpu: *gpu, from: since, to: end, launcher, after_wait: false, whole: true });
+            }
+        }
+        rest.into_iter().filter_map(|idle| self.settle(idle)).collect()
+    }
+
+    /// Cuts an interval to what is asked about and certain, and counts it.
+    fn settle(&mut self, mut idle: Idle) -> Option<Idle> {
+        let state = self.gpus.get_mut(&idle.gpu)?;
+        idle.from = idle.from.max(self.from).max(state.certain_from);
+        idle.to = idle.to.min(self.to);
+        if idle.from >= idle.to {
+            return None;
+        }
+        while state.recent.front().is_some_and(|old| old.1.saturating_add(REMEMBERED_NS) < idle.to) {
+            state.recent.pop_front();
+        }
+        let mut certain = 0;
+        self.unsure.certain(idle.gpu, idle.from, idle.to, |from, to| {
+            certain += to - from;
+            state.recent.push_back((from, to));
+        });
+        state.idle_ns += certain;
+        (certain > 0).then_some(idle)
+    }
+}
+
+impl Gpu {
+    /// Certain idle time between two moments, and the intervals themselves, the open one included.
+    pub(crate) fn idle_between(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
+        let open = self.idle_since.map(|since| (since.max(self.certain_from), u64::MAX));
+        let all = self.recent.iter().copied().chain(open);
+        all.map(|(a, b)| (a.max(from), b.min(to))).filter(|(a, b)| a < b).collect()
+    }
+}

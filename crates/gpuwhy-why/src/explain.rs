@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One pass over a run's events, in the order in which they began: keeps the ledger, follows what each GPU has to do,
+//! and asks of every idle interval what the launching thread did meanwhile.
+
+use crate::blame::{Gap, Slices};
+use crate::conclude;
+use crate::device::{Devices, Idle, REAL_WAIT_NS, Unsure};
+use crate::facts::{Facts, StackFact};
+use crate::ledger::Ledger;
+use crate::nvml::{self, Places, Window};
+use crate::report::Report;
+use crate::timeline::{ThreadIndex, Timeline};
+use crate::walk::{Leaf, Walker};
+use gpuwhy_model::ops::{KernelOp, kernel_op};
+use gpuwhy_model::replay::Event;
+use gpuwhy_model::{Call, Class, OpId};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+
+/// The longest part of an idle interval that is looked at in one go, ns.
+const LONGEST_NS: u64 = 1_000_000_000;
+/// How far beyond an interval's end one must have seen to explain it, ns: a wait that timed out may have gone on.
+const AHEAD_NS: u64 = 300_000_000;
+/// How much of the past is kept, ns.
+const KEPT_NS: u64 = 4_000_000_000;
+/// How often the past is forgotten, ns.
+const FORGET_NS: u64 = 250_000_000;
+/// Idle intervals up to this length after a wait for the GPU are the wait's fault: the host could have been ahead.
+const SHORT_GAP_NS: u64 = 1_000_000;
+
+/// Something that becomes true when a call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Done {
+    at: u64,
+    start: u64,
+    gpu: u32,
+    pid: u32,
+    thread: ThreadIndex,
+    stream: Option<u64>,
+    /// Whether the call is there to wait; one that frees memory only happens to.
+    waits: bool,
+}
+
+/// What the kernel tells that matters here, by its op.
+#[derive(Debug)]
+struct Told {
+    sample: OpId,
+    fork: OpId,
+    exit: OpId,
+    reclaim: OpId,
+    compaction: OpId,
+    fault: OpId,
+}
+
+impl Told {
+    fn new() -> Self {
+        Self {
+            sample: kernel_op(KernelOp::CpuSample),
+            fork: kernel_op(KernelOp::ProcessFork),
+            exit: kernel_op(KernelOp::ProcessExit),
+            reclaim: kernel_op(KernelOp::DirectReclaim),
+            compaction: kernel_op(KernelOp::Compaction),
+            fault: kernel_op(KernelOp::MajorFault),
+        }
+    }
+}
+
+/// What was counted on the way, for rules that are about more than idle time.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) reclaims: u64,
+    pub(crate) major_faults: u64,
+    pub(crate) events: u64,
+    /// Launches, by thread.
+    pub(crate) launchers: BTreeMap<ThreadIndex, u64>,
+    /// Where the idle time of a GPU could not be asked of anybody, ns.
+    pub(crate) unasked_ns: u64,
+    /// Idle time that only NVML saw, by GPU.
+    pub(crate) nvml_extra: BTreeMap<u32, u64>,
+    /// All idle time NVML saw, by GPU.
+    pub(crate) nvml_idle: BTreeMap<u32, u64>,
+    /// Which GPUs have NVML's number.
+    pub(crate) numbered: BTreeMap<u32, bool>,
+    /// Rows that stand for more than themselves.
+    pub(crate) thinned: u64,
+    /// Syncs that returned at once with work queued before.
+    pub(crate) idle_syncs: u64,
+}
+
+/// Takes a run's events and gives its explanation.
+pub struct Explainer {
+    pub(crate) facts: Facts,
+    pub(crate) timeline: Timeline,
+    pub(crate) devices: Devices,
+    ledger: Ledger,
+    pub(crate) slices: Slices,
+    pub(crate) counts: Counts,
+    places: Places,
+    told: Told,
+    done: BinaryHeap<Reverse<Done>>,
+    due: VecDeque<Idle>,
+    windows: VecDeque<Window>,
+    forget_at: u64,
+}
+
+impl Explainer {
+    /// Begins with what is known of the run.
+    pub fn new(facts: Facts) -> Self {
+        let unsure = Unsure::new(lossy_spans(&facts), nvml::shared(&facts));
+        Self {
+            timeline: Timeline::new(&facts.threads),
+            devices: Devices::new(facts.from_ns, facts.to_ns, facts.started, unsure),
+            ledger: Ledger::new(facts.from_ns, facts.to_ns),
+            slices: Slices::new(facts.from_ns),
+            counts: Counts::default(),
+            places: Places::new(&facts),
+            told: Told::new(),
+            done: BinaryHeap::new(),
+            due: VecDeque::new(),
+            windows: nvml::windows(&facts).into(),
+            forget_at: 0,
+            facts,
+        }
+    }
+
+    /// Takes the next event; `weight` is how many its row stands for.
+    pub fn feed(&mut self, event: &Event, weight: u64) {
+        self.counts.events += 1;
+        self.counts.thinned += u64::from(weight > 1);
+        match event {
+            Event::Call(call) => {
+                self.advance(call.start_ns);
+                self.call(call);
+            }
+            Event::Off(off) => {
+                self.advance(off.start_ns);
+                self.timeline.off(off);
+                self.ledger.off(off);
+            }
+            Event::Run(run) => {
+                self.advance(run.start_ns);
+                self.timeline.run(run);
+            }
+            Event::Moved(moved) => {
+                self.advance(moved.start_ns);
+                self.timeline.moved(moved);
+            }
+        }
+    }
+
+    /// Ends the pass. `stacks` gives the words of the stacks it is asked for.
+    pub fn finish(mut self, stacks: &mut dyn FnMut(&[u64]) -> HashMap<u64, StackFact>) -> Report {
+        let end = self.facts.to_ns;
+        self.settle_done(end);
+        let rest = self.devices.finish(end);
+        self.due.extend(rest);
+        self.explain_due(u64::MAX);
+        let ledger = std::mem::replace(&mut self.ledger, Ledger::new(0, 0)).close(&self.facts.threads);
+        conclude::conclude(self, &ledger, stacks)
+    }
+
+    /// Time has come to `now`: everything that began before has been told.
+    fn advance(&mut self, now: u64) {
+        self.settle_done(now);
+        if now < self.forget_at {
+            return;
+        }
+        self.forget_at = now.saturating_add(FORGET_NS);
+        let lasting = self.devices.lasting(now, LONGEST_NS);
+        self.due.extend(lasting);
+        self.explain_due(now);
+        self.timeline.forget(now.saturating_sub(KEPT_NS));
+    }
+
+    fn settle_done(&mut self, now: u64) {
+        while let Some(Reverse(done)) = self.done.peek().copied().filter(|next| next.0.at <= now) {
+            self.done.pop();
+            let thread = &self.timeline.threads[done.thread as usize];
+            // A thread that got its CPU back late may have been told late.
+            let late = thread.offs.iter().rev().find(|off| off.start < done.at && off.end > done.start);
+            let sure_until = match late {
+                Some(off) if done.at.saturating_sub(off.end) < 10 * REAL_WAIT_NS => off.woken,
+                _ => done.at,
+            };
+            let sure_until = if done.waits { sure_until } else { done.start };
+            self.devices.done(done.gpu, done.pid, done.stream, done.start, done.at, sure_until);
+        }
+    }
+
+    fn call(&mut self, call: &Call) {
+        if !call.op.is_cuda() {
+            return self.kernel_told(call);
+        }
+        self.ledger.call(call);
+        let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
+        let thread = self.timeline.call(call, op.class);
+        let (gpu, numbered) = self.places.find(call.pid, call.device);
+        self.counts.numbered.insert(gpu, numbered);
+        if call.ret != 0 && !call.flags.unfinished {
+            return;
+        }
+        let end = call.start_ns.saturating_add(call.duration_ns);
+        let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
+        let stream = match call.stream.unwrap_or(0) {
+            // The thread's own default stream: no handle has the highest bit set.
+            0 | 2 if per_thread => u64::from(call.tid) | 1 << 63,
+            stream => stream,
+        };
+        let done = |stream| Done {
+            at: end,
+            start: call.start_ns,
+            gpu,
+            pid: call.pid,
+            thread,
+            stream,
+            waits: op.class != Class::Free,
+        };
+        let inside = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
+        match op.class {
+            Class::Launch | Class::Fill => self.launch(call, gpu, stream, thread, op.class == Class::Launch && inside),
+            Class::Copy => {
+                let device_to_host = call.arg1 == Some(2);
+                self.devices.copy(gpu, (call.pid, stream), call.start_ns, call.arg0.unwrap_or(0));
+                if call.arg1 == Some(3) {
+                    self.launch(call, gpu, stream, thread, false);
+                } else if !op.has_stream() && device_to_host && !call.flags.unfinished {
+                    self.done.push(Reverse(done(Some(stream))));
+                }
+                if inside {
+                    let slice = self.slices.at(call.start_ns);
+                    slice.copy_ns += call.duration_ns;
+                    slice.copy_bytes += call.arg0.unwrap_or(0);
+                }
+            }
+            Class::Sync if !call.flags.unfinished => self.sync(call, &op.name, done, stream, inside),
+            Class::Alloc | Class::Free => {
+                if op.name == "cudaFree" || op.name == "cuMemFree" {
+                    // It waits for everything the device has to do.
+                    self.done.push(Reverse(done(None)));
+                }
+                if inside {
+                    let slice = self.slices.at(call.start_ns);
+                    slice.allocs += 1;
+                    slice.alloc_ns += call.duration_ns;
+                    slice.alloc_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn launch(&mut self, call: &Call, gpu: u32, stream: u64, thread: ThreadIndex, counted: bool) {
+        if counted {
+            *self.counts.launchers.entry(thread).or_default() += 1;
+            self.slices.at(call.start_ns).launches += 1;
+        }
+        let idle = self.devices.launch(gpu, (call.pid, stream), call.start_ns, thread);
+        self.due.extend(idle);
+    }
+
+    fn sync(&mut self, call: &Call, name: &str, done: impl Fn(Option<u64>) -> Done, stream: u64, inside: bool) {
+        let waited = call.duration_ns >= REAL_WAIT_NS;
+        if inside {
+            let slice = self.slices.at(call.start_ns);
+            slice.syncs += 1;
+            slice.waits += u64::from(waited);
+            slice.waited_ns += call.duration_ns;
+            self.counts.idle_syncs += u64::from(!waited);
+        }
+        // Which work an event stands for is not known.
+        if name.contains("Event") {
+            return;
+        }
+        let whole_device = !name.contains("Stream");
+        self.done.push(Reverse(done((!whole_device).then_some(stream))));
+    }
+
+    fn kernel_told(&mut self, call: &Call) {
+        let op = call.op;
+        if op == self.told.sample {
+            if let Some(stack) = call.stack {
+                let index = self.timeline.thread(call.pid, call.tid);
+                self.timeline.threads[index as usize].samples.push_back((call.start_ns, stack));
+            }
+        } else if op == self.told.fork {
+            let creator = self.timeline.thread(call.pid, call.tid);
+            if let Some(child) = call.arg0.and_then(|pid| u32::try_from(pid).ok()) {
+                let child = self.timeline.thread(child, child);
+                self.timeline.threads[child as usize].creator = Some(creator);
+            }
+            self.slices.at(call.start_ns).forks += 1;
+        } else if op == self.told.exit {
+            self.devices.gone(call.pid, call.start_ns);
+        } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
+            self.counts.reclaims += u64::from(op == self.told.reclaim);
+            self.counts.major_faults += u64::from(op == self.told.fault);
+            if call.duration_ns > 0 {
+                let index = self.timeline.thread(call.pid, call.tid);
+                let end = call.start_ns.saturating_add(call.duration_ns);
+                self.timeline.threads[index as usize].memory.push_back((call.start_ns, end));
+            }
+        }
+    }
+
+    /// Explains the intervals of which enough has been seen.
+    fn explain_due(&mut self, now: u64) {
+        while let Some(idle) = self.due.front().copied().filter(|idle| idle.to.saturating_add(AHEAD_NS) <= now) {
+            self.due.pop_front();
+            self.explain_idle(&idle);
+        }
+        while let Some(window) = self.windows.front().copied().filter(|w| w.to.saturating_add(AHEAD_NS) <= now) {
+            self.windows.pop_front();
+            self.explain_window(&window);
+        }
+    }
+
+    fn explain_idle(&mut self, idle: &Idle) {
+        let short = idle.whole && idle.to - idle.from <= SHORT_GAP_NS;
+        let gap = if idle.after_wait && short { Gap::AfterSync } else { Gap::Plain };
+        let Some(launcher) = idle.launcher else {
+            self.counts.unasked_ns += idle.to - idle.from;
+            self.slices.at(idle.from).idle_ns += idle.to - idle.from;
+            return;
+        };
+        let (timeline, slices) = (&self.timeline, &mut self.slices);
+        self.devices.unsure.certain(idle.gpu, idle.from, idle.to, |from, to| {
+            Walker::walk(timeline, launcher, from, to, &mut |piece| slices.blame(launcher, gap, piece, 1.0));
+        });
+    }
+
+    /// Idle time that only the GPU itself saw: the launching thread's time is asked for it, in proportion, but not
+    /// that in which it waited for the GPU.
+    fn explain_window(&mut self, window: &Window) {
+        let Some(gpu) = self.devices.gpus.get(&window.gpu) else { return };
+        *self.counts.nvml_idle.entry(window.gpu).or_default() += window.idle_ns;
+        let mut known = Vec::new();
+        for (from, to) in gpu.idle_between(window.from, window.to) {
+            self.devices.unsure.certain(window.gpu, from, to, |from, to| known.push((from, to)));
+        }
+        known.sort_unstable();
+        let host: u64 = known.iter().map(|(from, to)| to - from).sum();
+        let extra = window.idle_ns.saturating_sub(host);
+        let Some(launcher) = gpu.launcher.filter(|_| extra > 0) else { return };
+        *self.counts.nvml_extra.entry(window.gpu).or_default() += extra;
+        let mut open = Vec::new();
+        let mut at = window.from;
+        for (from, to) in known {
+            open.push((at, from.max(at)));
+            at = at.max(to);
+        }
+        open.push((at, window.to.max(at)));
+        let mut candidates = 0;
+        for (from, to) in open.iter().copied().filter(|(from, to)| from < to) {
+            Walker::walk(&self.timeline, launcher, from, to, &mut |piece| {
+                candidates += if waits_for_gpu(piece.leaf) { 0 } else { piece.to - piece.from };
+            });
+        }
+        let scale = if candidates > 0 { (extra as f64 / candidates as f64).min(1.0) } else { 0.0 };
+        // What is left must lie in the waits themselves: their ends were learnt late, or they were for copies.
+        let waits = open.iter().map(|(from, to)| to - from).sum::<u64>() - candidates;
+        let left = extra.saturating_sub(candidates);
+        let waits_scale = if waits > 0 { (left as f64 / waits as f64).min(1.0) } else { 0.0 };
+        let slices = &mut self.slices;
+        for (from, to) in open.into_iter().filter(|(from, to)| from < to) {
+            Walker::walk(&self.timeline, launcher, from, to, &mut |piece| {
+                let scale = if waits_for_gpu(piece.leaf) { waits_scale } else { scale };
+                if scale > 0.0 {
+                    slices.blame(launcher, Gap::ByNvml, piece, scale);
+                }
+            });
+        }
+    }
+}
+
+/// Whether a thread was waiting for the GPU.
+fn waits_for_gpu(leaf: Leaf) -> bool {
+    match leaf {
+        Leaf::Cuda(op) | Leaf::BlockedIn(op) => op.get().is_some_and(|op| op.class == Class::Sync),
+        _ => false,
+    }
+}
+
+/// The seconds in which calls were lost.
+fn lossy_spans(facts: &Facts) -> Vec<(u64, u64)> {
+    const SECOND: u64 = 1_000_000_000;
+    let cuda = |op: &Option<String>| op.as_deref().is_none_or(|name| name.starts_with("cu"));
+    let lost = facts.loss.iter().filter(|loss| loss.loses_event && loss.count > 0 && cuda(&loss.op));
+    // What is missing in one second may be what would have ended an idle time in the next.
+    let span = |(first, last): (u64, u64)| (first.saturating_sub(1) * SECOND, (last + 2) * SECOND);
+    lost.filter(|loss| loss.cause != "write_failed").map(|loss| span(loss.seconds)).collect()
+}

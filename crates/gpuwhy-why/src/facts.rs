@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is known about a run besides its events. Times are nanoseconds since the run began.
+
+use gpuwhy_model::ThreadSums;
+use gpuwhy_model::sample::{CgroupSample, GpuBusy, GpuError, GpuProcess, GpuSample, SystemSample};
+
+/// A process of the run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessFact {
+    /// Process id.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// Its command line, where known.
+    pub command: Option<String>,
+    /// The process that made it, where known.
+    pub parent: Option<u32>,
+    /// Start, where known; negative before the run.
+    pub started: Option<i64>,
+    /// End, where seen.
+    pub ended: Option<i64>,
+}
+
+/// Events or details that were lost, by cause.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LossFact {
+    /// Name of the cause.
+    pub cause: String,
+    /// Short name of the op, where known.
+    pub op: Option<String>,
+    /// How often.
+    pub count: u64,
+    /// Whether whole events are gone.
+    pub loses_event: bool,
+    /// First and last second in which it happened.
+    pub seconds: (u64, u64),
+}
+
+/// Everything the analysis is told beforehand.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The span to explain.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// Only these processes launch what is asked about; empty for all.
+    pub only: Vec<u32>,
+    /// Whether gpuwhy started the job, so that nothing happened before it looked.
+    pub started: bool,
+    /// Whether the run has an end, or gpuwhy was killed.
+    pub complete: bool,
+    /// Processes.
+    pub processes: Vec<ProcessFact>,
+    /// Threads, as the kernel summed their time; a thread id that was used again stands here more than once.
+    pub threads: Vec<ThreadSums>,
+    /// The machine, second by second.
+    pub system: Vec<SystemSample>,
+    /// The job's cgroups.
+    pub cgroups: Vec<CgroupSample>,
+    /// GPUs, second by second.
+    pub gpu_seconds: Vec<GpuSample>,
+    /// NVML's utilisation samples.
+    pub busy: Vec<GpuBusy>,
+    /// Who has memory on which GPU.
+    pub gpu_processes: Vec<GpuProcess>,
+    /// Xid errors.
+    pub gpu_errors: Vec<GpuError>,
+    /// What was lost.
+    pub loss: Vec<LossFact>,
+    /// Logical CPUs.
+    pub cores: u32,
+    /// The program's name of the GPU, where known.
+    pub gpu_name: Option<String>,
+}
+
+impl Facts {
+    /// The process's name, or `pid N`.
+    pub fn name(&self, pid: u32) -> String {
+        let known = self.processes.iter().find(|process| process.pid == pid);
+        known.map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
+    }
+
+    /// Whether a process belongs to the job.
+    pub fn is_traced(&self, pid: u32) -> bool {
+        self.processes.iter().any(|process| process.pid == pid)
+    }
+
+    /// The span's length.
+    pub fn wall_ns(&self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
+}
+
+/// A frame of a Python stack, as far as the analysis cares.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FrameFact {
+    /// Source file.
+    pub file: String,
+    /// Line.
+    pub line: u32,
+    /// Function.
+    pub function: String,
+}
+
+/// A stack in words.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct StackFact {
+    /// The innermost line of the user's code, `train.py:138`.
+    pub top_line: Option<String>,
+    /// Frames, innermost first.
+    pub frames: Vec<FrameFact>,
+}

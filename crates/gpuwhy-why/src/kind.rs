@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From what stood at the two ends of a chain to the names of what happened. All rules that choose a kind are here.
+
+use crate::blame::{Cause, Gap};
+use crate::state::State;
+use crate::walk::Leaf;
+use gpuwhy_model::{Class, WokenBy};
+
+/// What the launching thread waited for, and what can stand at a chain's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Kind {
+    /// Somebody else had the CPU.
+    CpuContention,
+    /// The cgroup's quota was used up.
+    CpuThrottled,
+    /// The next piece of input was not there.
+    InputStarved,
+    /// A disk.
+    DiskIo,
+    /// The network.
+    NetworkIo,
+    /// A lock, Python's and the kernel's included.
+    LockContention,
+    /// Memory of the machine, or of the cgroup.
+    HostMemoryPressure,
+    /// Processes made and ended again and again.
+    ProcessChurn,
+    /// The host waits for the GPU so often that it never gets ahead of it.
+    SyncBound,
+    /// Copies between host and device.
+    CopyBound,
+    /// The launching thread's own work.
+    LaunchBound,
+    /// The program sleeps.
+    HostSleep,
+    /// Device memory taken and given back in the loop.
+    AllocChurn,
+    /// Start-up.
+    ColdStart,
+    /// Other ranks.
+    CollectiveWait,
+    /// Another process on the GPU.
+    GpuShared,
+    /// The GPU's clocks were held down.
+    GpuThrottled,
+    /// The driver reported an error.
+    GpuFault,
+    /// Nothing wrong: the GPU is the limit.
+    GpuBound,
+    /// At a chain's end only: a worker's own computing.
+    CpuBoundWorker,
+    /// At a chain's end only: a process that was not traced.
+    OutsideProcess,
+    /// At a chain's end only: nothing that could be followed further.
+    Unresolved,
+}
+
+impl Kind {
+    /// The name in the run file and in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CpuContention => "cpu_contention",
+            Self::CpuThrottled => "cpu_throttled",
+            Self::InputStarved => "input_starved",
+            Self::DiskIo => "disk_io",
+            Self::NetworkIo => "network_io",
+            Self::LockContention => "lock_contention",
+            Self::HostMemoryPressure => "host_memory_pressure",
+            Self::ProcessChurn => "process_churn",
+            Self::SyncBound => "sync_bound",
+            Self::CopyBound => "copy_bound",
+            Self::LaunchBound => "launch_bound",
+            Self::HostSleep => "host_sleep",
+            Self::AllocChurn => "alloc_churn",
+            Self::ColdStart => "cold_start",
+            Self::CollectiveWait => "collective_wait",
+            Self::GpuShared => "gpu_shared",
+            Self::GpuThrottled => "gpu_throttled",
+            Self::GpuFault => "gpu_fault",
+            Self::GpuBound => "gpu_bound",
+            Self::CpuBoundWorker => "cpu_bound_worker",
+            Self::OutsideProcess => "outside_process",
+            Self::Unresolved => "unresolved",
+        }
+    }
+}
+
+/// What a rule may know besides the cause itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Circumstances {
+    /// The chain stayed in the launching thread's process.
+    pub(crate) same_process: bool,
+    /// The launching thread waited in a queue's code, as its stack says.
+    pub(crate) in_queue: bool,
+    /// Its stack was seen at all.
+    pub(crate) has_stack: bool,
+    /// Main memory or the cgroup's was short.
+    pub(crate) memory_short: bool,
+    /// Who had the CPU belongs to the job.
+    pub(crate) holder_traced: bool,
+    /// The one at the end is one of many processes that lived shortly.
+    pub(crate) short_lived: bool,
+    /// Copies are what one waits for in a sync.
+    pub(crate) copies_matter: bool,
+}
+
+/// The two ends of a chain.
+pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
+    let leaf = leaf_kind(cause, around);
+    let Some(head) = cause.head else { return (leaf, leaf) };
+    if around.short_lived {
+        return (Kind::ProcessChurn, Kind::ProcessChurn);
+    }
+    let root = match leaf {
+        Kind::LaunchBound | Kind::SyncBound | Kind::AllocChurn | Kind::CopyBound => Kind::CpuBoundWorker,
+        Kind::CpuContention if around.holder_traced => Kind::CpuBoundWorker,
+        Kind::InputStarved => Kind::OutsideProcess,
+        Kind::ColdStart => Kind::CpuBoundWorker,
+        other => other,
+    };
+    let locked = cause.gil || cause.lock || head == State::BlockedMmapLock;
+    // A queue's reader waits inside the queue's code; whoever waits for a lock does so in its own line.
+    let at_own_line = head == State::BlockedFutex && around.has_stack && !around.in_queue;
+    if around.same_process && !around.in_queue && (locked || at_own_line) {
+        let root = if root == Kind::CpuBoundWorker { Kind::LockContention } else { root };
+        return (Kind::LockContention, root);
+    }
+    (Kind::InputStarved, root)
+}
+
+/// What stood at the end, as if it had been the launching thread itself.
+fn leaf_kind(cause: &Cause, around: &Circumstances) -> Kind {
+    let own = if cause.gap == Gap::AfterSync { Kind::SyncBound } else { Kind::LaunchBound };
+    match cause.leaf {
+        Leaf::Running => own,
+        Leaf::Cuda(op) | Leaf::BlockedIn(op) => match op.get().map(|op| op.class) {
+            Some(Class::Copy) => Kind::CopyBound,
+            Some(Class::Alloc | Class::Free | Class::Map) => Kind::AllocChurn,
+            Some(Class::Sync) if around.copies_matter => Kind::CopyBound,
+            Some(Class::Sync) => Kind::SyncBound,
+            _ => own,
+        },
+        Leaf::Reclaiming => Kind::HostMemoryPressure,
+        Leaf::Ready(Some(_)) => Kind::CpuContention,
+        Leaf::Ready(None) => own,
+        Leaf::Throttled => Kind::CpuThrottled,
+        Leaf::Blocked(state, by) => blocked_kind(state, by, around),
+        Leaf::Absent => Kind::ColdStart,
+    }
+}
+
+fn blocked_kind(state: State, by: WokenBy, around: &Circumstances) -> Kind {
+    match (state, by) {
+        (State::BlockedFault, _) if around.memory_short => Kind::HostMemoryPressure,
+        (State::BlockedDisk | State::BlockedFault, _) => Kind::DiskIo,
+        (State::BlockedSleep, _) => Kind::HostSleep,
+        (State::BlockedSocket | State::BlockedPoll, WokenBy::Network | WokenBy::Interrupt) => Kind::NetworkIo,
+        // Waiting for something with a limit until the limit is sleeping.
+        (State::BlockedFutex | State::BlockedPoll | State::BlockedPipe | State::BlockedSocket, WokenBy::Timer) => {
+            Kind::HostSleep
+        }
+        (State::BlockedMmapLock | State::BlockedGil | State::BlockedFutex, _) => Kind::LockContention,
+        (State::BlockedSocket, WokenBy::Nobody) => Kind::NetworkIo,
+        (State::BlockedPipe | State::BlockedPoll | State::BlockedSocket, _) => Kind::InputStarved,
+        _ => Kind::Unresolved,
+    }
+}

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The ledger: where each thread's time went. Its states add up to the time the thread was watched.
+//!
+//! It can be fed while tracing (calls come when they return) or from a run file (in the order in which they
+//! began): what counts is only which time off the CPU lies inside which call. Times are nanoseconds of one clock,
+//! whichever the caller uses.
+
+use crate::state::{State, blocked_state, ready_state};
+use gpuwhy_model::{Call, Class, OffCpu, OpId, ThreadSums};
+use std::collections::{BTreeMap, HashMap};
+
+/// Times off the CPU that may wait for the call around them to return.
+const PENDING: usize = 65_536;
+/// The same in a thread that never made a call.
+const PENDING_WITHOUT_CALLS: usize = 1024;
+
+/// One thread's time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ThreadLedger {
+    /// Nanoseconds in each state, by its position in [`State::ALL`].
+    pub states: [u64; State::ALL.len()],
+    /// Of `running_cuda`, by function.
+    pub cuda: BTreeMap<OpId, u64>,
+    /// How long it was watched.
+    pub wall_ns: u64,
+}
+
+impl ThreadLedger {
+    /// Nanoseconds in a state.
+    pub fn of(&self, state: State) -> u64 {
+        self.states[state as usize]
+    }
+
+    /// All states together.
+    pub fn total(&self) -> u64 {
+        self.states.iter().sum()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Growing {
+    ledger: ThreadLedger,
+    /// The newest outermost call.
+    last: Option<(u64, u64, OpId)>,
+    /// Times off the CPU of which it is not known yet whether they were inside a call.
+    pending: Vec<OffCpu>,
+    /// Time off the CPU so far, and its blocked, ready and throttled parts.
+    off_ns: u64,
+    /// The first and the last moment at which the thread was heard of.
+    seen: Option<(u64, u64)>,
+}
+
+/// Every thread's time within a span.
+#[derive(Debug)]
+pub struct Ledger {
+    from: u64,
+    to: u64,
+    threads: HashMap<(u32, u32), Growing>,
+}
+
+impl Ledger {
+    /// Counts what lies between two moments.
+    pub fn new(from: u64, to: u64) -> Self {
+        Self { from, to, threads: HashMap::new() }
+    }
+
+    /// The part of an interval that counts.
+    fn clip(&self, start: u64, end: u64) -> u64 {
+        end.min(self.to).saturating_sub(start.max(self.from))
+    }
+
+    /// A CUDA call. Calls inside others, and what the kernel tells, are none.
+    pub fn call(&mut self, call: &Call) {
+        if call.flags.inner || !call.op.is_cuda() {
+            return;
+        }
+        let end = call.start_ns.saturating_add(call.duration_ns);
+        let ns = self.clip(call.start_ns, end);
+        let (from, to) = (self.from, self.to);
+        let thread = self.threads.entry((call.pid, call.tid)).or_default();
+        thread.see(call.start_ns.max(from), end.min(to));
+        // One call inside another, made from a callback: its time is the outer one's.
+        if thread.last.is_some_and(|(start, last, _)| call.start_ns < last && call.start_ns >= start) {
+            return;
+        }
+        *thread.ledger.cuda.entry(call.op).or_default() += ns;
+        thread.ledger.states[State::RunningCuda as usize] += ns;
+        thread.last = Some((call.start_ns, end, call.op));
+        for off in std::mem::take(&mut thread.pending) {
+            let inside = (off.start_ns >= call.start_ns && off.start_ns < end).then_some(call.op);
+            thread.settle(&off, inside, from, to);
+        }
+    }
+
+    /// A time off the CPU.
+    pub fn off(&mut self, off: &OffCpu) {
+        let (from, to) = (self.from, self.to);
+        let end = off.start_ns.saturating_add(off.duration_ns);
+        if end <= from || off.start_ns >= to {
+            return;
+        }
+        let thread = self.threads.entry((off.pid, off.tid)).or_default();
+        thread.see(off.start_ns.max(from), end.min(to));
+        match thread.last {
+            Some((start, end, op)) if off.start_ns >= start && off.start_ns < end => {
+                thread.settle(off, Some(op), from, to);
+            }
+            last => {
+                thread.pending.push(*off);
+                let most = if last.is_some() { PENDING } else { PENDING_WITHOUT_CALLS };
+                if thread.pending.len() >= most {
+                    for off in std::mem::take(&mut thread.pending) {
+                        thread.settle(&off, None, from, to);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Closes the accounts. `sums` are the kernel's own of each thread, on the same clock; they say how long a thread
+    /// was watched and, where the span covers all of that, how long it was really on a CPU, ready and blocked, so
+    /// that lost events cannot unbalance the ledger.
+    pub fn close(mut self, sums: &[ThreadSums]) -> BTreeMap<(u32, u32), ThreadLedger> {
+        let (from, to) = (self.from, self.to);
+        let mut lives: HashMap<(u32, u32), Vec<&ThreadSums>> = HashMap::new();
+        for sums in sums.iter().filter(|sums| sums.has_times && sums.since_ns < to && sums.at_ns > from) {
+            lives.entry((sums.pid, sums.tid)).or_default().push(sums);
+            self.threads.entry((sums.pid, sums.tid)).or_default();
+        }
+        let close = |(key, thread): ((u32, u32), Growing)| (key, thread.close(lives.get(&key), from, to));
+        self.threads.into_iter().map(close).filter(|(_, ledger)| ledger.wall_ns > 0).collect()
+    }
+}
+
+impl Growing {
+    fn see(&mut self, from: u64, to: u64) {
+        let seen = self.seen.get_or_insert((from, to));
+        *seen = (seen.0.min(from), seen.1.max(to));
+    }
+
+    /// Counts a time off the CPU, inside a call or not.
+    fn settle(&mut self, off: &OffCpu, inside: Option<OpId>, from: u64, to: u64) {
+        let end = off.start_ns.saturating_add(off.duration_ns);
+        let woken = end.saturating_sub(off.ready_ns).max(off.start_ns);
+        let class = inside.and_then(OpId::get).map(|op| op.class);
+        let clip = |start: u64, end: u64| end.min(to).saturating_sub(start.max(from));
+        let (blocked, ready) = (clip(off.start_ns, woken), clip(woken, end));
+        self.ledger.states[blocked_state(off, class) as usize] += blocked;
+        self.ledger.states[ready_state(off) as usize] += ready;
+        self.off_ns += blocked + ready;
+        if let Some(op) = inside {
+            // The call's time was counted as running before this was known.
+            let off_in_call = (blocked + ready).min(self.ledger.states[State::RunningCuda as usize]);
+            self.ledger.states[State::RunningCuda as usize] -= off_in_call;
+            if let Some(ns) = self.ledger.cuda.get_mut(&op) {
+                *ns = ns.saturating_sub(off_in_call);
+            }
+        }
+    }
+
+    fn close(mut self, lives: Option<&Vec<&ThreadSums>>, from: u64, to: u64) -> ThreadLedger {
+        for off in std::mem::take(&mut self.pending) {
+            self.settle(&off, None, from, to);
+        }
+        let class_of = |op: &OpId| op.get().map(|op| op.class);
+        self.ledger.cuda.retain(|op, ns| *ns > 0 || class_of(op) == Some(Class::Sync));
+        let Some(lives) = lives else {
+            // Nothing is known but the events: the thread was there from the first to the last of them.
+            let (first, last) = self.seen.unwrap_or_default();
+            self.ledger.wall_ns = last.saturating_sub(first).max(self.off_ns);
+            self.fill_running();
+            return self.ledger;
+        };
+        self.ledger.wall_ns = lives.iter().map(|life| life.at_ns.min(to).saturating_sub(life.since_ns.max(from))).sum();
+        if lives.iter().all(|life| life.since_ns >= from && life.at_ns <= to) {
+            self.trust_the_kernel(lives);
+        }
+        self.fill_running();
+        self.ledger
+    }
+
+    /// Events that were lost are in the kernel's sums: what they stood for is known, only not its reason.
+    fn trust_the_kernel(&mut self, lives: &[&ThreadSums]) {
+        let sum = |of: fn(&ThreadSums) -> u64| lives.iter().map(|life| of(life)).sum::<u64>();
+        let states = &mut self.ledger.states;
+        let blocked: u64 = states[State::BlockedFutex as usize..].iter().sum();
+        let missing = [
+            (State::Throttled, sum(|life| life.throttled_ns), states[State::Throttled as usize]),
+            (State::BlockedOther, sum(|life| life.blocked_ns), blocked),
+        ];
+        for (state, told, counted) in missing {
+            let more = told.saturating_sub(counted);
+            states[state as usize] += more;
+            self.off_ns += more;
+        }
+        let ready = sum(|life| life.ready_ns).saturating_sub(sum(|life| life.throttled_ns));
+        let more = ready.saturating_sub(states[State::Ready as usize]);
+        states[State::Ready as usize] += more;
+        self.off_ns += more;
+    }
+
+    /// What is left is running; of that, what was not in a call is the program's own.
+    fn fill_running(&mut self) {
+        let running = self.ledger.wall_ns.saturating_sub(self.off_ns);
+        let cuda = &mut self.ledger.states[State::RunningCuda as usize];
+        *cuda = (*cuda).min(running);
+        self.ledger.states[State::RunningHost as usize] = running - *cuda;
+    }
+}

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Where a GPU job's time went, and why. Pure: a run's facts and events in, a [`Report`] out.
+//!
+//! - [`ledger`]: each thread's time by state; it adds up.
+//! - `device` and `nvml`: how long each GPU had no work, with bounds.
+//! - `timeline` and `walk`: the last seconds of every thread, and the way from a wait to its cause.
+//! - `blame`, `story`, `kind`: idle time summed by cause, and the names of causes.
+//! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings and what is said about them.
+//!
+//! Times are nanoseconds since the run began.
+
+mod blame;
+mod conclude;
+mod device;
+mod explain;
+mod facts;
+mod fixes;
+mod gpu_rules;
+mod kind;
+pub mod ledger;
+mod nvml;
+pub mod report;
+mod scene;
+mod startup;
+mod state;
+mod story;
+mod timeline;
+mod verdict;
+mod walk;
+mod words;
+
+pub use explain::Explainer;
+pub use facts::{Facts, FrameFact, LossFact, ProcessFact, StackFact};
+pub use kind::Kind;
+pub use ledger::{Ledger, ThreadLedger};
+pub use report::Report;
+pub use state::State;

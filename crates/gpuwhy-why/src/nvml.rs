@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the GPU itself says about its idleness: NVML's utilisation samples, put together to windows of about a second.
+//!
+//! A sample never claims less busy time than there was, within half a percent, so what is left of it is idle time for
+//! certain. For very short kernels it overstates how busy the GPU was; it is never an upper bound of idleness.
+
+use crate::facts::Facts;
+use gpuwhy_model::sample::GpuBusy;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long a window should be, ns.
+const WINDOW_NS: u64 = 1_000_000_000;
+/// Samples further apart than this do not follow each other, ns.
+const GAP_NS: u64 = 1_000_000_000;
+/// By how much the samples' times may be off, ns.
+const SHIFT_NS: u64 = 2_000_000;
+/// By how much the percentages may be off.
+const ROUNDING: f64 = 0.5;
+
+/// A window and how long the GPU idled in it, at least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Window {
+    pub(crate) gpu: u32,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) idle_ns: u64,
+}
+
+/// The windows of all GPUs within the span, in order of their ends.
+pub(crate) fn windows(facts: &Facts) -> Vec<Window> {
+    let mut by_gpu: BTreeMap<u32, Vec<GpuBusy>> = BTreeMap::new();
+    for sample in &facts.busy {
+        by_gpu.entry(sample.gpu).or_default().push(*sample);
+    }
+    let mut windows = Vec::new();
+    for (gpu, mut samples) in by_gpu {
+        samples.sort_by_key(|sample| sample.at_ns);
+        of_gpu(gpu, &samples, facts, &mut windows);
+    }
+    windows.sort_by_key(|window| window.to);
+    windows
+}
+
+fn of_gpu(gpu: u32, samples: &[GpuBusy], facts: &Facts, windows: &mut Vec<Window>) {
+    let mut open: Option<(u64, u64, f64)> = None;
+    let mut close = |open: &mut Option<(u64, u64, f64)>| {
+        if let Some((from, to, idle)) = open.take()
+            && from < to
+        {
+            windows.push(Window { gpu, from, to, idle_ns: (idle as u64).saturating_sub(SHIFT_NS) });
+        }
+    };
+    for pair in samples.windows(2) {
+        let (from, to) = (pair[0].at_ns, pair[1].at_ns);
+        if from < facts.from_ns || to > facts.to_ns || to - from > GAP_NS || from >= to {
+            close(&mut open);
+            continue;
+        }
+        let share = (100.0 - f64::from(pair[1].percent) - ROUNDING).max(0.0) / 100.0;
+        let (_, until, idle) = open.get_or_insert((from, from, 0.0));
+        *until = to;
+        *idle += share * (to - from) as f64;
+        if open.is_some_and(|(from, to, _)| to - from >= WINDOW_NS) {
+            close(&mut open);
+        }
+    }
+    close(&mut open);
+}
+
+/// Which GPU a process's CUDA device is. CUDA's numbers are each process's own; NVML tells who has memory where.
+#[derive(Debug, Default)]
+pub(crate) struct Places {
+    of_process: BTreeMap<u32, Vec<u32>>,
+    only: Option<u32>,
+}
+
+impl Places {
+    pub(crate) fn new(facts: &Facts) -> Self {
+        let mut of_process: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
+        for process in &facts.gpu_processes {
+            of_process.entry(process.pid).or_default().insert(process.gpu);
+        }
+        let gpus: BTreeSet<u32> = facts
+            .busy
+            .iter()
+            .map(|sample| sample.gpu)
+            .chain(facts.gpu_seconds.iter().map(|sample| sample.gpu))
+            .collect();
+        let only = gpus.first().copied().filter(|_| gpus.len() == 1);
+        let of_process = of_process.into_iter().map(|(pid, gpus)| (pid, gpus.into_iter().collect())).collect();
+        Self { of_process, only }
+    }
+
+    /// The GPU's number, and whether that is NVML's.
+    pub(crate) fn find(&self, pid: u32, device: Option<u8>) -> (u32, bool) {
+        if let Some(only) = self.only {
+            return (only, true);
+        }
+        let ordinal = usize::from(device.unwrap_or(0));
+        match self.of_process.get(&pid) {
+            Some(gpus) if ordinal < gpus.len() => (gpus[ordinal], true),
+            _ => (u32::from(device.unwrap_or(0)), false),
+        }
+    }
+}
+
+/// When untraced processes had memory on a GPU: then nobody knows what is queued there.
+pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
+    let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+    let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
+    for process in facts.gpu_processes.iter().filter(|process| !facts.is_traced(process.pid)) {
+        seen.entry(process.gpu).or_default().push(process.at_ns);
+    }
+    for (gpu, mut moments) in seen {
+        moments.sort_unstable();
+        let list = spans.entry(gpu).or_default();
+        for at in moments {
+            // It was looked at once a second: it may have come a second before and stayed a second longer.
+            let (from, to) = (at.saturating_sub(WINDOW_NS * 5 / 4), at + WINDOW_NS * 5 / 4);
+            match list.last_mut() {
+                Some(last) if last.1 >= from => last.1 = to,
+                _ => list.push((from, to)),
+            }
+        }
+    }
+    spans
+}

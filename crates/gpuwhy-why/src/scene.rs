@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What rules and words are looked up in: the run's facts, its threads, the words of its stacks, and figures of the
+//! steady state.
+
+use crate::blame::{Slice, Votes};
+use crate::facts::{Facts, StackFact};
+use crate::story::most;
+use crate::timeline::{Thread, ThreadIndex, Timeline};
+use gpuwhy_model::units;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// A process that lived no longer than this, ns, was made for one task.
+const SHORT_LIFE_NS: i64 = 1_500_000_000;
+/// So many of them, at least, are a pattern.
+const MANY_SHORT: usize = 5;
+/// Memory in use, of what is allowed, at which it is short.
+const SHORT_MEMORY: f64 = 0.95;
+/// What a copy of pinned memory reaches, bytes a nanosecond; slower is no reason to think of copies.
+const FAST_COPY: f64 = 12.0;
+
+/// What there is to look things up in.
+pub(crate) struct Scene<'a> {
+    pub(crate) facts: &'a Facts,
+    pub(crate) timeline: &'a Timeline,
+    pub(crate) words: HashMap<u64, StackFact>,
+    /// When the steady state began and ended, and its length, ns.
+    pub(crate) steady_span: (u64, u64),
+    pub(crate) steady_ns: u64,
+    /// Its sums.
+    pub(crate) steady: &'a Slice,
+    /// GPUs that had work.
+    pub(crate) gpus: u64,
+    pub(crate) short_lived: BTreeSet<u32>,
+    pub(crate) memory_short: bool,
+    pub(crate) copies_matter: bool,
+    /// Cores nobody used, on average.
+    pub(crate) idle_cores: Option<f64>,
+}
+
+impl<'a> Scene<'a> {
+    pub(crate) fn new(
+        facts: &'a Facts,
+        timeline: &'a Timeline,
+        steady: &'a Slice,
+        steady_span: (u64, u64),
+        gpus: u64,
+    ) -> Self {
+        let copying = steady.copy_bytes as f64 / FAST_COPY;
+        Self {
+            words: HashMap::new(),
+            steady_span,
+            steady_ns: steady_span.1.saturating_sub(steady_span.0),
+            steady,
+            gpus: gpus.max(1),
+            short_lived: short_lived(facts),
+            memory_short: memory_short(facts),
+            copies_matter: steady.idle_ns > 0 && copying >= 0.2 * steady.idle_ns as f64,
+            idle_cores: idle_cores(facts),
+            facts,
+            timeline,
+        }
+    }
+
+    pub(crate) fn thread(&self, index: ThreadIndex) -> &Thread {
+        &self.timeline.threads[index as usize]
+    }
+
+    /// Whether a thread stands in the code of a queue or a data loader: it waits for what is put there.
+    pub(crate) fn in_queue(&self, stack: u64) -> bool {
+        const QUEUES: [&str; 8] = [
+            "queue.py",
+            "queues.py",
+            "connection.py",
+            "dataloader.py",
+            "pool.py",
+            "thread.py",
+            "_base.py",
+            "selectors.py",
+        ];
+        let Some(words) = self.words.get(&stack) else { return false };
+        // The innermost frames say what it is doing; further out everything runs inside some loop over data.
+        words.frames.iter().take(4).any(|frame| {
+            let file = frame.file.rsplit('/').next().unwrap_or_default();
+            QUEUES.contains(&file) || (file == "threading.py" && frame.function == "wait")
+        })
+    }
+
+    /// The line most of the time was spent in: `train.py:138`.
+    pub(crate) fn line(&self, votes: &Votes) -> Option<String> {
+        let mut by_line: BTreeMap<&str, u64> = BTreeMap::new();
+        for (stack, ns) in votes.ranked() {
+            if let Some(line) = self.words.get(&stack).and_then(|words| words.top_line.as_deref()) {
+                *by_line.entry(short_line(line)).or_default() += ns;
+            }
+        }
+        most(by_line).map(|(line, _)| line.to_owned())
+    }
+
+    /// A thread in words: `python3 4821`, with its own name if it has one.
+    pub(crate) fn who(&self, index: ThreadIndex) -> String {
+        let thread = self.thread(index);
+        let process = self.facts.name(thread.pid);
+        let own = self.facts.threads.iter().find(|sums| sums.pid == thread.pid && sums.tid == thread.tid);
+        let own = own.map(|sums| task_name(&sums.name)).unwrap_or_default();
+        if thread.tid == thread.pid || own.is_empty() || process.starts_with(&own) {
+            let which = if thread.tid == thread.pid { String::new() } else { format!(" thread {}", thread.tid) };
+            format!("{process} {}{which}", thread.pid)
+        } else {
+            format!("{process} {} thread {own}", thread.pid)
+        }
+    }
+
+    /// Several threads in words: `pt_data_worker:0–3`, `python3 4821 and 3 more`.
+    pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
+        let pids: BTreeSet<u32> = threads.keys().map(|index| self.thread(*index).pid).collect();
+        let Some((first, _)) = most(threads.iter().map(|(index, ns)| (*index, *ns))) else { return String::new() };
+        if pids.len() < 2 {
+            return self.who(first);
+        }
+        let names: Vec<String> = pids.iter().map(|pid| self.facts.name(*pid)).collect();
+        let split = |name: &str| name.rsplit_once(':').map(|(base, n)| (base.to_owned(), n.parse::<u32>().ok()));
+        let parts: Vec<_> = names.iter().filter_map(|name| split(name)).collect();
+        let same = parts.len() == names.len() && parts.iter().all(|(base, _)| *base == parts[0].0);
+        let mut numbers: Vec<u32> = parts.iter().filter_map(|(_, number)| *number).collect();
+        numbers.sort_unstable();
+        match (numbers.first(), numbers.last()) {
+            (Some(low), Some(high))
+                if same && numbers.len() == names.len() && (high - low) as usize + 1 == names.len() =>
+            {
+                format!("{}:{low}–{high}", parts[0].0)
+            }
+            _ => format!("{} and {} more", self.who(first), pids.len() - 1),
+        }
+    }
+
+    /// A time, of the wall clock.
+    pub(crate) fn of_wall(&self, ns: u64) -> String {
+        let wall = self.facts.wall_ns();
+        format!("{} of {} ({})", units::time(ns), units::time(wall), units::percent(ns as f64, wall as f64))
+    }
+
+    /// How busy NVML saw a GPU in the steady state, 0 to 1.
+    pub(crate) fn busy_in_steady(&self, gpu: u32) -> Option<f64> {
+        let (from, to) = self.steady_span;
+        let inside =
+            self.facts.busy.iter().filter(|sample| sample.gpu == gpu && sample.at_ns > from && sample.at_ns <= to);
+        let (sum, count) =
+            inside.fold((0.0, 0u32), |(sum, count), sample| (sum + f64::from(sample.percent), count + 1));
+        (count > 0).then(|| sum / f64::from(count) / 100.0)
+    }
+
+    /// A share of the steady state.
+    pub(crate) fn share(&self, ns: u64) -> f64 {
+        if self.steady_ns == 0 { 0.0 } else { ns as f64 / self.steady_ns as f64 }
+    }
+}
+
+/// `/home/me/train.py:138 main` as people say it: `train.py:138`.
+fn short_line(line: &str) -> &str {
+    let file = line.rsplit('/').next().unwrap_or(line);
+    file.split_once(' ').map_or(file, |(place, _)| place)
+}
+
+/// The kernel's zero-padded name as text.
+pub(crate) fn task_name(name: &[u8; 16]) -> String {
+    let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..length]).into_owned()
+}
+
+fn short_lived(facts: &Facts) -> BTreeSet<u32> {
+    let short = |process: &&crate::facts::ProcessFact| matches!((process.started, process.ended), (Some(start), Some(end)) if end - start <= SHORT_LIFE_NS);
+    let found: BTreeSet<u32> = facts.processes.iter().filter(short).map(|process| process.pid).collect();
+    if found.len() >= MANY_SHORT { found } else { BTreeSet::new() }
+}
+
+fn memory_short(facts: &Facts) -> bool {
+    let full = |used: Option<u64>, limit: Option<u64>| matches!((used, limit), (Some(used), Some(limit)) if limit > 0 && used as f64 >= limit as f64 * SHORT_MEMORY);
+    let cgroup = facts.cgroups.iter().any(|sample| full(sample.memory_used, sample.memory_limit));
+    let swapping = facts.system.iter().any(|sample| sample.swap_in.unwrap_or(0) > 1 << 20);
+    let machine = facts.system.iter().any(|sample| {
+        let used = sample.memory_total.zip(sample.memory_available).map(|(total, free)| total.saturating_sub(free));
+        full(used, sample.memory_total)
+    });
+    cgroup || swapping || machine
+}
+
+fn idle_cores(facts: &Facts) -> Option<f64> {
+    let span: u64 = facts.system.iter().map(|sample| sample.span_ns).sum();
+    let idle: u64 = facts.system.iter().map(|sample| sample.idle_ns + sample.iowait_ns).sum();
+    (span > 0).then(|| idle as f64 / span as f64)
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Idle time put together to stories: for each process that launches, what it waited for and what stood behind it.
+
+use crate::blame::{Cause, Cost, Costs, Votes};
+use crate::kind::{self, Circumstances, Kind};
+use crate::scene::Scene;
+use crate::state::State;
+use crate::timeline::ThreadIndex;
+use crate::walk::Leaf;
+use gpuwhy_model::OpId;
+use std::collections::{BTreeMap, HashMap};
+
+/// The normal state of a worker is to work. Something else at the chain's end is the story if it takes this share.
+const REMARKABLE: f64 = 0.3;
+
+/// What is known of one end of a story.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Part {
+    pub(crate) ns: u64,
+    pub(crate) times: u64,
+    /// Who stood at the end.
+    pub(crate) threads: HashMap<ThreadIndex, u64>,
+    /// Who had their CPU.
+    pub(crate) holders: HashMap<u32, u64>,
+    pub(crate) head_stacks: Votes,
+    pub(crate) leaf_stacks: Votes,
+    pub(crate) head_states: BTreeMap<State, u64>,
+    /// Which calls they were in.
+    pub(crate) ops: HashMap<OpId, u64>,
+    /// What they were doing, in words.
+    pub(crate) leaf_states: BTreeMap<&'static str, u64>,
+    /// The threads from the launching one to the end; those of the costliest cause.
+    pub(crate) path: Vec<ThreadIndex>,
+    path_ns: u64,
+    /// Some of it was waiting for Python's lock.
+    pub(crate) gil_ns: u64,
+}
+
+impl Part {
+    fn add(&mut self, cause: &Cause, cost: &Cost) {
+        self.ns += cost.ns;
+        self.times += cost.times;
+        *self.threads.entry(cause.thread).or_default() += cost.ns;
+        if let Leaf::Ready(Some(holder)) = cause.leaf {
+            *self.holders.entry(holder).or_default() += cost.ns;
+        }
+        if let Leaf::Cuda(op) | Leaf::BlockedIn(op) = cause.leaf {
+            *self.ops.entry(op).or_default() += cost.ns;
+        }
+        if let Some(state) = cause.head {
+            *self.head_states.entry(state).or_default() += cost.ns;
+        }
+        *self.leaf_states.entry(leaf_words(cause.leaf)).or_default() += cost.ns;
+        self.head_stacks.merge(&cost.head_stacks);
+        self.leaf_stacks.merge(&cost.leaf_stacks);
+        self.gil_ns += if cause.gil { cost.ns } else { 0 };
+        if cost.ns > self.path_ns {
+            (self.path_ns, self.path) = (cost.ns, cost.path.clone());
+        }
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.ns += other.ns;
+        self.times += other.times;
+        for (thread, ns) in &other.threads {
+            *self.threads.entry(*thread).or_default() += ns;
+        }
+        for (holder, ns) in &other.holders {
+            *self.holders.entry(*holder).or_default() += ns;
+        }
+        for (op, ns) in &other.ops {
+            *self.ops.entry(*op).or_default() += ns;
+        }
+        for (state, ns) in &other.head_states {
+            *self.head_states.entry(*state).or_default() += ns;
+        }
+        for (state, ns) in &other.leaf_states {
+            *self.leaf_states.entry(state).or_default() += ns;
+        }
+        self.head_stacks.merge(&other.head_stacks);
+        self.leaf_stacks.merge(&other.leaf_stacks);
+        self.gil_ns += other.gil_ns;
+        if other.path_ns > self.path_ns {
+            (self.path_ns, self.path) = (other.path_ns, other.path.clone());
+        }
+    }
+}
+
+/// The entry with most time.
+pub(crate) fn most<K: Copy + Ord>(sums: impl IntoIterator<Item = (K, u64)>) -> Option<(K, u64)> {
+    sums.into_iter().max_by_key(|(key, ns)| (*ns, std::cmp::Reverse(*key)))
+}
+
+fn leaf_words(leaf: Leaf) -> &'static str {
+    match leaf {
+        Leaf::Running => State::RunningHost.words(),
+        Leaf::Cuda(_) => State::RunningCuda.words(),
+        Leaf::Reclaiming => "running, reclaiming memory",
+        Leaf::Ready(_) => State::Ready.words(),
+        Leaf::Throttled => State::Throttled.words(),
+        Leaf::Blocked(state, _) => state.words(),
+        Leaf::BlockedIn(_) => State::BlockedGpu.words(),
+        Leaf::Absent => "not running yet",
+    }
+}
+
+/// What a process lost, and why.
+#[derive(Debug, Clone)]
+pub(crate) struct Story {
+    pub(crate) kind: Kind,
+    pub(crate) root: Kind,
+    pub(crate) launcher: ThreadIndex,
+    /// All of it.
+    pub(crate) ns: u64,
+    /// What stood at the ends, by its kind.
+    pub(crate) parts: BTreeMap<Kind, Part>,
+    /// All parts together.
+    pub(crate) all: Part,
+}
+
+impl Story {
+    /// The part that the root cause is about.
+    pub(crate) fn root_part(&self) -> &Part {
+        self.parts.get(&self.root).unwrap_or(&self.all)
+    }
+}
+
+/// Puts causes together, costliest story first.
+pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
+    let mut grouped: BTreeMap<(Kind, u32), (BTreeMap<Kind, Part>, HashMap<ThreadIndex, u64>)> = BTreeMap::new();
+    // In a fixed order, so that equal runs are told in equal words.
+    let mut ordered: Vec<(&Cause, &Cost)> = costs.iter().collect();
+    ordered.sort_by_key(|(cause, _)| **cause);
+    for (cause, cost) in ordered {
+        let (kind, root) = kind::of(cause, &circumstances(cause, cost, scene));
+        let pid = scene.thread(cause.launcher).pid;
+        let (parts, launchers) = grouped.entry((kind, pid)).or_default();
+        parts.entry(root).or_default().add(cause, cost);
+        *launchers.entry(cause.launcher).or_default() += cost.ns;
+    }
+    let mut stories: Vec<Story> = grouped
+        .into_iter()
+        .filter_map(|((kind, _), (parts, launchers))| {
+            let launcher = most(launchers)?.0;
+            let mut all = Part::default();
+            parts.values().for_each(|part| all.merge(part));
+            Some(Story { kind, root: root(&parts)?, launcher, ns: all.ns, parts, all })
+        })
+        .collect();
+    stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
+    stories
+}
+
+fn root(parts: &BTreeMap<Kind, Part>) -> Option<Kind> {
+    let total: u64 = parts.values().map(|part| part.ns).sum();
+    let normal = [Kind::CpuBoundWorker, Kind::LockContention, Kind::Unresolved];
+    let other = most(parts.iter().filter(|(kind, _)| !normal.contains(kind)).map(|(kind, part)| (*kind, part.ns)));
+    match other {
+        Some((kind, ns)) if ns as f64 >= total as f64 * REMARKABLE => Some(kind),
+        _ => most(parts.iter().map(|(kind, part)| (*kind, part.ns))).map(|(kind, _)| kind),
+    }
+}
+
+fn circumstances(cause: &Cause, cost: &Cost, scene: &Scene<'_>) -> Circumstances {
+    let launcher = scene.thread(cause.launcher);
+    let stack = cost.head_stacks.ranked().first().map(|(stack, _)| *stack);
+    let holder = if let Leaf::Ready(Some(holder)) = cause.leaf { Some(holder) } else { None };
+    let traced =
+        |holder: u32| scene.timeline.holders.get(holder as usize).is_some_and(|h| scene.facts.is_traced(h.pid));
+    Circumstances {
+        same_process: cost.path.iter().all(|thread| scene.thread(*thread).pid == launcher.pid),
+        in_queue: stack.is_some_and(|stack| scene.in_queue(stack)),
+        has_stack: stack.is_some(),
+        memory_short: scene.memory_short,
+        holder_traced: holder.is_some_and(traced),
+        short_lived: cost.path.iter().any(|thread| scene.short_lived.contains(&scene.thread(*thread).pid)),
+        copies_matter: scene.copies_matter,
+    }
+}

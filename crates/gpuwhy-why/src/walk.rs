@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Following a wait to its cause. Over an interval, a thread's time is cut into pieces, and each piece ends in exactly
+//! one *leaf*: somebody who was running, waited for a CPU, or waited for something that is no thread. A blocked thread
+//! is explained by the thread that woke it, over the same time.
+
+use crate::state::State;
+use crate::timeline::{Off, SAME_OBJECT, Thread, ThreadIndex, Timeline};
+use gpuwhy_model::{OpId, WokenBy};
+
+/// How many threads a chain may have.
+const DEEPEST: usize = 12;
+/// A timed wait that is begun again after at most this much running is the same wait.
+const SAME_WAIT_NS: u64 = 300_000;
+/// How many times a wait may be begun again while looking for its end.
+const RESUMED: usize = 64;
+
+/// What stood at the end of a chain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Leaf {
+    /// It was running its own code.
+    Running,
+    /// It was running inside a CUDA call.
+    Cuda(OpId),
+    /// It was running, but in the kernel, making room in memory.
+    Reclaiming,
+    /// It had no CPU: somebody else had it (or nobody, while it was on its way).
+    Ready(Option<u32>),
+    /// Its cgroup had no quota left.
+    Throttled,
+    /// It waited for something that no thread of the job brought about.
+    Blocked(State, WokenBy),
+    /// It waited in a CUDA call.
+    BlockedIn(OpId),
+    /// It had not begun, or was gone.
+    Absent,
+}
+
+/// How the launching thread's wait looked, where the chain began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Head {
+    pub(crate) state: State,
+    pub(crate) gil: bool,
+    /// Whether it waited at a word where others wait, too.
+    pub(crate) lock: bool,
+    pub(crate) stack: u64,
+}
+
+/// One piece of time and its cause.
+pub(crate) struct Piece<'a> {
+    pub(crate) from: u64,
+    pub(crate) to: u64,
+    pub(crate) leaf: Leaf,
+    /// Who the leaf is about.
+    pub(crate) thread: ThreadIndex,
+    /// Where that thread was in its code, where known.
+    pub(crate) stack: u64,
+    /// The launching thread's own wait; `None` if the leaf is that thread itself, not waiting for another.
+    pub(crate) head: Option<Head>,
+    /// The threads from the launching one to the leaf's, both included.
+    pub(crate) path: &'a [ThreadIndex],
+}
+
+/// Walks over a timeline.
+pub(crate) struct Walker<'a> {
+    timeline: &'a Timeline,
+    each: &'a mut dyn FnMut(&Piece<'_>),
+    path: Vec<ThreadIndex>,
+    visited: Vec<(ThreadIndex, u64)>,
+    head: Option<Head>,
+}
+
+impl<'a> Walker<'a> {
+    /// Cuts `thread`'s time from `a` to `b` into pieces.
+    pub(crate) fn walk(
+        timeline: &'a Timeline,
+        thread: ThreadIndex,
+        a: u64,
+        b: u64,
+        each: &'a mut dyn FnMut(&Piece<'_>),
+    ) {
+        let mut walker = Walker { timeline, each, path: Vec::new(), visited: Vec::new(), head: None };
+        walker.span(thread, a, b);
+    }
+
+    fn thread(&self, index: ThreadIndex) -> &'a Thread {
+        &self.timeline.threads[index as usize]
+    }
+
+    fn leaf(&mut self, from: u64, to: u64, leaf: Leaf, stack: u64) {
+        let Some(thread) = self.path.last().copied().filter(|_| from < to) else { return };
+        let head = self.head;
+        (self.each)(&Piece { from, to, leaf, thread, stack, head, path: &self.path });
+    }
+
+    fn span(&mut self, index: ThreadIndex, a: u64, b: u64) {
+        self.path.push(index);
+        let thread = self.thread(index);
+        let (mut at, mut end) = (a, b);
+        if let Some(born) = thread.born.filter(|born| *born > a) {
+            at = born.min(b);
+            self.before_birth(thread.creator, a, at);
+        }
+        if let Some(ended) = thread.ended.filter(|ended| *ended < b) {
+            end = ended.max(at);
+            self.leaf(end, b, Leaf::Absent, 0);
+        }
+        let first = thread.offs.partition_point(|off| off.end <= at);
+        for (i, off) in thread.offs.iter().enumerate().skip(first).take_while(|(_, off)| off.start < end) {
+            if off.start > at {
+                self.running(thread, at, off.start);
+            }
+            let start = off.start.max(at);
+            let woken = off.woken.clamp(start, end);
+            let until = off.end.clamp(woken, end);
+            if start < woken {
+                self.blocked(index, i, start, woken);
+            }
+            if woken < until {
+                self.ready(index, off, woken, until);
+            }
+            at = until;
+        }
+        if at < end {
+            self.running(thread, at, end);
+        }
+        self.path.pop();
+    }
+
+    /// Before a thread existed, its creator was on its way to making it.
+    fn before_birth(&mut self, creator: Option<ThreadIndex>, a: u64, b: u64) {
+        match creator.filter(|creator| !self.path.contains(creator) && self.path.len() < DEEPEST) {
+            Some(creator) => self.span(creator, a, b),
+            None => self.leaf(a, b, Leaf::Absent, 0),
+        }
+    }
+
+    /// Running, cut at CUDA calls and at the kernel's own work for memory.
+    fn running(&mut self, thread: &Thread, a: u64, b: u64) {
+        let mut at = a;
+        let first = thread.calls.partition_point(|call| call.end <= a);
+        for call in thread.calls.iter().skip(first).take_while(|call| call.start < b) {
+            let (start, end) = (call.start.max(at), call.end.min(b));
+            if start < end {
+                self.own(thread, at, start);
+                self.leaf(start, end, Leaf::Cuda(call.op), call.stack);
+                at = end;
+            }
+        }
+        self.own(thread, at, b);
+    }
+
+    fn own(&mut self, thread: &Thread, a: u64, b: u64) {
+        let mut at = a;
+        let first = thread.memory.partition_point(|span| span.1 <= a);
+        for (start, end) in thread.memory.iter().skip(first).copied().take_while(|span| span.0 < b) {
+            let (start, end) = (start.max(at), end.min(b));
+            if start < end {
+                self.computing(thread, at, start);
+                self.leaf(start, end, Leaf::Reclaiming, 0);
+                at = end;
+            }
+        }
+        self.computing(thread, at, b);
+    }
+
+    fn computing(&mut self, thread: &Thread, a: u64, b: u64) {
+        if a >= b {
+            return;
+        }
+        let first = thread.samples.partition_point(|sample| sample.0 < a);
+        let sample = thread.samples.iter().skip(first).take_while(|sample| sample.0 <= b).map(|sample| sample.1);
+        let stack = sample.filter(|stack| *stack != 0).last().unwrap_or(0);
+        self.leaf(a, b, Leaf::Running, stack);
+    }
+
+    fn ready(&mut self, index: ThreadIndex, off: &Off, a: u64, b: u64) {
+        if off.throttled {
+            return self.leaf(a, b, Leaf::Throttled, off.stack);
+        }
+        let timeline = self.timeline;
+        timeline.holders(index, off, a, b, &mut |from, to, holder| {
+            // Nobody had the CPU: the thread was on its way to it, which is the end of what it waited for.
+            let leaf = match holder {
+                None if off.woken > off.start => self.waiting(index, off),
+                holder => Leaf::Ready(holder),
+            };
+            self.leaf(from, to, leaf, off.stack);
+        });
+    }
+
+    fn blocked(&mut self, index: ThreadIndex, i: usize, a: u64, b: u64) {
+        let thread = self.thread(index);
+        let off = &thread.offs[i];
+        let own_head = self.head.is_none() && self.path.len() == 1;
+        let is_plain =
+            matches!(off.state, State::BlockedDisk | State::BlockedFault | State::BlockedSleep | State::BlockedGpu);
+        let waker = if is_plain || off.io_wait { None } else { self.waker(index, i, a, b) };
+        let seen = (index, off.start);
+        let next = waker.filter(|next| {
+            self.thread(*next).watched && !self.visited.contains(&seen) && self.path.len() < DEEPEST && *next != index
+        });
+        let Some(next) = next else {
+            return self.leaf(a, b, self.waiting(index, off), off.stack);
+        };
+        let head = self.head;
+        if own_head {
+            let lock = self.timeline.is_lock(thread.pid, off.object) && !self.thread_crosses(thread, next);
+            self.head = Some(Head { state: off.state, gil: off.gil, lock, stack: off.stack });
+        }
+        self.visited.push(seen);
+        self.span(next, a, b);
+        self.visited.pop();
+        self.head = head;
+    }
+
+    /// A wait that nobody is followed for.
+    fn waiting(&self, index: ThreadIndex, off: &Off) -> Leaf {
+        let calls = &self.thread(index).calls;
+        let before = calls.partition_point(|call| call.start <= off.start);
+        match before.checked_sub(1).and_then(|i| calls.get(i)).filter(|call| off.start < call.end) {
+            Some(call) => Leaf::BlockedIn(call.op),
+            None => Leaf::Blocked(off.state, off.woken_by),
+        }
+    }
+
+    fn thread_crosses(&self, thread: &Thread, next: ThreadIndex) -> bool {
+        self.thread(next).pid != thread.pid
+    }
+
+    /// The thread whose doing ended a wait.
+    fn waker(&self, index: ThreadIndex, i: usize, a: u64, b: u64) -> Option<ThreadIndex> {
+        let thread = self.thread(index);
+        let off = &thread.offs[i];
+        match off.woken_by {
+            WokenBy::Thread => Some(off.waker),
+            WokenBy::Timer if off.timed => {
+                let later = self.after_timeout(thread, i);
+                later.or_else(|| off.gil.then(|| self.busiest_sibling(index, a, b)).flatten())
+            }
+            _ if off.gil => self.busiest_sibling(index, a, b),
+            _ => None,
+        }
+    }
+
+    /// A wait that timed out and was begun again at once: who ended it at last.
+    fn after_timeout(&self, thread: &Thread, i: usize) -> Option<ThreadIndex> {
+        let first = &thread.offs[i];
+        let mut last_end = first.end;
+        let mut running = 0;
+        for off in thread.offs.iter().skip(i + 1).take(RESUMED) {
+            running += off.start.saturating_sub(last_end);
+            last_end = off.end;
+            if running > SAME_WAIT_NS {
+                return None;
+            }
+            let same = off.state == first.state && off.object.abs_diff(first.object) <= SAME_OBJECT;
+            if !same {
+                continue;
+            }
+            match off.woken_by {
+                WokenBy::Thread => return Some(off.waker),
+                WokenBy::Timer => running = 0,
+                _ => return None,
+            }
+        }
+        None
+    }
+
+    /// Of the threads of the same process, the one that ran or could run longest: who holds the GIL does.
+    fn busiest_sibling(&self, index: ThreadIndex, a: u64, b: u64) -> Option<ThreadIndex> {
+        let siblings = self.timeline.of_process(self.thread(index).pid);
+        let active = |sibling: ThreadIndex| {
+            let thread = self.thread(sibling);
+            let alive = thread.ended.unwrap_or(u64::MAX).min(b).saturating_sub(thread.born.unwrap_or(0).max(a));
+            let first = thread.offs.partition_point(|off| off.end <= a);
+            let offs = thread.offs.iter().skip(first).take_while(|off| off.start < b);
+            let blocked: u64 = offs.map(|off| off.woken.min(b).saturating_sub(off.start.max(a))).sum();
+            alive.saturating_sub(blocked)
+        };
+        let others = siblings.iter().copied().filter(|other| *other != index && self.thread(*other).watched);
+        others.map(|other| (active(other), other)).filter(|(ns, _)| *ns > 0).max().map(|(_, other)| other)
+    }
+}
