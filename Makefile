@@ -2,11 +2,12 @@
 # make demo    build gpuwhy and see it work on a simulated GPU
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only libc and libgcc_s and can be copied
+# make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
 # make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo test bench deps deps-test deps-bench clean
+.PHONY: build demo test bench score deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -27,6 +28,12 @@ test: deps-test
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) $(CARGO) test --release --locked
+
+# Another seed gives other variations: make score SCORE="--seed 7 --only hog,quota"
+score: build
+	$(CARGO) build --release --locked -p simgpu --example install
+	python3 -m unittest discover -s score
+	$(SUDO) python3 score/run.py $(SCORE)
 
 bench: build deps-bench
 	$(SUDO) python3 bench/run.py

@@ -43,6 +43,7 @@ const LIBRARIES: &[Library] = &[
         sources: &[
             "simlog.c",
             "device.c",
+            "shared.c",
             "graph.c",
             "memory.c",
             "address_map.c",
@@ -67,7 +68,7 @@ const LIBRARIES: &[Library] = &[
         version_script: None,
     },
     Library { file: "libnccl.so.2", sources: &["nccl.c"], needs: &["libcuda.so.1"], version_script: None },
-    Library { file: "libnvidia-ml.so.1", sources: &["nvml.c"], needs: &[], version_script: None },
+    Library { file: "libnvidia-ml.so.1", sources: &["nvml.c", "nvml_truth.c"], needs: &[], version_script: None },
 ];
 
 const SIMJOB: &[&str] = &["simjob.c", "simjob_load.c", "simjob_modes.c", "simjob_tour.c"];

@@ -67,16 +67,20 @@ __attribute__((constructor)) static void device_init(void)
     sim_config.ns_per_byte[SIM_D2H] = env_ns_per_byte("SIMGPU_D2H_GBPS", 25);
     sim_config.ns_per_byte[SIM_D2D] = env_ns_per_byte("SIMGPU_D2D_GBPS", 2000);
     sim_config.block = sync && strcmp(sync, "block") == 0;
+    sim_config.alloc_ns = env_bytes("SIMGPU_ALLOC_US", 0) * 1000;
+    sim_config.pageable_ns_per_byte = env_ns_per_byte("SIMGPU_PAGEABLE_GBPS", 0);
     pthread_mutexattr_t attr;
     pthread_mutexattr_init(&attr);
     pthread_mutexattr_settype(&attr, PTHREAD_MUTEX_ADAPTIVE_NP);
     for (int i = 0; i < sim_config.devices; i++) {
         pthread_mutex_init(&sim_devices[i].lock, &attr);
+        sim_devices[i].engine_free = sim_devices[i].own_engines;
         sim_devices[i].default_stream.in_use = true;
         sim_devices[i].default_stream.device = i;
         memory_init(&sim_devices[i], i);
     }
     pthread_mutexattr_destroy(&attr);
+    shared_init();
 }
 
 uint64_t device_copy_ns(unsigned engine, uint64_t bytes)
@@ -96,6 +100,23 @@ void device_wait_until(uint64_t deadline_ns)
     }
     while (sim_now() < deadline_ns)
         __builtin_ia32_pause();
+}
+
+static uint64_t thread_cpu_ns(void)
+{
+    struct timespec ts;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &ts);
+    return (uint64_t)ts.tv_sec * 1000000000u + (uint64_t)ts.tv_nsec;
+}
+
+void device_work_on_cpu(uint64_t ns)
+{
+    if (!ns)
+        return;
+    uint64_t deadline = thread_cpu_ns() + ns;
+    while (thread_cpu_ns() < deadline)
+        for (int i = 0; i < 50; i++)
+            __builtin_ia32_pause();
 }
 
 SimStream *stream_create(int device)
@@ -189,9 +210,11 @@ CUresult stream_enqueue(SimStream *stream, const SimWork *work, uint64_t *end)
     }
     uint64_t now = wait_for_room(device, stream);
     uint64_t start = later(now, stream->last_end);
+    shared_lock();
     start = later(start, device->engine_free[work->engine]);
     *end = start + work->duration_ns;
     device->engine_free[work->engine] = *end;
+    shared_unlock();
     device->last_end = later(device->last_end, *end);
     stream->last_end = *end;
     if (*end > now) {

@@ -62,7 +62,8 @@ typedef struct AddressMap {
 
 typedef struct SimDevice {
     pthread_mutex_t lock; // guards everything below and the device's streams
-    uint64_t engine_free[SIM_ENGINES];
+    uint64_t own_engines[SIM_ENGINES];
+    uint64_t *engine_free; // when each engine is done: own_engines, or in the shared file
     uint64_t last_end; // the latest end of any work on any stream
     SimStream default_stream;
     FreeBlock *free_list; // by address
@@ -75,6 +76,8 @@ typedef struct SimConfig {
     uint64_t memory;        // bytes per device
     double ns_per_byte[SIM_ENGINES];
     bool block;             // synchronisation sleeps instead of spinning
+    uint64_t alloc_ns;      // of CPU time that a device malloc or free takes
+    double pageable_ns_per_byte; // 0: pageable memory is copied like page-locked memory
 } SimConfig;
 
 extern SimConfig sim_config;
@@ -83,6 +86,7 @@ extern SimDevice sim_devices[SIM_MAX_DEVICES];
 // device.c
 uint64_t device_copy_ns(unsigned engine, uint64_t bytes);
 void device_wait_until(uint64_t deadline_ns);
+void device_work_on_cpu(uint64_t ns); // takes so much of the calling thread's CPU time
 SimStream *stream_create(int device);
 void stream_destroy(SimStream *stream);
 // Resolves a handle: 0 is the default stream of the current device (or the
@@ -98,6 +102,12 @@ SimEvent *event_create(void);
 SimEvent *event_resolve(CUevent handle);
 uint64_t kernel_duration(const void *function);
 
+// shared.c: engines that several processes share. With the device's lock held:
+// no other process uses its engines between the two calls.
+void shared_init(void);
+void shared_lock(void);
+void shared_unlock(void);
+
 // graph.c
 CUresult graph_begin_capture(SimStream *stream);
 CUresult graph_end_capture(SimStream *stream, SimGraph **graph);
@@ -109,6 +119,8 @@ void graph_destroy(SimGraph *graph);
 // memory.c
 void memory_init(SimDevice *device, int index);
 bool memory_is_device(uint64_t address);
+// Whether a copy from or to this host address needs no staging.
+bool memory_is_pinned(uint64_t address);
 CUresult memory_alloc(int device, uint64_t bytes, unsigned memory, uint64_t *address);
 CUresult memory_free(uint64_t address);
 CUresult memory_alloc_host(uint64_t bytes, unsigned memory, void **ptr);

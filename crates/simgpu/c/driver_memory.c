@@ -10,6 +10,8 @@ static CUresult alloc(SimCall *call, CUdeviceptr *ptr, size_t bytes, unsigned me
     if (device < 0)
         return CUDA_ERROR_INVALID_CONTEXT;
     uint64_t address;
+    if (memory == MEM_DEVICE)
+        device_work_on_cpu(sim_config.alloc_ns);
     CUresult result = memory_alloc(device, bytes, memory, &address);
     if (result == CUDA_SUCCESS) {
         *ptr = address;
@@ -82,9 +84,21 @@ API(CUresult, cuMemHostUnregister, (void *ptr))
     END(memory_unregister(ptr));
 }
 
+// A slow free is also one that waits for the device, as the real one does.
+static void take_time_to_free(void)
+{
+    int device = sim_current_device();
+    if (!sim_config.alloc_ns || device < 0)
+        return;
+    device_synchronize(device);
+    device_work_on_cpu(sim_config.alloc_ns);
+}
+
 API(CUresult, cuMemFree_v2, (CUdeviceptr ptr))
 {
     BEGIN(cuMemFree_v2, .pointer = ptr);
+    if (ptr)
+        take_time_to_free();
     END(ptr ? memory_free(ptr) : CUDA_SUCCESS);
 }
 

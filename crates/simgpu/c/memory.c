@@ -45,6 +45,22 @@ bool memory_is_device(uint64_t address)
     return address >= VMM_BASE && address < DEVICE_END;
 }
 
+static bool map_covers(const AddressMap *map, uint64_t address)
+{
+    for (size_t i = 0; i < map->capacity; i++)
+        if (map->slots[i].key && address - map->slots[i].key < map->slots[i].bytes)
+            return true;
+    return false;
+}
+
+bool memory_is_pinned(uint64_t address)
+{
+    pthread_mutex_lock(&host_lock);
+    bool pinned = map_covers(&host_used, address) || map_covers(&host_registered, address);
+    pthread_mutex_unlock(&host_lock);
+    return pinned;
+}
+
 static SimDevice *device_of(uint64_t address, int *index)
 {
     if (address < DEVICE_BASE || address >= DEVICE_END)

@@ -14,6 +14,8 @@
 //   xid NUMBER COUNT              COUNT events so far; each is told once
 //   unsupported NAME              that call (rate, power_mw, ...) fails
 //   slow_init_ms N                how long nvmlInit takes
+//   logs FOLDER                   rate, samples and compute processes come from
+//                                 the truth logs in there (nvml_truth.c)
 //
 // Utilisation samples are taken every 200 ms of CLOCK_REALTIME. As with the
 // real library, the first read after nvmlInit gives zeros, and the times of
@@ -28,11 +30,23 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "nvml_truth.h"
+
 #define EXPORT __attribute__((visibility("default")))
 #define MAX_GPUS 8
 #define SAMPLES 100
 #define SAMPLE_EVERY_US 200000ull
+#define SECOND_US 1000000ull
 #define SHIFT_US 300u
+#define SHIFTS 3
+#define MAX_SHIFT_US ((SHIFTS - 1) * SHIFT_US)
+#define VALUE_CHARS 1024
+#define RATE_WINDOWS 6 // nvidia-smi's figure: how many sixths of a second saw a kernel
+#define RATE_WINDOW_NS (1000000000ull / RATE_WINDOWS)
+// A thread can be kept from the CPU between queueing work and logging it. Later
+// than this after its end a sample is complete.
+#define LOG_DELAY_US 400000ull
+#define MAX_PROCESSES 256
 #define XID_EVENT 8ull
 #define GPU_UTILIZATION_SAMPLES 1
 #define VALUE_UNSIGNED_INT 1
@@ -71,6 +85,12 @@ typedef struct {
     };
 } Sample;
 
+typedef struct {
+    unsigned pid;
+    unsigned long long time_us;
+    unsigned sm, memory, encoder, decoder;
+} Utilization;
+
 static Device devices[MAX_GPUS];
 
 static FILE *open_settings(void)
@@ -90,15 +110,15 @@ static FILE *open_settings(void)
 }
 
 // The nth line of a key: its up to two values. Returns whether there is one.
-static int setting(const char *key, unsigned nth, char first[64], unsigned long long *second)
+static int setting(const char *key, unsigned nth, char first[VALUE_CHARS], unsigned long long *second)
 {
     FILE *file = open_settings();
-    char line[256], name[64];
+    char line[VALUE_CHARS + 128], name[64];
     int found = 0;
     while (file && !found && fgets(line, sizeof line, file)) {
         *second = 0;
         first[0] = 0;
-        if (sscanf(line, "%63s %63s %llu", name, first, second) >= 2 && !strcmp(name, key))
+        if (sscanf(line, "%63s %1023s %llu", name, first, second) >= 2 && !strcmp(name, key))
             found = nth-- == 0;
     }
     if (file)
@@ -108,14 +128,14 @@ static int setting(const char *key, unsigned nth, char first[64], unsigned long 
 
 static unsigned long long number(const char *key, unsigned long long otherwise)
 {
-    char text[64];
+    char text[VALUE_CHARS];
     unsigned long long ignored;
     return setting(key, 0, text, &ignored) ? strtoull(text, NULL, 0) : otherwise;
 }
 
 static int unsupported(const char *key)
 {
-    char text[64];
+    char text[VALUE_CHARS];
     unsigned long long ignored;
     for (unsigned nth = 0; setting("unsupported", nth, text, &ignored); nth++)
         if (!strcmp(text, key))
@@ -206,10 +226,49 @@ EXPORT int nvmlDeviceGetPciInfo_v3(Device *device, void *out)
     return SUCCESS;
 }
 
+static uint64_t clock_ns(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+// CLOCK_REALTIME less CLOCK_MONOTONIC. A thread that loses its CPU between the
+// two reads gets too little.
+static uint64_t ahead_of_monotonic_ns(void)
+{
+    uint64_t ahead = 0;
+    for (int i = 0; i < 5; i++) {
+        uint64_t real = clock_ns(CLOCK_REALTIME), now = real - clock_ns(CLOCK_MONOTONIC);
+        ahead = now > ahead ? now : ahead;
+    }
+    return ahead;
+}
+
+// Whether the truth logs are asked, and where they are.
+static int logs_folder(char folder[VALUE_CHARS])
+{
+    unsigned long long ignored;
+    return setting("logs", 0, folder, &ignored);
+}
+
+static unsigned rate_from_logs(const char *folder, const Device *device)
+{
+    uint64_t now = clock_ns(CLOCK_MONOTONIC);
+    unsigned used = 0;
+    for (unsigned i = 0; i < RATE_WINDOWS; i++) {
+        uint64_t end = now - i * RATE_WINDOW_NS;
+        used += truth_busy_ns(folder, (int)device->index, 0, end - RATE_WINDOW_NS, end) > 0;
+    }
+    return used * 100 / RATE_WINDOWS;
+}
+
 EXPORT int nvmlDeviceGetUtilizationRates(Device *device, unsigned rates[2])
 {
-    (void)device;
+    char folder[VALUE_CHARS];
     int result = tell("rate", &rates[0]);
+    if (!result && logs_folder(folder))
+        rates[0] = rate_from_logs(folder, device);
     return result ? result : tell("memory_rate", &rates[1]);
 }
 
@@ -257,7 +316,7 @@ EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned lo
 
 static int list_processes(const char *key, unsigned *count, Process *out)
 {
-    char text[64];
+    char text[VALUE_CHARS];
     unsigned long long bytes;
     unsigned there = 0;
     if (unsupported(key))
@@ -270,9 +329,24 @@ static int list_processes(const char *key, unsigned *count, Process *out)
     return fits ? SUCCESS : INSUFFICIENT_SIZE;
 }
 
+static int list_from_logs(const char *folder, unsigned *count, Process *out)
+{
+    unsigned pids[MAX_PROCESSES];
+    unsigned long long bytes[MAX_PROCESSES];
+    unsigned there = truth_processes(folder, MAX_PROCESSES, pids, bytes);
+    for (unsigned i = 0; out && i < there && i < *count && i < MAX_PROCESSES; i++)
+        out[i] = (Process){pids[i], bytes[i], ~0u, ~0u};
+    int fits = there <= *count;
+    *count = there;
+    return fits ? SUCCESS : INSUFFICIENT_SIZE;
+}
+
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, Process *out)
 {
     (void)device;
+    char folder[VALUE_CHARS];
+    if (!unsupported("process") && logs_folder(folder))
+        return list_from_logs(folder, count, out);
     return list_processes("process", count, out);
 }
 
@@ -280,6 +354,20 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(Device *device, unsigned *co
 {
     (void)device;
     return list_processes("graphics", count, out);
+}
+
+// What the sample that ends at a CLOCK_REALTIME says. As the times of samples are
+// a little off, what is taken for its span may be longer or shorter: all that may
+// be in it counts, against the shortest it may be, and a part of a percent counts
+// as one. So a sample never says less than there was.
+static unsigned sample_from_logs(const char *folder, const Device *device, uint64_t end_us)
+{
+    uint64_t ahead = ahead_of_monotonic_ns();
+    uint64_t from = (end_us - SAMPLE_EVERY_US) * 1000 - ahead;
+    uint64_t to = (end_us + MAX_SHIFT_US) * 1000 - ahead;
+    uint64_t percent_ns = (SAMPLE_EVERY_US - MAX_SHIFT_US) * 1000 / 100;
+    uint64_t percent = (truth_busy_ns(folder, (int)device->index, 0, from, to) + percent_ns - 1) / percent_ns;
+    return percent < 100 ? (unsigned)percent : 100;
 }
 
 EXPORT int nvmlDeviceGetSamples(Device *device, unsigned kind, unsigned long long last_seen_us, unsigned *value_kind,
@@ -292,18 +380,48 @@ EXPORT int nvmlDeviceGetSamples(Device *device, unsigned kind, unsigned long lon
         *count = SAMPLES;
         return SUCCESS;
     }
-    struct timespec time;
-    clock_gettime(CLOCK_REALTIME, &time);
-    unsigned long long newest = ((uint64_t)time.tv_sec * 1000000 + (uint64_t)time.tv_nsec / 1000) / SAMPLE_EVERY_US;
+    char folder[VALUE_CHARS];
+    int truth = logs_folder(folder);
+    unsigned long long newest = (clock_ns(CLOCK_REALTIME) / 1000 - (truth ? LOG_DELAY_US : 0)) / SAMPLE_EVERY_US;
     unsigned read = atomic_fetch_add(&device->reads, 1), given = 0;
     unsigned busy = read == 0 ? 0 : (unsigned)number("busy", 0);
     for (unsigned long long at = newest - SAMPLES + 1; at <= newest && given < *count; at++) {
-        unsigned long long time_us = at * SAMPLE_EVERY_US + read % 3 * SHIFT_US;
-        if (time_us > last_seen_us)
-            out[given++] = (Sample){time_us, {.value = busy}};
+        unsigned long long time_us = at * SAMPLE_EVERY_US + read % SHIFTS * SHIFT_US;
+        if (time_us <= last_seen_us)
+            continue;
+        if (truth && read > 0)
+            busy = sample_from_logs(folder, device, at * SAMPLE_EVERY_US);
+        out[given++] = (Sample){time_us, {.value = busy}};
     }
     *count = given;
     return given ? SUCCESS : NOT_FOUND;
+}
+
+// Every second, of each process, how much of that second its kernels ran.
+EXPORT int nvmlDeviceGetProcessUtilization(Device *device, Utilization *out, unsigned *count,
+                                           unsigned long long last_seen_us)
+{
+    char folder[VALUE_CHARS];
+    unsigned pids[MAX_PROCESSES];
+    unsigned long long bytes[MAX_PROCESSES];
+    if (unsupported("process_utilization") || !logs_folder(folder))
+        return NOT_SUPPORTED;
+    unsigned there = truth_processes(folder, MAX_PROCESSES, pids, bytes);
+    there = there < MAX_PROCESSES ? there : MAX_PROCESSES;
+    unsigned long long end_us = clock_ns(CLOCK_REALTIME) / 1000 - LOG_DELAY_US;
+    end_us -= end_us % SECOND_US;
+    if (!there || end_us <= last_seen_us)
+        return NOT_FOUND;
+    int fits = out && there <= *count;
+    *count = there;
+    if (!fits)
+        return INSUFFICIENT_SIZE;
+    uint64_t end_ns = end_us * 1000 - ahead_of_monotonic_ns();
+    for (unsigned i = 0; i < there; i++) {
+        uint64_t busy = truth_busy_ns(folder, (int)device->index, pids[i], end_ns - SECOND_US * 1000, end_ns);
+        out[i] = (Utilization){.pid = pids[i], .time_us = end_us, .sm = (unsigned)(busy / (SECOND_US * 10))};
+    }
+    return SUCCESS;
 }
 
 EXPORT int nvmlEventSetCreate(EventSet **set)
@@ -340,7 +458,7 @@ EXPORT int nvmlEventSetWait_v2(EventSet *set, void *out, unsigned timeout_ms)
         unsigned long long type, data;
         unsigned gpu_instance, compute_instance;
     } *event = out;
-    char xid[64];
+    char xid[VALUE_CHARS];
     unsigned long long happened;
     (void)timeout_ms;
     if (!setting("xid", 0, xid, &happened) || set->told >= happened)

@@ -60,6 +60,11 @@ class Cuda:
         )
         self._stream_synchronize = _checked(cudart, "cudaStreamSynchronize", c_void_p)
         self._device_synchronize = _checked(cudart, "cudaDeviceSynchronize")
+        self._event_create = _checked(cudart, "cudaEventCreate", c_void_p)
+        self._event_record = _checked(cudart, "cudaEventRecord", c_void_p, c_void_p)
+        self._event_synchronize = _checked(cudart, "cudaEventSynchronize", c_void_p)
+        self._malloc = _checked(cudart, "cudaMalloc", c_void_p, c_size_t)
+        self._free_device = _checked(cudart, "cudaFree", c_void_p)
         self._alloc = _checked(c10, "c10sim_alloc", c_size_t, c_int, c_void_p)
         self._free = _checked(c10, "c10sim_free", c_void_p)
         self._empty_cache = _checked(c10, "c10sim_empty_cache")
@@ -95,6 +100,16 @@ class Cuda:
         """Gives device memory back to the caching allocator."""
         self._free(pointer)
 
+    def malloc(self, size):
+        """Device memory straight from the driver."""
+        out = c_void_p()
+        self._malloc(ctypes.byref(out), size)
+        return out.value
+
+    def free_device(self, pointer):
+        """Gives memory back to the driver."""
+        self._free_device(pointer)
+
     def empty_cache(self):
         """Gives the allocator's unused memory back to the device."""
         self._empty_cache()
@@ -124,3 +139,17 @@ class Cuda:
     def device_synchronize(self):
         """Waits for everything."""
         self._device_synchronize()
+
+    def event(self):
+        """Creates an event."""
+        out = c_void_p()
+        self._event_create(ctypes.byref(out))
+        return out
+
+    def record(self, event, stream):
+        """Notes in an event what the stream has got to do so far."""
+        self._event_record(event, stream)
+
+    def wait_for(self, event):
+        """Waits until all that an event has noted is done."""
+        self._event_synchronize(event)

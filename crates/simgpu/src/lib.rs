@@ -7,11 +7,22 @@
 //! independent log of what really happened, which [`log`] reads.
 //!
 //! [`install`] writes the libraries, the load generator `simjob`, a small
-//! Python training program, and `hostjob`, whose threads do things to the
-//! scheduler, the disk and memory that are exactly known, into a folder. Environment variables configure
-//! the libraries: `SIMGPU_DEVICES`, `SIMGPU_MEM`, `SIMGPU_H2D_GBPS`,
-//! `SIMGPU_D2H_GBPS`, `SIMGPU_D2D_GBPS`, `SIMGPU_SYNC`, `SIMGPU_LOG` and
-//! `SIMGPU_LOG_LEVEL`.
+//! Python training program, one with a trouble of choice (`trouble.py`), and
+//! `hostjob`, whose threads do things to the scheduler, the disk and memory
+//! that are exactly known, into a folder. Environment variables configure the
+//! libraries:
+//!
+//! | variable | what it sets | default |
+//! |---|---|---|
+//! | `SIMGPU_DEVICES` | number of GPUs | 1 |
+//! | `SIMGPU_MEM` | memory of each; `K`, `M` and `G` are understood | 16G |
+//! | `SIMGPU_H2D_GBPS`, `SIMGPU_D2H_GBPS`, `SIMGPU_D2D_GBPS` | speed of copies in GB/s; 0: they take no time | 25, 25, 2000 |
+//! | `SIMGPU_PAGEABLE_GBPS` | speed at which the calling thread stages copies of host memory that is not page-locked: towards the device they return once staged, towards the host when done; 0: such copies are like others | 0 |
+//! | `SIMGPU_ALLOC_US` | CPU time that each device malloc and free of the driver takes (stream-ordered ones excepted); unless it is 0, a free also waits for the device's outstanding work | 0 |
+//! | `SIMGPU_SYNC` | `block`: waiting for the GPU sleeps instead of spinning | `spin` |
+//! | `SIMGPU_SHARED` | a file through which all processes that name it share the engines of their GPUs; made if need be | none |
+//! | `SIMGPU_LOG` | folder of the truth log | none |
+//! | `SIMGPU_LOG_LEVEL` | `counts`: counters only; `full`: records too | `full` |
 
 pub mod log;
 
@@ -41,6 +52,11 @@ const FILES: &[(&str, &[u8], u32)] = &[
     ("hostjob", built!("hostjob"), 0o755),
     ("train.py", include_bytes!("../py/train.py"), 0o755),
     ("simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
+    ("trouble.py", include_bytes!("../py/trouble.py"), 0o755),
+    ("trouble_data.py", include_bytes!("../py/trouble_data.py"), 0o644),
+    ("trouble_host.py", include_bytes!("../py/trouble_host.py"), 0o644),
+    ("trouble_options.py", include_bytes!("../py/trouble_options.py"), 0o644),
+    ("bystander.py", include_bytes!("../py/bystander.py"), 0o755),
 ];
 
 /// Where [`install`] put everything. All paths lie under `dir`.
@@ -72,6 +88,10 @@ pub struct Installed {
     pub hostjob: PathBuf,
     /// The training program, to run with `python3`.
     pub train_py: PathBuf,
+    /// A training program with one known trouble, to run with `python3`.
+    pub trouble_py: PathBuf,
+    /// What runs beside it: a process that takes a CPU's or the GPU's time.
+    pub bystander_py: PathBuf,
 }
 
 /// Writes the simulated stack into `dir`, which is created if need be.
@@ -105,6 +125,8 @@ pub fn install(dir: &Path) -> io::Result<Installed> {
         simjob: dir.join("simjob"),
         hostjob: dir.join("hostjob"),
         train_py: dir.join("train.py"),
+        trouble_py: dir.join("trouble.py"),
+        bystander_py: dir.join("bystander.py"),
         dir,
     })
 }
