@@ -8,6 +8,9 @@ use crate::units;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
+/// The least and the most columns that who did what in a chain takes before its time.
+const SAID_WIDTH: (usize, usize) = (64, 96);
+
 /// How bad it is, by what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -153,12 +156,18 @@ impl Finding {
         let head = format!("[{}] {title}", self.severity.label());
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{head:<88}  {}", units::safe(&self.kind, 40));
-        for (i, link) in self.chain.iter().enumerate() {
-            let (label, arrow) = if i == 0 { ("chain", "") } else { ("", "← ") };
-            let _ = writeln!(out, "  {label:<8}{arrow}{}", link_text(link));
+        // Times stand below each other.
+        let said: Vec<String> = self.chain.iter().enumerate().map(|(i, link)| said_of(i, link)).collect();
+        let width = said.iter().map(|said| said.chars().count()).max().unwrap_or(0).clamp(SAID_WIDTH.0, SAID_WIDTH.1);
+        for (i, (link, said)) in self.chain.iter().zip(said).enumerate() {
+            // A link about memory took no time worth telling.
+            let time = if link.ns > 0 { units::time(link.ns) } else { String::new() };
+            let (label, state) = (if i == 0 { "chain" } else { "" }, units::safe(&link.state, 80));
+            let _ = writeln!(out, "  {label:<8}{said:<width$} {time:>9}   {state}");
         }
         let root = &self.root_cause;
-        let line = root.line.as_deref().map(|l| format!(" ({})", units::safe(l, 120))).unwrap_or_default();
+        let line = root.line.as_deref().filter(|line| !root.detail.contains(line));
+        let line = line.map(|l| format!(" ({})", units::safe(l, 120))).unwrap_or_default();
         let _ = writeln!(out, "  {:<8}{}{line}", "cause", units::safe(&root.detail, 200));
         for (i, effect) in self.effect.iter().enumerate() {
             let _ = writeln!(out, "  {:<8}{}", if i == 0 { "effect" } else { "" }, units::safe(effect, 200));
@@ -175,12 +184,11 @@ impl Finding {
     }
 }
 
-fn link_text(link: &Link) -> String {
+/// `← pt_data_worker:0 decodes on the CPU, data.py:51`; the first of a chain has no arrow.
+fn said_of(place: usize, link: &Link) -> String {
+    let arrow = if place == 0 { "" } else { "← " };
     let line = link.line.as_deref().map(|l| format!(", {}", units::safe(l, 120))).unwrap_or_default();
-    let said = format!("{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120));
-    // A link about memory took no time worth telling.
-    let time = if link.ns > 0 { units::time(link.ns) } else { String::new() };
-    format!("{said:<64} {time:>9}   {}", units::safe(&link.state, 80))
+    format!("{arrow}{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120))
 }
 
 fn fix_text(fix: &Fix) -> String {

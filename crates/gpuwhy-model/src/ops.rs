@@ -301,7 +301,14 @@ const RUNTIME: &[(Class, &[Row])] = &[
             f("cudaEventSynchronize", Handle { handle: 1 }),
         ],
     ),
-    (Class::Order, &[s("cudaStreamWaitEvent", Handle { handle: 2 }, 1)]),
+    (
+        Class::Order,
+        &[
+            s("cudaStreamWaitEvent", Handle { handle: 2 }, 1),
+            s("cudaEventRecord", Handle { handle: 1 }, 2),
+            s("cudaEventRecordWithFlags", Handle { handle: 1 }, 2),
+        ],
+    ),
     (Class::Device, &[f("cudaSetDevice", SetDevice { device: 1 })]),
 ];
 
@@ -409,7 +416,14 @@ const DRIVER: &[(Class, &[Row])] = &[
             f("cuEventSynchronize", Handle { handle: 1 }),
         ],
     ),
-    (Class::Order, &[s("cuStreamWaitEvent", Handle { handle: 2 }, 1)]),
+    (
+        Class::Order,
+        &[
+            s("cuStreamWaitEvent", Handle { handle: 2 }, 1),
+            s("cuEventRecord", Handle { handle: 1 }, 2),
+            s("cuEventRecordWithFlags", Handle { handle: 1 }, 2),
+        ],
+    ),
     (
         Class::Device,
         &[

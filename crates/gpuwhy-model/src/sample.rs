@@ -162,6 +162,10 @@ pub struct GpuProcess {
     pub pid: u32,
     /// Its memory on the GPU; `None` where the driver does not say.
     pub bytes: Option<u64>,
+    /// Time in which its kernels ran since the look before, percent; `None` where the driver does not say.
+    pub sm_percent: Option<u32>,
+    /// Its name, zero-padded: it need not be one of the traced ones.
+    pub name: [u8; 16],
 }
 
 /// An error the driver reported of a GPU (Xid).

@@ -159,9 +159,20 @@ impl Reader {
     }
 
     fn gpu_processes(&self, span: Span) -> Result<Vec<GpuProcess>> {
-        let sql = "SELECT at, gpu, pid, bytes FROM gpu_process_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu, pid";
+        let sql = "SELECT * FROM gpu_process_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu, pid";
         self.rows(sql, span, |row| {
-            Ok(GpuProcess { at_ns: unsigned(row, 0)?, gpu: row.get(1)?, pid: row.get(2)?, bytes: known(row, 3)? })
+            // Files of version 1 do not have the last two columns.
+            let newer = row.as_ref().column_count() > 4;
+            let sm_percent = if newer { row.get(4)? } else { None };
+            let name: Option<String> = if newer { row.get(5)? } else { None };
+            Ok(GpuProcess {
+                at_ns: unsigned(row, 0)?,
+                gpu: row.get(1)?,
+                pid: row.get(2)?,
+                bytes: known(row, 3)?,
+                sm_percent,
+                name: names::unpadded(name.unwrap_or_default().as_bytes()),
+            })
         })
     }
 

@@ -179,7 +179,9 @@ CREATE TABLE gpu_process_ (
     at INTEGER NOT NULL,
     gpu INTEGER NOT NULL,
     pid INTEGER NOT NULL,
-    bytes INTEGER
+    bytes INTEGER,
+    sm_percent INTEGER,
+    name TEXT
 );
 
 CREATE TABLE gpu_error_ (

@@ -118,7 +118,7 @@ CREATE VIEW gpu_busy AS
 SELECT at AS timestamp, gpu, percent FROM gpu_busy_;
 
 CREATE VIEW gpu_processes AS
-SELECT at / 1000000000 AS second, at AS timestamp, gpu, pid, bytes FROM gpu_process_;
+SELECT at / 1000000000 AS second, at AS timestamp, gpu, pid, bytes, sm_percent, name FROM gpu_process_;
 
 CREATE VIEW gpu_errors AS
 SELECT at AS timestamp, gpu, xid FROM gpu_error_;

@@ -226,11 +226,13 @@ impl Rows<'_> {
             ])?;
         }
         for process in &samples.gpu_processes {
-            self.db.prepare_cached("INSERT INTO gpu_process_ VALUES (?1, ?2, ?3, ?4)")?.execute(params![
+            self.db.prepare_cached("INSERT INTO gpu_process_ VALUES (?1, ?2, ?3, ?4, ?5, ?6)")?.execute(params![
                 self.since_start(process.at_ns),
                 process.gpu,
                 process.pid,
-                process.bytes.map(stored)
+                process.bytes.map(stored),
+                process.sm_percent,
+                crate::names::padded(&process.name)
             ])?;
         }
         for error in &samples.gpu_errors {

@@ -23,6 +23,8 @@ pub(crate) enum Gap {
     AfterSync,
     /// Any other.
     Plain,
+    /// None: the GPU had work, but the launching thread was held up all the same.
+    Busy,
     /// NVML says that the GPU idled though work was queued as far as the host knows.
     ByNvml,
 }
@@ -53,8 +55,9 @@ impl Votes {
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (stack, ns) in &other.0 {
-            self.add(*stack, *ns);
+        // In a fixed order, as not all may fit.
+        for (stack, ns) in other.ranked() {
+            self.add(stack, ns);
         }
     }
 
@@ -106,6 +109,8 @@ pub(crate) struct Slice {
     /// Syncs, and those that waited.
     pub(crate) syncs: u64,
     pub(crate) waits: u64,
+    /// Where threads waited for the GPU.
+    pub(crate) sync_stacks: Votes,
     /// Time in allocating and freeing calls of launching threads, with where.
     pub(crate) alloc_ns: u64,
     pub(crate) allocs: u64,
@@ -124,6 +129,7 @@ impl Slice {
         self.waited_ns += other.waited_ns;
         self.syncs += other.syncs;
         self.waits += other.waits;
+        self.sync_stacks.merge(&other.sync_stacks);
         self.alloc_ns += other.alloc_ns;
         self.allocs += other.allocs;
         self.alloc_stacks.merge(&other.alloc_stacks);
@@ -203,7 +209,7 @@ impl Slices {
         cost.head_stacks.add(head.map_or(piece.stack, |head: Head| head.stack), ns);
         cost.leaf_stacks.add(piece.stack, ns);
         let slice = self.at(piece.from);
-        slice.idle_ns += ns;
+        slice.idle_ns += if gap == Gap::Busy { 0 } else { ns };
         add_cost(&mut slice.costs, cause, &cost);
     }
 

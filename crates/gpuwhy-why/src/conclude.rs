@@ -69,9 +69,10 @@ pub(crate) fn conclude(
     scene.words = stacks(&wanted_stacks(&phases));
     let told = stories(&phases.steady.costs, &scene);
     let mut findings: Vec<Finding> = told.iter().filter_map(|story| finding(story, &scene)).collect();
+    let shared_ns = explainer.devices.gpus.values().map(|gpu| gpu.shared_ns).sum();
     findings.extend(gpu_rules::faults(&scene));
     findings.extend(gpu_rules::throttled(&scene));
-    findings.extend(gpu_rules::shared(&scene, &gpus));
+    findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns));
     let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
     findings.extend(gpu_rules::bound(&scene, &gpus, worst));
     findings.extend(cold_start(&phases, &scene));
@@ -101,12 +102,26 @@ pub(crate) fn conclude(
     report
 }
 
+/// Processes that launch, with how much, most first.
+fn launchers(explainer: &Explainer) -> Vec<(u32, u64)> {
+    let mut by_pid: BTreeMap<u32, u64> = BTreeMap::new();
+    for (index, launches) in &explainer.counts.launchers {
+        *by_pid.entry(explainer.timeline.threads[*index as usize].pid).or_default() += launches;
+    }
+    let mut list: Vec<(u32, u64)> = by_pid.into_iter().collect();
+    list.sort_by_key(|(pid, launches)| (std::cmp::Reverse(*launches), *pid));
+    list
+}
+
 fn wanted_stacks(phases: &Phases) -> Vec<u64> {
     let mut wanted = BTreeSet::new();
     for cost in phases.steady.costs.values().chain(phases.start.costs.values()) {
         for votes in [&cost.head_stacks, &cost.leaf_stacks] {
             wanted.extend(votes.ranked().into_iter().take(STACKS_OF_A_CAUSE).map(|(stack, _)| stack));
         }
+    }
+    for votes in [&phases.steady.sync_stacks, &phases.steady.alloc_stacks] {
+        wanted.extend(votes.ranked().into_iter().take(STACKS_OF_A_CAUSE).map(|(stack, _)| stack));
     }
     wanted.into_iter().collect()
 }

@@ -9,8 +9,12 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What was queued before gpuwhy looked is done after this long, ns.
 const UNSEEN_WORK_NS: u64 = 2_000_000_000;
+/// How long a GPU may go on with the work of a process that is gone, ns.
+const CLEARING_NS: u64 = 200_000_000;
 /// A wait shorter than this may be no wait: the work was done already.
 pub(crate) const REAL_WAIT_NS: u64 = 20_000;
+/// Streams that one stream may wait for and this is remembered of.
+const JOINS: usize = 16;
 /// No copy is slower than this, ns a byte: 1 GB/s.
 const SLOWEST_COPY: u64 = 1;
 /// How long finished intervals are remembered, ns: NVML's samples come late.
@@ -33,6 +37,15 @@ pub(crate) struct Idle {
     pub(crate) whole: bool,
 }
 
+/// Work that somebody waited for: of a process, one stream or all, queued until a moment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) gpu: u32,
+    pub(crate) pid: u32,
+    pub(crate) stream: Option<u64>,
+    pub(crate) as_of: u64,
+}
+
 /// One GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Gpu {
@@ -42,6 +55,8 @@ pub(crate) struct Gpu {
     trailing: HashMap<StreamKey, u64>,
     /// All copies before kernels are done by then: a kernel may have to wait for one, also of another stream.
     copied_by: u64,
+    /// Of a stream that was told to wait for others: since when, for which, queued until when.
+    joins: HashMap<StreamKey, Vec<(u64, u64, u64)>>,
     idle_since: Option<u64>,
     after_wait: bool,
     /// Nothing is certain before this.
@@ -52,6 +67,9 @@ pub(crate) struct Gpu {
     pub(crate) idle_ns: u64,
     pub(crate) busy_ns: u64,
     busy_until: u64,
+    /// Time in which several processes had work, and since when they have now.
+    pub(crate) shared_ns: u64,
+    shared_since: Option<u64>,
     /// Certain idle intervals of late.
     recent: VecDeque<(u64, u64)>,
 }
@@ -117,7 +135,9 @@ impl Devices {
         let state = self.gpu(gpu, now);
         state.launcher = Some(thread);
         state.launches += 1;
-        state.kernels.insert(stream, now);
+        if state.kernels.insert(stream, now).is_none() {
+            state.note_sharing(now);
+        }
         state.trailing.remove(&stream);
         let since = state.idle_since.take()?;
         let after_wait = std::mem::take(&mut state.after_wait);
@@ -133,13 +153,23 @@ impl Devices {
         state.copied_by = state.copied_by.max(now).saturating_add(ns);
     }
 
-    /// Somebody waited from `start` to `end` and now knows a stream, or all of a process's, to be done as of `start`.
+    /// From `now` on, what a stream does comes after another's work, queued until `as_of`.
+    pub(crate) fn joins(&mut self, gpu: u32, stream: StreamKey, now: u64, other: u64, as_of: u64) {
+        let joins = self.gpu(gpu, now).joins.entry(stream).or_default();
+        joins.retain(|(_, known, _)| *known != other);
+        if joins.len() < JOINS {
+            joins.push((now, other, as_of));
+        }
+    }
+
+    /// Somebody waited from `start` to `end` and now knows work to be done.
     /// The work may have been done since `sure_until`, when the thread was not looking any more.
-    pub(crate) fn done(&mut self, gpu: u32, pid: u32, stream: Option<u64>, start: u64, end: u64, sure_until: u64) {
+    pub(crate) fn done(&mut self, work: &Work, start: u64, end: u64, sure_until: u64) {
         let (from, to) = (self.from, self.to);
+        let Work { gpu, pid, stream, as_of } = *work;
         let state = self.gpu(gpu, start);
         let concerned = |key: &StreamKey| key.0 == pid && stream.is_none_or(|stream| stream == key.1);
-        let waited_for = state.kernels.iter().any(|(key, at)| concerned(key) && *at <= start);
+        let waited_for = state.kernels.iter().any(|(key, at)| concerned(key) && (*at <= start || as_of < start));
         let trailing: u64 = state.trailing.iter().filter(|(key, _)| concerned(key)).map(|(_, ns)| *ns).sum();
         let waited = end.saturating_sub(start) >= REAL_WAIT_NS;
         if waited_for && waited && start >= state.certain_from {
@@ -151,7 +181,15 @@ impl Devices {
         }
         state.trailing.retain(|key, _| !concerned(key));
         let had = !state.kernels.is_empty();
-        state.kernels.retain(|key, at| !concerned(key) || *at > start);
+        state.kernels.retain(|key, at| !concerned(key) || *at > as_of);
+        if let Some(stream) = stream {
+            for (since, other, other_as_of) in state.joins.get(&(pid, stream)).into_iter().flatten() {
+                if *since <= as_of {
+                    state.kernels.retain(|key, at| *key != (pid, *other) || *at > *other_as_of);
+                }
+            }
+        }
+        state.note_sharing(end);
         if state.kernels.is_empty() && state.idle_since.is_none() && (had || !self.started) {
             let state = self.gpu(gpu, start);
             state.idle_since = Some(end);
@@ -167,7 +205,10 @@ impl Devices {
             state.trailing.retain(|key, _| key.0 != pid);
             if had && state.kernels.is_empty() && state.idle_since.is_none() {
                 state.idle_since = Some(now);
+                // What it had queued may still run while the driver clears up.
+                state.certain_from = state.certain_from.max(now.saturating_add(CLEARING_NS));
             }
+            state.note_sharing(now);
         }
     }
 
@@ -189,6 +230,7 @@ impl Devices {
     pub(crate) fn finish(&mut self, end: u64) -> Vec<Idle> {
         let mut rest = Vec::new();
         for (gpu, state) in &mut self.gpus {
+            state.shared_ns += state.shared_since.take().map_or(0, |since| end.saturating_sub(since));
             if let Some(since) = state.idle_since.take() {
                 let launcher = state.launcher;
                 rest.push(Idle { gpu: *gpu, from: since, to: end, launcher, after_wait: false, whole: true });
@@ -219,6 +261,20 @@ impl Devices {
 }
 
 impl Gpu {
+    /// Takes note of whether more than one process has work now.
+    fn note_sharing(&mut self, now: u64) {
+        let first = self.kernels.keys().next().map(|key| key.0);
+        let several = self.kernels.keys().any(|key| Some(key.0) != first);
+        match (several, self.shared_since) {
+            (true, None) => self.shared_since = Some(now),
+            (false, Some(since)) => {
+                self.shared_ns += now.saturating_sub(since);
+                self.shared_since = None;
+            }
+            _ => {}
+        }
+    }
+
     /// Certain idle time between two moments, and the intervals themselves, the open one included.
     pub(crate) fn idle_between(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let open = self.idle_since.map(|since| (since.max(self.certain_from), u64::MAX));

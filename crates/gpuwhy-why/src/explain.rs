@@ -4,7 +4,7 @@
 
 use crate::blame::{Gap, Slices};
 use crate::conclude;
-use crate::device::{Devices, Idle, REAL_WAIT_NS, Unsure};
+use crate::device::{Devices, Idle, REAL_WAIT_NS, Unsure, Work};
 use crate::facts::{Facts, StackFact};
 use crate::ledger::Ledger;
 use crate::nvml::{self, Places, Window};
@@ -27,6 +27,8 @@ const KEPT_NS: u64 = 4_000_000_000;
 const FORGET_NS: u64 = 250_000_000;
 /// Idle intervals up to this length after a wait for the GPU are the wait's fault: the host could have been ahead.
 const SHORT_GAP_NS: u64 = 1_000_000;
+/// CUDA events that are remembered.
+const EVENTS: usize = 65_536;
 
 /// Something that becomes true when a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,6 +39,8 @@ struct Done {
     pid: u32,
     thread: ThreadIndex,
     stream: Option<u64>,
+    /// The work queued until then is what is done.
+    as_of: u64,
     /// Whether the call is there to wait; one that frees memory only happens to.
     waits: bool,
 }
@@ -101,6 +105,9 @@ pub struct Explainer {
     due: VecDeque<Idle>,
     windows: VecDeque<Window>,
     forget_at: u64,
+    walked_until: u64,
+    /// Of each CUDA event of a process, the stream it was recorded in last, and when.
+    recorded: HashMap<(u32, u64), (u64, u64)>,
 }
 
 impl Explainer {
@@ -119,6 +126,8 @@ impl Explainer {
             due: VecDeque::new(),
             windows: nvml::windows(&facts).into(),
             forget_at: 0,
+            walked_until: 0,
+            recorded: HashMap::new(),
             facts,
         }
     }
@@ -155,6 +164,7 @@ impl Explainer {
         let rest = self.devices.finish(end);
         self.due.extend(rest);
         self.explain_due(u64::MAX);
+        self.walk_busy(end);
         let ledger = std::mem::replace(&mut self.ledger, Ledger::new(0, 0)).close(&self.facts.threads);
         conclude::conclude(self, &ledger, stacks)
     }
@@ -169,6 +179,7 @@ impl Explainer {
         let lasting = self.devices.lasting(now, LONGEST_NS);
         self.due.extend(lasting);
         self.explain_due(now);
+        self.walk_busy(now.saturating_sub(AHEAD_NS));
         self.timeline.forget(now.saturating_sub(KEPT_NS));
     }
 
@@ -183,7 +194,8 @@ impl Explainer {
                 _ => done.at,
             };
             let sure_until = if done.waits { sure_until } else { done.start };
-            self.devices.done(done.gpu, done.pid, done.stream, done.start, done.at, sure_until);
+            let work = Work { gpu: done.gpu, pid: done.pid, stream: done.stream, as_of: done.as_of };
+            self.devices.done(&work, done.start, done.at, sure_until);
         }
     }
 
@@ -213,6 +225,7 @@ impl Explainer {
             pid: call.pid,
             thread,
             stream,
+            as_of: call.start_ns,
             waits: op.class != Class::Free,
         };
         let inside = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
@@ -245,6 +258,18 @@ impl Explainer {
                     slice.alloc_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
                 }
             }
+            Class::Order if op.name.contains("WaitEvent") => {
+                let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
+                if let Some((other, as_of)) = recorded {
+                    self.devices.joins(gpu, (call.pid, stream), call.start_ns, other, as_of);
+                }
+            }
+            Class::Order if op.name.contains("EventRecord") => {
+                if self.recorded.len() >= EVENTS {
+                    self.recorded.clear();
+                }
+                self.recorded.insert((call.pid, call.arg0.unwrap_or(0)), (stream, call.start_ns));
+            }
             _ => {}
         }
     }
@@ -265,10 +290,15 @@ impl Explainer {
             slice.syncs += 1;
             slice.waits += u64::from(waited);
             slice.waited_ns += call.duration_ns;
+            slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
             self.counts.idle_syncs += u64::from(!waited);
         }
-        // Which work an event stands for is not known.
         if name.contains("Event") {
+            // An event that was not seen being recorded may stand for anything.
+            let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
+            if let Some((stream, as_of)) = recorded {
+                self.done.push(Reverse(Done { as_of, ..done(Some(stream)) }));
+            }
             return;
         }
         let whole_device = !name.contains("Stream");
@@ -328,6 +358,27 @@ impl Explainer {
         });
     }
 
+    /// What held launching threads up while the GPU still had work: it is what made them late for the next.
+    fn walk_busy(&mut self, until: u64) {
+        let from = self.walked_until.max(self.facts.from_ns);
+        self.walked_until = self.walked_until.max(until);
+        let until = until.min(self.facts.to_ns);
+        if from >= until {
+            return;
+        }
+        let (timeline, slices) = (&self.timeline, &mut self.slices);
+        for gpu in self.devices.gpus.values() {
+            let Some(launcher) = gpu.launcher else { continue };
+            for (from, to) in between(&gpu.idle_between(from, until), from, until) {
+                Walker::walk(timeline, launcher, from, to, &mut |piece| {
+                    if !waits_for_gpu(piece.leaf) && piece.leaf != Leaf::Running {
+                        slices.blame(launcher, Gap::Busy, piece, 1.0);
+                    }
+                });
+            }
+        }
+    }
+
     /// Idle time that only the GPU itself saw: the launching thread's time is asked for it, in proportion, but not
     /// that in which it waited for the GPU.
     fn explain_window(&mut self, window: &Window) {
@@ -342,13 +393,7 @@ impl Explainer {
         let extra = window.idle_ns.saturating_sub(host);
         let Some(launcher) = gpu.launcher.filter(|_| extra > 0) else { return };
         *self.counts.nvml_extra.entry(window.gpu).or_default() += extra;
-        let mut open = Vec::new();
-        let mut at = window.from;
-        for (from, to) in known {
-            open.push((at, from.max(at)));
-            at = at.max(to);
-        }
-        open.push((at, window.to.max(at)));
+        let open = between(&known, window.from, window.to);
         let mut candidates = 0;
         for (from, to) in open.iter().copied().filter(|(from, to)| from < to) {
             Walker::walk(&self.timeline, launcher, from, to, &mut |piece| {
@@ -370,6 +415,22 @@ impl Explainer {
             });
         }
     }
+}
+
+/// What lies between intervals that are in order.
+fn between(intervals: &[(u64, u64)], from: u64, to: u64) -> Vec<(u64, u64)> {
+    let mut gaps = Vec::new();
+    let mut at = from;
+    for (start, end) in intervals {
+        if *start > at {
+            gaps.push((at, *start));
+        }
+        at = at.max(*end);
+    }
+    if at < to {
+        gaps.push((at, to));
+    }
+    gaps
 }
 
 /// Whether a thread was waiting for the GPU.

@@ -90,7 +90,7 @@ fn more_workers(story: &Story, scene: &Scene<'_>) -> Option<Fix> {
 /// Something about the launching thread, or about whoever it waited for.
 fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
-    let line = at(scene.line(&part.leaf_stacks).or_else(|| scene.line(&part.head_stacks)));
+    let line = at(words::blamed_line(story, scene));
     match (kind, root) {
         (Kind::CpuContention, _) => contention(story, scene),
         (Kind::CpuThrottled, _) => vec![throttled(part.ns, scene)],

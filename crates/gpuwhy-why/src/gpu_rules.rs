@@ -3,7 +3,7 @@
 
 use crate::kind::Kind;
 use crate::report::GpuReport;
-use crate::scene::Scene;
+use crate::scene::{Scene, task_name};
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, units};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -140,7 +140,7 @@ pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> O
     }
     let steady_idle = scene.share(scene.steady.idle_ns / scene.gpus);
     let by_nvml = scene.busy_in_steady(gpu.device);
-    let waited = scene.share(scene.steady.waited_ns / scene.gpus);
+    let waited = scene.share(scene.steady.waited_ns / scene.gpus).min(1.0);
     let (busy, basis) = match by_nvml {
         Some(busy) => (busy, "NVML's samples"),
         None => (waited, "the time the host waited for it"),
@@ -166,7 +166,86 @@ pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> O
 }
 
 /// Other processes on the GPU, while the job waited for it.
-pub(crate) fn shared(scene: &Scene<'_>, gpus: &[GpuReport]) -> Vec<Finding> {
-    let _ = (scene, gpus);
-    Vec::new()
+pub(crate) fn shared(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -> Option<Finding> {
+    let launcher = launchers.first().map(|(pid, _)| *pid);
+    shared_by_nvml(scene, launcher).or_else(|| shared_by_host(scene, launchers, shared_ns))
+}
+
+/// Without the driver's figures: several traced processes had work at the same time. What that cost is not known.
+fn shared_by_host(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -> Option<Finding> {
+    let told = scene.facts.gpu_processes.iter().any(|process| process.sm_percent.is_some());
+    let ((launcher, _), (other, _)) = (launchers.first()?, launchers.get(1)?);
+    let share = scene.share(shared_ns / scene.gpus);
+    if told || share < 0.1 {
+        return None;
+    }
+    let name = scene.name(*other);
+    let at_once = units::percent(share.min(1.0), 1.0);
+    let detail = format!(
+        "{name} {other} had work on the same GPU {at_once} of the time; how they shared it is not known without NVML"
+    );
+    let root = RootCause {
+        kind: Kind::GpuShared.name().into(),
+        pid: Some(*other),
+        name: Some(name.clone()),
+        detail,
+        line: None,
+    };
+    let title = format!("another process of the job used the GPU at the same time: {name}");
+    let mut found = finding(Kind::GpuShared, Severity::Medium, title, root);
+    found.pid = Some(*launcher);
+    let evidence = "SELECT pid, op, COUNT(*) FROM events WHERE class = 'launch' GROUP BY 1, 2";
+    found.chain.push(gpu_link(0, "had work of several processes".into(), "shared", shared_ns, evidence));
+    found.fixes.push(Fix {
+        text: format!("run {name} on another GPU or at another time (CUDA_VISIBLE_DEVICES)"),
+        ..Fix::default()
+    });
+    found.confidence = Confidence::Low;
+    found.confidence_reason = "that work was queued at the same time is measured; what it cost is not".into();
+    Some(found)
+}
+
+fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
+    let (from, to) = scene.steady_span;
+    let mut others: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
+    let mut looks = BTreeSet::new();
+    let inside = scene.facts.gpu_processes.iter().filter(|process| process.at_ns > from && process.at_ns <= to);
+    for process in inside {
+        looks.insert(process.at_ns / 100_000_000);
+        if Some(process.pid) != launcher {
+            let (sum, _) = others.entry(process.pid).or_insert((0.0, process.gpu));
+            *sum += f64::from(process.sm_percent.unwrap_or(0)) / 100.0;
+        }
+    }
+    let looks = looks.len().max(1) as f64;
+    let busy: f64 = others.values().map(|(sum, _)| sum / looks).sum();
+    let used = (busy.min(1.0) * scene.steady_ns as f64) as u64;
+    // What others used costs the job only while it waited for the GPU.
+    let lost = used.min(scene.steady.waited_ns / scene.gpus);
+    let severity = severity(scene.share(lost));
+    let (pid, gpu) = others.iter().max_by(|a, b| a.1.0.total_cmp(&b.1.0)).map(|(pid, (_, gpu))| (*pid, *gpu))?;
+    if severity < Severity::Low {
+        return None;
+    }
+    let told =
+        scene.facts.gpu_processes.iter().find(|process| process.pid == pid).map(|process| task_name(&process.name));
+    let name = told.filter(|name| !name.is_empty()).unwrap_or_else(|| scene.name(pid));
+    let detail = format!("{name} used GPU {gpu} {} of the time while the job waited for it", units::percent(busy, 1.0));
+    let root =
+        RootCause { kind: Kind::GpuShared.name().into(), pid: Some(pid), name: Some(name.clone()), detail, line: None };
+    let title = format!("{} went to other processes on GPU {gpu}: {name}", scene.of_wall(lost));
+    let mut found = finding(Kind::GpuShared, severity, title, root);
+    (found.lost_ns, found.pid) = (lost, launcher);
+    found.share = lost as f64 / scene.facts.wall_ns().max(1) as f64;
+    let evidence = "SELECT pid, AVG(sm_percent) FROM gpu_processes GROUP BY pid ORDER BY 2 DESC";
+    found.chain.push(gpu_link(gpu, "ran kernels of other processes".into(), "shared", used, evidence));
+    found.fixes.push(Fix {
+        text: format!("run {name} on another GPU or at another time (CUDA_VISIBLE_DEVICES)"),
+        saves_ns: lost,
+        saves_bytes: 0,
+    });
+    found.confidence = Confidence::Medium;
+    found.confidence_reason =
+        "an upper bound: how much the others used is NVML's measure, what it cost the job is at most that".into();
+    Some(found)
 }

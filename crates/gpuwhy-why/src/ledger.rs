@@ -87,6 +87,11 @@ impl Ledger {
         thread.ledger.states[State::RunningCuda as usize] += ns;
         thread.last = Some((call.start_ns, end, call.op));
         for off in std::mem::take(&mut thread.pending) {
+            if off.start_ns >= end {
+                // The call came late: what this one is inside of may still come.
+                thread.pending.push(off);
+                continue;
+            }
             let inside = (off.start_ns >= call.start_ns && off.start_ns < end).then_some(call.op);
             thread.settle(&off, inside, from, to);
         }
@@ -115,6 +120,13 @@ impl Ledger {
                 }
             }
         }
+    }
+
+    /// Closes one thread's account, which is over, and forgets it: a job that makes threads without end must not fill
+    /// the memory. `sums` are the kernel's, as in [`Ledger::close`].
+    pub fn close_thread(&mut self, sums: &ThreadSums) -> ThreadLedger {
+        let thread = self.threads.remove(&(sums.pid, sums.tid)).unwrap_or_default();
+        thread.close(Some(&vec![sums]), self.from, self.to)
     }
 
     /// Closes the accounts. `sums` are the kernel's own of each thread, on the same clock; they say how long a thread

@@ -5,7 +5,7 @@
 //! certain. For very short kernels it overstates how busy the GPU was; it is never an upper bound of idleness.
 
 use crate::facts::Facts;
-use gpuwhy_model::sample::GpuBusy;
+use gpuwhy_model::sample::{GpuBusy, GpuProcess};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How long a window should be, ns.
@@ -108,7 +108,9 @@ impl Places {
 pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
     let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    for process in facts.gpu_processes.iter().filter(|process| !facts.is_traced(process.pid)) {
+    // One that has memory there but runs nothing does not matter.
+    let foreign = |process: &&GpuProcess| !facts.is_traced(process.pid) && process.sm_percent != Some(0);
+    for process in facts.gpu_processes.iter().filter(foreign) {
         seen.entry(process.gpu).or_default().push(process.at_ns);
     }
     for (gpu, mut moments) in seen {

@@ -96,10 +96,18 @@ impl<'a> Scene<'a> {
         most(by_line).map(|(line, _)| line.to_owned())
     }
 
+    /// A process's name. One that took a new name after it was met goes by that.
+    pub(crate) fn name(&self, pid: u32) -> String {
+        let known = self.facts.name(pid);
+        let main = self.facts.threads.iter().rev().find(|sums| sums.pid == pid && sums.tid == pid);
+        let now = main.map(|sums| task_name(&sums.name)).unwrap_or_default();
+        if now.is_empty() || known.contains(&now) || now.starts_with("python") { known } else { now }
+    }
+
     /// A thread in words: `python3 4821`, with its own name if it has one.
     pub(crate) fn who(&self, index: ThreadIndex) -> String {
         let thread = self.thread(index);
-        let process = self.facts.name(thread.pid);
+        let process = self.name(thread.pid);
         let own = self.facts.threads.iter().find(|sums| sums.pid == thread.pid && sums.tid == thread.tid);
         let own = own.map(|sums| task_name(&sums.name)).unwrap_or_default();
         if thread.tid == thread.pid || own.is_empty() || process.starts_with(&own) {
@@ -117,7 +125,7 @@ impl<'a> Scene<'a> {
         if pids.len() < 2 {
             return self.who(first);
         }
-        let names: Vec<String> = pids.iter().map(|pid| self.facts.name(*pid)).collect();
+        let names: Vec<String> = pids.iter().map(|pid| self.name(*pid)).collect();
         let split = |name: &str| name.rsplit_once(':').map(|(base, n)| (base.to_owned(), n.parse::<u32>().ok()));
         let parts: Vec<_> = names.iter().filter_map(|name| split(name)).collect();
         let same = parts.len() == names.len() && parts.iter().all(|(base, _)| *base == parts[0].0);

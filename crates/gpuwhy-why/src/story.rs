@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Idle time put together to stories: for each process that launches, what it waited for and what stood behind it.
 
-use crate::blame::{Cause, Cost, Costs, Votes};
+use crate::blame::{Cause, Cost, Costs, Gap, Votes};
 use crate::kind::{self, Circumstances, Kind};
 use crate::scene::Scene;
 use crate::state::State;
@@ -116,6 +116,8 @@ pub(crate) struct Story {
     pub(crate) parts: BTreeMap<Kind, Part>,
     /// All parts together.
     pub(crate) all: Part,
+    /// How long the same held the launching thread up while the GPU had work.
+    pub(crate) busy_ns: u64,
 }
 
 impl Story {
@@ -131,24 +133,61 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     // In a fixed order, so that equal runs are told in equal words.
     let mut ordered: Vec<(&Cause, &Cost)> = costs.iter().collect();
     ordered.sort_by_key(|(cause, _)| **cause);
+    let mut busy: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
     for (cause, cost) in ordered {
         let (kind, root) = kind::of(cause, &circumstances(cause, cost, scene));
         let pid = scene.thread(cause.launcher).pid;
+        if cause.gap == Gap::Busy {
+            *busy.entry((kind, pid)).or_default() += cost.ns;
+            continue;
+        }
         let (parts, launchers) = grouped.entry((kind, pid)).or_default();
         parts.entry(root).or_default().add(cause, cost);
         *launchers.entry(cause.launcher).or_default() += cost.ns;
     }
     let mut stories: Vec<Story> = grouped
         .into_iter()
-        .filter_map(|((kind, _), (parts, launchers))| {
+        .filter_map(|((kind, pid), (parts, launchers))| {
             let launcher = most(launchers)?.0;
             let mut all = Part::default();
             parts.values().for_each(|part| all.merge(part));
-            Some(Story { kind, root: root(&parts)?, launcher, ns: all.ns, parts, all })
+            Some(Story {
+                kind,
+                root: root(&parts)?,
+                launcher,
+                ns: all.ns,
+                parts,
+                all,
+                busy_ns: busy.get(&(kind, pid)).copied().unwrap_or(0),
+            })
         })
         .collect();
+    share_out_own_work(&mut stories, scene);
     stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
     stories
+}
+
+/// A thread that was held up while the GPU had work does later, while it has none, what it would have done then: its own
+/// work in an idle interval is the fault of what held it up, as far as that reaches.
+fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
+    let pid_of = |story: &Story| scene.thread(story.launcher).pid;
+    let innocent = [Kind::LaunchBound, Kind::SyncBound, Kind::ColdStart, Kind::Unresolved];
+    for own in 0..stories.len() {
+        if stories[own].kind != Kind::LaunchBound {
+            continue;
+        }
+        let pid = pid_of(&stories[own]);
+        let guilty: Vec<usize> = (0..stories.len())
+            .filter(|other| pid_of(&stories[*other]) == pid && !innocent.contains(&stories[*other].kind))
+            .collect();
+        let held_up: u64 = guilty.iter().map(|other| stories[*other].busy_ns).sum();
+        let shared = stories[own].ns.min(held_up);
+        for other in guilty {
+            let part = (shared as f64 * stories[other].busy_ns as f64 / held_up.max(1) as f64) as u64;
+            stories[other].ns += part;
+            stories[own].ns -= part.min(stories[own].ns);
+        }
+    }
 }
 
 fn root(parts: &BTreeMap<Kind, Part>) -> Option<Kind> {

@@ -37,8 +37,7 @@ pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
 /// Why, as a clause after "because", with figures.
 pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
     let part = story.root_part();
-    let line = scene.line(&part.leaf_stacks).or_else(|| scene.line(&part.head_stacks));
-    let at = line.map(|line| format!(" ({line})")).unwrap_or_default();
+    let at = blamed_line(story, scene).map(|line| format!(" ({line})")).unwrap_or_default();
     let share = units::percent(part.ns as f64, story.ns as f64);
     let who = scene.all_of(&part.threads);
     match (story.kind, story.root) {
@@ -83,6 +82,18 @@ pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
     }
 }
 
+/// The line to change.
+pub(crate) fn blamed_line(story: &Story, scene: &Scene<'_>) -> Option<String> {
+    let part = story.root_part();
+    // Of waiting too often, the waits are to blame, not what is done between them.
+    let told = match story.kind {
+        Kind::SyncBound => scene.line(&scene.steady.sync_stacks),
+        Kind::AllocChurn => scene.line(&scene.steady.alloc_stacks),
+        _ => None,
+    };
+    told.or_else(|| scene.line(&part.leaf_stacks)).or_else(|| scene.line(&part.head_stacks))
+}
+
 fn syncs(scene: &Scene<'_>) -> String {
     units::count((scene.steady.syncs as f64 * 1e9 / scene.steady_ns.max(1) as f64).round() as u64)
 }
@@ -105,10 +116,15 @@ pub(crate) fn holders(part: &Part, scene: &Scene<'_>) -> String {
 /// Who had the CPU: name, process, time; most first, by process.
 pub(crate) fn ranked_holders(part: &Part, scene: &Scene<'_>) -> Vec<(String, u32, u64)> {
     let mut by_pid: std::collections::BTreeMap<u32, (String, u64)> = std::collections::BTreeMap::new();
-    for (holder, ns) in &part.holders {
-        if let Some(holder) = scene.timeline.holders.get(*holder as usize) {
-            let entry = by_pid.entry(holder.pid).or_insert_with(|| (holder.name.clone(), 0));
-            entry.1 += ns;
+    // In a fixed order: of a process with threads of several names, it is named after the one with most time.
+    let mut held: Vec<(u64, u32)> = part.holders.iter().map(|(holder, ns)| (*ns, *holder)).collect();
+    held.sort_unstable_by_key(|(ns, holder)| (std::cmp::Reverse(*ns), *holder));
+    for (ns, holder) in held {
+        if let Some(holder) = scene.timeline.holders.get(holder as usize) {
+            // Threads rename themselves; the job's processes are known by their last name.
+            let traced = scene.facts.is_traced(holder.pid);
+            let name = || if traced { scene.name(holder.pid) } else { holder.name.clone() };
+            by_pid.entry(holder.pid).or_insert_with(|| (name(), 0)).1 += ns;
         }
     }
     let mut ranked: Vec<_> = by_pid.into_iter().map(|(pid, (name, ns))| (name, pid, ns)).collect();
@@ -181,7 +197,10 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
         layer: "thread".into(),
         who: scene.who(story.launcher),
         what,
-        line: scene.line(&story.all.head_stacks),
+        line: match story.kind {
+            Kind::SyncBound | Kind::AllocChurn => blamed_line(story, scene),
+            _ => scene.line(&story.all.head_stacks),
+        },
         state: state.to_owned(),
         ns: story.ns,
         evidence: Some(thread_evidence(thread.tid, head.map(|(state, _)| state))),
@@ -252,8 +271,8 @@ pub(crate) fn root_cause(story: &Story, scene: &Scene<'_>) -> RootCause {
     let part = story.root_part();
     let ends = most(part.threads.iter().map(|(index, ns)| (*index, *ns)));
     let mut pid = ends.map(|(index, _)| scene.thread(index).pid);
-    let mut name = pid.map(|pid| scene.facts.name(pid));
-    let mut line = scene.line(&part.leaf_stacks).or_else(|| scene.line(&part.head_stacks));
+    let mut name = pid.map(|pid| scene.name(pid));
+    let mut line = blamed_line(story, scene);
     if story.root == Kind::CpuContention
         && let Some((holder, holder_pid, _)) = ranked_holders(part, scene).into_iter().next()
     {

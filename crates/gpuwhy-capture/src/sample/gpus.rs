@@ -13,7 +13,7 @@ use nvml_wrapper::enums::event::XidError;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::struct_wrappers::device::ProcessInfo;
 use nvml_wrapper::{Device, EventSet, Nvml};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Errors taken in one second from one GPU: a broken one can report them without end.
 const MOST_ERRORS: usize = 64;
@@ -38,6 +38,8 @@ struct Watched<'nvml> {
     errors: Option<EventSet<'nvml>>,
     /// The newest utilisation sample taken, in the driver's clock (`CLOCK_REALTIME`, µs); `None` if it keeps none.
     last_seen_us: Option<u64>,
+    /// The same of the samples of processes.
+    process_seen_us: u64,
 }
 
 impl<'nvml> Gpus<'nvml> {
@@ -68,6 +70,7 @@ impl<'nvml> Watched<'nvml> {
             gpu: Gpu { gpu: index, name, uuid, bus },
             errors: watch_errors(nvml, &device),
             last_seen_us: Some(0),
+            process_seen_us: realtime_us(),
             device,
         };
         watched.prime();
@@ -128,12 +131,38 @@ impl<'nvml> Watched<'nvml> {
         }
     }
 
-    fn processes(&self, processes: &mut Vec<GpuProcess>) {
+    fn processes(&mut self, processes: &mut Vec<GpuProcess>) {
         let at_ns = now_ns();
+        let busy = self.busy_processes();
         let compute = self.device.running_compute_processes().unwrap_or_default();
         let graphics = self.device.running_graphics_processes().unwrap_or_default();
-        let of_gpu = |(pid, bytes)| GpuProcess { at_ns, gpu: self.gpu.gpu, pid, bytes };
+        let of_gpu = |(pid, bytes)| {
+            let sm_percent = busy.as_ref().map(|busy| busy.get(&pid).copied().unwrap_or(0));
+            GpuProcess { at_ns, gpu: self.gpu.gpu, pid, bytes, sm_percent, name: task_name(pid) }
+        };
         processes.extend(memory_by_process(&compute, &graphics).into_iter().map(of_gpu));
+    }
+
+    /// How much of the time since the last look each process's kernels ran, percent: the mean of the driver's samples
+    /// (a few a second). A process without samples did nothing. `None` if the driver keeps none.
+    fn busy_processes(&mut self) -> Option<BTreeMap<u32, u32>> {
+        let samples = match self.device.process_utilization_stats(self.process_seen_us) {
+            Ok(samples) => samples,
+            // Nothing new is said in this way.
+            Err(NvmlError::NotFound) => return Some(BTreeMap::new()),
+            Err(_) => return None,
+        };
+        let mut sums = BTreeMap::<u32, u32>::new();
+        let mut moments = BTreeSet::new();
+        for sample in samples.iter().filter(|sample| sample.timestamp > self.process_seen_us) {
+            *sums.entry(sample.pid).or_default() += sample.sm_util.min(100);
+            moments.insert(sample.timestamp);
+        }
+        // A process is told of only at moments at which it did something.
+        let moments = u32::try_from(moments.len()).unwrap_or(u32::MAX).max(1);
+        let newest = samples.iter().map(|sample| sample.timestamp).max().unwrap_or(0);
+        self.process_seen_us = self.process_seen_us.max(newest).min(realtime_us());
+        Some(sums.into_iter().map(|(pid, sum)| (pid, sum / moments)).collect())
     }
 
     fn errors(&self, errors: &mut Vec<GpuError>) {
@@ -149,6 +178,16 @@ impl<'nvml> Watched<'nvml> {
             errors.push(GpuError { at_ns: now_ns(), gpu: self.gpu.gpu, xid });
         }
     }
+}
+
+/// The kernel's name of a process, zero-padded; zeros when it is gone.
+fn task_name(pid: u32) -> [u8; 16] {
+    let mut name = [0; 16];
+    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = comm.strip_suffix(b"\n").unwrap_or(&comm);
+    let length = comm.len().min(name.len());
+    name[..length].copy_from_slice(&comm[..length]);
+    name
 }
 
 fn watch_errors<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Option<EventSet<'nvml>> {

@@ -129,8 +129,15 @@ pub(crate) fn second() -> Samples {
         }],
         busy: vec![GpuBusy { at_ns: ORIGIN - 10, gpu: 1, percent: 99 }, GpuBusy { at_ns, gpu: 1, percent: 98 }],
         gpu_processes: vec![
-            GpuProcess { at_ns, gpu: 1, pid: 200, bytes: Some(1 << 40) },
-            GpuProcess { at_ns, gpu: 1, pid: 201, bytes: None },
+            GpuProcess {
+                at_ns,
+                gpu: 1,
+                pid: 200,
+                bytes: Some(1 << 40),
+                sm_percent: Some(37),
+                name: *b"other\0\0\0\0\0\0\0\0\0\0\0",
+            },
+            GpuProcess { at_ns, gpu: 1, pid: 201, bytes: None, sm_percent: None, name: [0; 16] },
         ],
         gpu_errors: vec![GpuError { at_ns, gpu: 1, xid: 79 }],
         new_gpus: vec![Gpu { gpu: 1, name: "H200".into(), uuid: "GPU-1".into(), bus: "0000:01:00.0".into() }],

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Random jobs on a GPU whose work is exactly known: the true idle time must lie within the bounds, every thread's
+//! ledger must add up, and nobody may be blamed for more than there was.
+
+mod random_job;
+
+use gpuwhy_why::{Explainer, Facts, Report};
+use random_job::Job;
+use std::collections::HashMap;
+
+fn explain(job: &Job, facts: Facts) -> Report {
+    let mut explainer = Explainer::new(facts);
+    for event in &job.events {
+        explainer.feed(event, 1);
+    }
+    explainer.finish(&mut |_| HashMap::new())
+}
+
+fn facts(job: &Job) -> Facts {
+    Facts { to_ns: job.end, started: true, complete: true, threads: job.sums.clone(), cores: 4, ..Facts::default() }
+}
+
+#[test]
+fn true_idle_time_lies_within_the_bounds() {
+    for seed in 0..256 {
+        let job = Job::new(seed);
+        let report = explain(&job, facts(&job));
+        let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
+        let truth = job.idle(0, job.end);
+        assert!(least <= truth && truth <= most, "seed {seed}: {least} ≤ {truth} ≤ {most}");
+    }
+}
+
+#[test]
+fn a_part_of_a_job_has_bounds_of_its_own() {
+    for seed in 0..128 {
+        let job = Job::new(seed);
+        let (from, to) = (job.end / 3, job.end * 2 / 3);
+        let report = explain(&job, Facts { from_ns: from, to_ns: to, ..facts(&job) });
+        let Some((least, most)) = report.gpu_idle_min_ns.zip(report.gpu_idle_max_ns) else { continue };
+        let truth = job.idle(from, to);
+        assert!(least <= truth && truth <= most, "seed {seed}: {least} ≤ {truth} ≤ {most}");
+        assert_eq!(report.wall_ns, to - from);
+    }
+}
+
+#[test]
+fn a_job_met_in_the_middle_is_not_called_idle_too_early() {
+    for seed in 0..128 {
+        let job = Job::new(seed);
+        let missing = job.end / 4;
+        let report = explain(&job.without_the_first(missing), Facts { started: false, ..facts(&job) });
+        let Some(least) = report.gpu_idle_min_ns else { continue };
+        assert!(least <= job.idle(0, job.end), "seed {seed}");
+    }
+}
+
+#[test]
+fn ledgers_add_up() {
+    for seed in 0..256 {
+        let job = Job::new(seed);
+        let report = explain(&job, facts(&job));
+        assert_eq!(report.threads.len(), job.sums.len(), "seed {seed}");
+        for thread in &report.threads {
+            let total: u64 = thread.ledger.values().sum();
+            assert_eq!(total, thread.wall_ns, "seed {seed}, thread {}: {:?}", thread.tid, thread.ledger);
+            let sums = job.sums.iter().find(|sums| sums.tid == thread.tid).unwrap();
+            let of = |state: &str| thread.ledger.get(state).copied().unwrap_or(0);
+            assert_eq!(of("running_cuda") + of("running_host"), sums.on_cpu_ns, "seed {seed}");
+            assert_eq!(of("ready"), sums.ready_ns, "seed {seed}");
+        }
+    }
+}
+
+#[test]
+fn nobody_is_blamed_for_more_than_there_was() {
+    for seed in 0..256 {
+        let job = Job::new(seed);
+        let report = explain(&job, facts(&job));
+        let lost: u64 = report.findings.iter().map(|finding| finding.lost_ns).sum();
+        let least = report.gpu_idle_min_ns.unwrap();
+        assert!(lost <= least, "seed {seed}: {lost} > {least}");
+    }
+}
