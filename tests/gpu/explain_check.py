@@ -28,10 +28,10 @@ def main():
     with open(sys.argv[3]) as file:
         truth = json.load(file)
     base = [gpuwhy, "explain", "--db", run]
-    whole = explain(*base)
-    start = whole["start_monotonic_ns"]
+    start = explain(*base)["start_monotonic_ns"]
     at = lambda ns: f"{(ns - start) / 1e9:.9f}s"  # noqa: E731
     part = explain(*base, "--from", at(truth["begin_ns"]), "--to", at(truth["end_ns"]))
+    whole = explain(*base, "--from", at(truth["clean_ns"][0]), "--to", at(truth["clean_ns"][1]))
     span = truth["end_ns"] - truth["begin_ns"]
     idle = span - truth["busy_ns"]
     least, most = part["gpu_idle_min_ns"], part["gpu_idle_max_ns"]

@@ -15,6 +15,11 @@ use rusqlite::{Params, Row};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+/// An op that is not known may be any.
+const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause_ AS c ON c.id = l.cause
+    LEFT JOIN op_ AS o ON o.id = l.op WHERE c.loses_event AND l.count > 0 AND COALESCE(o.layer, '') <> 'kernel'
+    ORDER BY l.second";
+
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
@@ -46,6 +51,8 @@ pub struct RunFacts {
     pub gpu_errors: Vec<GpuError>,
     /// What was lost in these seconds, most first.
     pub loss: Vec<LossRow>,
+    /// The seconds of the whole run in which CUDA calls were lost, in order.
+    pub lossy_seconds: Vec<u64>,
 }
 
 /// Sums over a process's outermost calls of one function; of `sched_switch`, over its times off the CPU.
@@ -102,6 +109,7 @@ impl Reader {
                 |row| Ok(GpuError { at_ns: unsigned(row, 0)?, gpu: row.get(1)?, xid: unsigned(row, 2)? }),
             )?,
             loss: self.loss_between(seconds(from_ns, to_ns))?,
+            lossy_seconds: self.rows(LOSSY_SECONDS, [], |row| unsigned(row, 0))?,
         })
     }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Answers in the run file: added when somebody asks why, long after the run or while it is written.
 //!
-//! Findings are only ever added, and each once: asking the same question twice changes nothing.
+//! Findings are only ever added, an answer at a time: asking the same question twice changes nothing.
 
 use crate::pending::stored;
 use crate::reader::{check_marks, read_error};
@@ -18,8 +18,8 @@ const RETRY: Duration = Duration::from_millis(2);
 const RETRIES: i32 = 5_000;
 
 /// Adds findings about the run's time from `from_ns` to `to_ns`, made at `detected_at_ns` (all in nanoseconds since the
-/// run began), to a run file, finished or being written. A finding already there, of the same span and the same in
-/// every word, is left as it is. Returns how many were added. A file of an earlier version becomes one of this.
+/// run began), to a run file, finished or being written. If the newest answer about that span is the same in every word,
+/// nothing is added. Returns how many were. A file of an earlier version becomes one of this.
 pub fn add_findings(path: &Path, from_ns: u64, to_ns: u64, detected_at_ns: u64, findings: &[Finding]) -> Result<usize> {
     if !path.exists() {
         return Err(Error::NotFound { path: path.into() });
@@ -46,21 +46,40 @@ fn add(db: &mut Connection, times: [i64; 3], findings: &[Finding]) -> rusqlite::
     db.pragma_update(None, "wal_autocheckpoint", 0)?;
     let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
     schema::upgrade(&transaction)?;
-    let mut added = 0;
-    for finding in findings {
-        added += insert(&transaction, times, finding)?;
+    let [from, to, detected_at] = times;
+    let (newest, known) = newest_answer(&transaction, from, to)?;
+    let answer: Vec<String> = findings.iter().map(json).collect::<rusqlite::Result<_>>()?;
+    let added = if answer == known { 0 } else { findings.len() };
+    // An answer is told from the one before by its time.
+    let times = [from, to, newest.map_or(detected_at, |newest| detected_at.max(newest.saturating_add(1)))];
+    for (finding, json) in findings.iter().zip(&answer).take(added) {
+        insert(&transaction, times, finding, json)?;
     }
     transaction.commit()?;
     Ok(added)
 }
 
-fn insert(db: &Connection, [from, to, detected_at]: [i64; 3], finding: &Finding) -> rusqlite::Result<usize> {
-    let json = serde_json::to_string(finding).map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))?;
+/// When the newest answer about a span was made, and its findings.
+fn newest_answer(db: &Connection, from: i64, to: i64) -> rusqlite::Result<(Option<i64>, Vec<String>)> {
+    let sql = "SELECT MAX(detected_at) FROM causal_chain_ WHERE from_ns = ?1 AND to_ns = ?2";
+    let newest: Option<i64> = db.query_row(sql, [from, to], |row| row.get(0))?;
+    let mut statement = db.prepare(
+        "SELECT finding FROM causal_chain_ WHERE from_ns = ?1 AND to_ns = ?2 AND detected_at = ?3 ORDER BY id",
+    )?;
+    let known = statement.query_map(params![from, to, newest], |row| row.get(0))?.collect::<rusqlite::Result<_>>()?;
+    Ok((newest, known))
+}
+
+fn json(finding: &Finding) -> rusqlite::Result<String> {
+    serde_json::to_string(finding).map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))
+}
+
+fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: &str) -> rusqlite::Result<usize> {
+    let [from, to, detected_at] = times;
     db.prepare_cached(
         "INSERT INTO causal_chain_ (detected_at, severity, kind, summary, root_cause, explanation, recommendations,
              pid, tid, lost_ns, from_ns, to_ns, finding)
-         SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13
-         WHERE NOT EXISTS (SELECT 1 FROM causal_chain_ WHERE from_ns = ?11 AND to_ns = ?12 AND finding = ?13)",
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)",
     )?
     .execute(params![
         detected_at,

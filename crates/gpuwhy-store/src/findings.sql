@@ -28,4 +28,7 @@ LEFT JOIN op_ AS o ON o.id = l.op;
 CREATE VIEW causal_chains AS
 SELECT
     id, detected_at, severity, kind, summary, root_cause, explanation, recommendations, pid, tid, lost_ns, finding
-FROM causal_chain_;
+FROM causal_chain_ AS c
+-- A later answer about the same part of the run replaces the earlier one here; in the table both stay.
+WHERE detected_at = (
+    SELECT MAX(n.detected_at) FROM causal_chain_ AS n WHERE n.from_ns IS c.from_ns AND n.to_ns IS c.to_ns);

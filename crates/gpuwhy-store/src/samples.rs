@@ -232,7 +232,7 @@ impl Rows<'_> {
                 process.pid,
                 process.bytes.map(stored),
                 process.sm_percent,
-                crate::names::padded(&process.name)
+                (process.name[0] != 0).then(|| names::padded(&process.name))
             ])?;
         }
         for error in &samples.gpu_errors {

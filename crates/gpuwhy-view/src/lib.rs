@@ -2,15 +2,20 @@
 //! How things look. Pure: data in, lines of text out; where the data comes from and where the text goes
 //! is somebody else's business.
 
+pub mod explain_view;
 pub mod ops_table;
 mod paths;
+pub mod per_process;
 pub mod profile_memory;
 pub mod profile_trace;
 pub mod stacks_view;
 pub mod style;
 pub mod table;
+mod wrap;
 
+pub use explain_view::ExplainView;
 pub use ops_table::{OpRow, OpsTable};
+pub use per_process::ProcessCalls;
 pub use stacks_view::StacksReport;
 pub use style::Style;
 pub use table::{Align, Table};

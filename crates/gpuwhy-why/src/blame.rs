@@ -8,7 +8,7 @@ use crate::walk::{Head, Leaf, Piece};
 use std::collections::HashMap;
 
 /// Slices kept; when there would be more, each two become one.
-const SLICES: usize = 512;
+pub(crate) const SLICES: usize = 512;
 /// How long a slice is at first, ns.
 const FIRST_WIDTH_NS: u64 = 50_000_000;
 /// Different causes counted in one slice; what comes after is counted without its details.
@@ -21,6 +21,8 @@ const STACKS: usize = 64;
 pub(crate) enum Gap {
     /// A short one after a wait for the GPU: the next launch was not ready because the host had waited.
     AfterSync,
+    /// A longer one after such a wait: whatever the host does then, the GPU has nothing to do meanwhile.
+    Drained,
     /// Any other.
     Plain,
     /// None: the GPU had work, but the launching thread was held up all the same.
@@ -101,8 +103,10 @@ pub(crate) type Costs = HashMap<Cause, Cost>;
 #[derive(Debug, Default)]
 pub(crate) struct Slice {
     pub(crate) launches: u64,
-    /// Idle for certain, ns, all GPUs together.
+    /// Idle time that somebody was asked about, ns, all GPUs together; a part of it is an estimate.
     pub(crate) idle_ns: u64,
+    /// Idle for certain.
+    pub(crate) certain_ns: u64,
     pub(crate) costs: Costs,
     /// GPU time that launching threads waited for in calls that wait, ns.
     pub(crate) waited_ns: u64,
@@ -118,14 +122,13 @@ pub(crate) struct Slice {
     /// Bytes copied between host and device, and the time copying calls took.
     pub(crate) copy_bytes: u64,
     pub(crate) copy_ns: u64,
-    /// Forks.
-    pub(crate) forks: u64,
 }
 
 impl Slice {
     pub(crate) fn merge(&mut self, other: Self) {
         self.launches += other.launches;
         self.idle_ns += other.idle_ns;
+        self.certain_ns += other.certain_ns;
         self.waited_ns += other.waited_ns;
         self.syncs += other.syncs;
         self.waits += other.waits;
@@ -135,7 +138,6 @@ impl Slice {
         self.alloc_stacks.merge(&other.alloc_stacks);
         self.copy_bytes += other.copy_bytes;
         self.copy_ns += other.copy_ns;
-        self.forks += other.forks;
         for (cause, cost) in other.costs {
             add_cost(&mut self.costs, cause, &cost);
         }
@@ -144,8 +146,11 @@ impl Slice {
 
 fn add_cost(costs: &mut Costs, mut cause: Cause, cost: &Cost) {
     if costs.len() >= CAUSES && !costs.contains_key(&cause) {
-        // Which thread of the many it was is the first thing to give up.
+        // Who of the many it was is the first thing to give up.
         cause.thread = cause.launcher;
+        if let Leaf::Ready(_) = cause.leaf {
+            cause.leaf = Leaf::Ready(None);
+        }
     }
     costs.entry(cause).or_default().merge(cost);
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From sums to the answer: the steady state, its stories as findings, what is well, and the report.
 
-use crate::blame::{Slice, Slices};
+use crate::blame::{SLICES, Slice, Slices};
 use crate::explain::Explainer;
-use crate::facts::{Facts, StackFact};
+use crate::facts::StackFact;
 use crate::gpu_rules::{self, severity};
 use crate::kind::Kind;
 use crate::ledger::ThreadLedger;
@@ -17,6 +17,12 @@ use crate::{fixes, startup, verdict, words};
 use gpuwhy_model::{Confidence, Finding, Severity, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+/// A job that launches nothing for this long at its end, ns, may hang.
+const LONG_TAIL_NS: u64 = 2_000_000_000;
+/// A process that ends this shortly after the span, ns, ended with it.
+const ENDING_NS: u64 = 500_000_000;
+/// Less than this is not worth anybody's time, whatever its share of a short run.
+const WORTH_ACTING_NS: u64 = 100_000_000;
 /// Stacks of one cause that are looked up.
 const STACKS_OF_A_CAUSE: usize = 4;
 
@@ -33,10 +39,21 @@ pub(crate) struct Phases {
 }
 
 impl Phases {
-    fn new(slices: Slices, from: u64, to: u64) -> Self {
-        let (width, slices) = slices.into_parts();
-        let found = startup::steady(&slices);
+    fn new(slices: Slices, from: u64, to: u64, edges: Edges) -> Self {
+        let (width, mut slices) = slices.into_parts();
         let at = |i: usize| from.saturating_add(width.saturating_mul(i as u64)).min(to);
+        let all = usize::try_from(to.saturating_sub(from).div_ceil(width)).unwrap_or(0);
+        if slices.len() < all && all <= 2 * SLICES {
+            slices.resize_with(all, Slice::default);
+        }
+        let found = startup::steady(&slices).map(|(first, last)| {
+            let steady = at(last + 1).saturating_sub(at(first));
+            let tail = to.saturating_sub(at(last + 1));
+            // A job that stops launching and does not end hangs; that is the question, not its end.
+            let hangs = tail > LONG_TAIL_NS && tail > steady / 10;
+            let last = if edges.open_end || hangs { slices.len() - 1 } else { last };
+            (if edges.open_start { 0 } else { first }, last)
+        });
         let mut phases = Self {
             start: Slice::default(),
             steady: Slice::default(),
@@ -54,6 +71,23 @@ impl Phases {
     }
 }
 
+/// Whether the job went on beyond the ends of what is looked at.
+#[derive(Clone, Copy)]
+struct Edges {
+    open_start: bool,
+    open_end: bool,
+}
+
+impl Edges {
+    fn new(explainer: &Explainer) -> Self {
+        let facts = &explainer.facts;
+        let main = launchers(explainer).first().map(|(pid, _)| *pid);
+        let ended = main.and_then(|pid| facts.processes.get(&pid)?.ended).map(|at| at.max(0).cast_unsigned());
+        let alive = ended.is_none_or(|at| at > facts.to_ns.saturating_add(ENDING_NS));
+        Self { open_start: facts.from_ns > 0 || !facts.started, open_end: alive && main.is_some() && facts.complete }
+    }
+}
+
 /// Everything put together.
 pub(crate) fn conclude(
     mut explainer: Explainer,
@@ -61,34 +95,45 @@ pub(crate) fn conclude(
     stacks: &mut dyn FnMut(&[u64]) -> HashMap<u64, StackFact>,
 ) -> Report {
     let (from, to) = (explainer.facts.from_ns, explainer.facts.to_ns);
-    let phases = Phases::new(std::mem::replace(&mut explainer.slices, Slices::new(0)), from, to);
+    let edges = Edges::new(&explainer);
+    let phases = Phases::new(std::mem::replace(&mut explainer.slices, Slices::new(0)), from, to, edges);
     let gpus = gpu_reports(&explainer);
-    let worked = gpus.iter().filter(|gpu| gpu.launches > 0).count() as u64;
+    // A stray launch does not make a GPU part of the job.
+    let launches: u64 = gpus.iter().map(|gpu| gpu.launches).sum();
+    let used = |gpu: &&GpuReport| gpu.launches > 0 && gpu.launches >= launches / 100;
+    let worked: BTreeSet<u32> = gpus.iter().filter(used).map(|gpu| gpu.device).collect();
     let span = phases.span.unwrap_or((from, from));
-    let mut scene = Scene::new(&explainer.facts, &explainer.timeline, &phases.steady, span, worked);
+    let sync_times = std::mem::take(&mut explainer.counts.sync_times);
+    let mut scene =
+        Scene::new(&explainer.facts, &explainer.timeline, &phases.steady, span, worked.len() as u64, &sync_times);
+    for (pid, _) in explainer.counts.users.iter().filter(|(_, gpu)| worked.contains(gpu)) {
+        *scene.gpus_of.entry(*pid).or_default() += 1;
+    }
     scene.words = stacks(&wanted_stacks(&phases));
+    scene.launchers = worth_telling(&explainer.counts.launchers);
+    scene.nvml_factor = nvml_factor(&explainer.counts.nvml_windows, span);
     let told = stories(&phases.steady.costs, &scene);
     let mut findings: Vec<Finding> = told.iter().filter_map(|story| finding(story, &scene)).collect();
     let shared_ns = explainer.devices.gpus.values().map(|gpu| gpu.shared_ns).sum();
     findings.extend(gpu_rules::faults(&scene));
     findings.extend(gpu_rules::throttled(&scene));
     findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns));
-    let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
-    findings.extend(gpu_rules::bound(&scene, &gpus, worst));
-    findings.extend(cold_start(&phases, &scene));
     if !explainer.facts.only.is_empty() {
         let only = &explainer.facts.only;
         findings.retain(|found| found.pid.is_none_or(|pid| only.contains(&pid)));
     }
+    let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
+    findings.extend(gpu_rules::bound(&scene, &gpus, worst));
+    findings.extend(cold_start(&phases, &scene));
     Finding::sort(&mut findings);
-    let busiest = gpus.iter().filter(|gpu| gpu.launches > 0).max_by_key(|gpu| gpu.idle_min_ns);
+    let idlest = gpus.iter().filter(used).max_by_key(|gpu| gpu.idle_min_ns);
     let mut report = Report {
         from_ns: from,
         to_ns: to,
         wall_ns: to.saturating_sub(from),
         steady: phases.span,
-        gpu_idle_min_ns: busiest.map(|gpu| gpu.idle_min_ns),
-        gpu_idle_max_ns: busiest.map(|gpu| gpu.idle_max_ns),
+        gpu_idle_min_ns: idlest.map(|gpu| gpu.idle_min_ns),
+        gpu_idle_max_ns: idlest.map(|gpu| gpu.idle_max_ns),
         loss: loss(&explainer),
         processes: processes(&explainer),
         threads: threads(&explainer, ledgers, &phases),
@@ -98,7 +143,7 @@ pub(crate) fn conclude(
         findings,
         ..Report::default()
     };
-    report.verdict = verdict::verdict(&report, &scene);
+    report.verdict = verdict::verdict(&report, &scene, &told);
     report
 }
 
@@ -111,6 +156,21 @@ fn launchers(explainer: &Explainer) -> Vec<(u32, u64)> {
     let mut list: Vec<(u32, u64)> = by_pid.into_iter().collect();
     list.sort_by_key(|(pid, launches)| (std::cmp::Reverse(*launches), *pid));
     list
+}
+
+/// NVML's samples come late and in pieces: the first and the last moments of the steady state have none. What was lost is
+/// taken to go on there; the bounds do not count it.
+fn nvml_factor(windows: &[(u32, u64, u64)], (from, to): (u64, u64)) -> f64 {
+    let gpus: BTreeSet<u32> = windows.iter().map(|window| window.0).collect();
+    let covered: u64 = windows.iter().map(|(_, a, b)| b.min(&to).saturating_sub(*a.max(&from))).sum();
+    let steady = to.saturating_sub(from) * gpus.len() as u64;
+    if covered * 2 < steady || covered == 0 { 1.0 } else { (steady as f64 / covered as f64).max(1.0) }
+}
+
+/// Threads with at least a hundredth of the launches.
+fn worth_telling(launchers: &BTreeMap<ThreadIndex, u64>) -> BTreeSet<ThreadIndex> {
+    let total: u64 = launchers.values().sum();
+    launchers.iter().filter(|(_, launches)| **launches * 100 >= total).map(|(index, _)| *index).collect()
 }
 
 fn wanted_stacks(phases: &Phases) -> Vec<u64> {
@@ -128,35 +188,50 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
 
 /// A story as a finding, if it is worth one.
 fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
-    let lost_ns = story.ns / scene.gpus;
-    let severity = severity(scene.share(lost_ns));
+    let lost_ns = story.ns / story.gpus(scene);
+    let mut severity = severity(scene.share(lost_ns));
+    if lost_ns < WORTH_ACTING_NS.max(scene.facts.wall_ns() / 100) {
+        severity = severity.min(Severity::Low);
+    }
     let hidden = matches!(story.kind, Kind::ColdStart | Kind::Unresolved);
     if severity < Severity::Low || hidden {
         return None;
     }
     let thread = scene.thread(story.launcher);
     let (confidence, confidence_reason) = confidence(story, scene);
-    let of_steady = units::percent(scene.share(lost_ns), 1.0);
+    let mut fixes = fixes::fixes(story, scene);
+    for fix in &mut fixes {
+        fix.saves_ns = (fix.saves_ns / story.gpus(scene)).min(lost_ns);
+    }
     Some(Finding {
         kind: story.kind.name().to_owned(),
         severity,
-        title: format!("GPU idle {}: {}", scene.of_wall(lost_ns), words::reason(story, scene)),
+        title: format!("GPU idle {}: {}", scene.of_steady(lost_ns), words::reason(story, scene)),
         lost_ns,
         lost_bytes: 0,
-        share: lost_ns as f64 / scene.facts.wall_ns().max(1) as f64,
+        share: scene.share(lost_ns),
         pid: Some(thread.pid),
         tid: Some(thread.tid),
         chain: words::chain(story, scene),
         root_cause: words::root_cause(story, scene),
-        effect: vec![format!(
-            "{of_steady} of the {} after the start; {} launches/s",
-            units::time(scene.steady_ns),
-            units::count((scene.steady.launches as f64 * 1e9 / scene.steady_ns.max(1) as f64).round() as u64)
-        )],
-        fixes: fixes::fixes(story, scene),
+        effect: effect(scene),
+        fixes,
         confidence,
         confidence_reason,
     })
+}
+
+/// What it did to the job, with figures.
+fn effect(scene: &Scene<'_>) -> Vec<String> {
+    let launches = scene.per_second(scene.steady.launches);
+    let quantile = |q| scene.sync_times.quantile(q).map(units::time);
+    let waits = match (quantile(0.5), quantile(0.99)) {
+        (Some(p50), Some(p99)) => {
+            format!("waits for the GPU {}/s, p50 {p50}, p99 {p99}", scene.per_second(scene.steady.syncs))
+        }
+        _ => "no waits for the GPU".to_owned(),
+    };
+    vec![format!("launches {launches}/s; {waits}")]
 }
 
 fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
@@ -212,7 +287,10 @@ fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
     let report = |(index, gpu): (&u32, &crate::device::Gpu)| {
         let numbered = explainer.counts.numbered.get(index).copied().unwrap_or(false);
         let extra = explainer.counts.nvml_extra.get(index).copied().unwrap_or(0);
-        let idle_min = (gpu.idle_ns + extra).min(wall);
+        let idle_min = gpu.idle_ns.saturating_add(extra).min(wall);
+        // Without the scheduler, a thread that had no CPU looks as if it waited; and two processes' device 0 may be two GPUs.
+        let users = explainer.counts.users.iter().filter(|(_, gpu)| gpu == index).count();
+        let sure = explainer.timeline.has_offs && (numbered || users < 2);
         let rates: Vec<f64> = explainer
             .facts
             .gpu_seconds
@@ -230,7 +308,7 @@ fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
             device: *index,
             nvml_index: numbered.then_some(*index),
             idle_min_ns: idle_min,
-            idle_max_ns: wall.saturating_sub(gpu.busy_ns).max(idle_min),
+            idle_max_ns: wall.saturating_sub(if sure { gpu.busy_ns } else { 0 }).max(idle_min),
             host_idle_min_ns: gpu.idle_ns,
             nvml_idle_min_ns: nvml,
             rate_percent: (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64),
@@ -268,22 +346,17 @@ fn loss(explainer: &Explainer) -> LossReport {
     LossReport { events, notes }
 }
 
-fn launches_of(explainer: &Explainer, matches: impl Fn(u32, u32) -> bool) -> u64 {
-    let of = |index: &ThreadIndex| &explainer.timeline.threads[*index as usize];
-    let launchers = explainer.counts.launchers.iter();
-    launchers.filter(|(index, _)| matches(of(index).pid, of(index).tid)).map(|(_, launches)| *launches).sum()
-}
-
 fn processes(explainer: &Explainer) -> Vec<ProcessReport> {
+    let launches: HashMap<u32, u64> = launchers(explainer).into_iter().collect();
     let mut processes: Vec<ProcessReport> = explainer
         .facts
         .processes
-        .iter()
+        .values()
         .map(|process| ProcessReport {
             pid: process.pid,
             name: process.name.clone(),
             command: process.command.clone(),
-            launches: launches_of(explainer, |pid, _| pid == process.pid),
+            launches: launches.get(&process.pid).copied().unwrap_or(0),
         })
         .collect();
     processes.sort_by_key(|process| (std::cmp::Reverse(process.launches), process.pid));
@@ -291,6 +364,11 @@ fn processes(explainer: &Explainer) -> Vec<ProcessReport> {
 }
 
 fn threads(explainer: &Explainer, ledgers: &Ledgers, phases: &Phases) -> Vec<ThreadReport> {
+    let of = |index: &ThreadIndex| &explainer.timeline.threads[*index as usize];
+    let launches: HashMap<(u32, u32), u64> =
+        explainer.counts.launchers.iter().map(|(index, n)| ((of(index).pid, of(index).tid), *n)).collect();
+    let names: HashMap<(u32, u32), String> =
+        explainer.facts.threads.iter().map(|life| ((life.pid, life.tid), task_name(&life.name))).collect();
     let mut held: HashMap<(u32, u32), BTreeMap<(u32, String), u64>> = HashMap::new();
     for (cause, cost) in &phases.steady.costs {
         if let Leaf::Ready(Some(holder)) = cause.leaf
@@ -307,8 +385,8 @@ fn threads(explainer: &Explainer, ledgers: &Ledgers, phases: &Phases) -> Vec<Thr
         .map(|((pid, tid), ledger)| ThreadReport {
             pid: *pid,
             tid: *tid,
-            name: thread_name(&explainer.facts, *pid, *tid),
-            launches: launches_of(explainer, |p, t| (p, t) == (*pid, *tid)),
+            name: names.get(&(*pid, *tid)).cloned().unwrap_or_else(|| explainer.facts.name(*pid)),
+            launches: launches.get(&(*pid, *tid)).copied().unwrap_or(0),
             wall_ns: ledger.wall_ns,
             ledger: State::ALL
                 .iter()
@@ -338,9 +416,4 @@ fn ranked(held: BTreeMap<(u32, String), u64>) -> Vec<HeldBy> {
     list.sort_by_key(|held| (std::cmp::Reverse(held.ns), held.pid));
     list.truncate(8);
     list
-}
-
-fn thread_name(facts: &Facts, pid: u32, tid: u32) -> String {
-    let known = facts.threads.iter().rev().find(|sums| sums.pid == pid && sums.tid == tid);
-    known.map_or_else(|| facts.name(pid), |sums| task_name(&sums.name))
 }

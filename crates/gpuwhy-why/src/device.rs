@@ -8,7 +8,7 @@ use crate::timeline::ThreadIndex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// What was queued before gpuwhy looked is done after this long, ns.
-const UNSEEN_WORK_NS: u64 = 2_000_000_000;
+const UNSEEN_WORK_NS: u64 = 5_000_000_000;
 /// How long a GPU may go on with the work of a process that is gone, ns.
 const CLEARING_NS: u64 = 200_000_000;
 /// A wait shorter than this may be no wait: the work was done already.
@@ -17,6 +17,10 @@ pub(crate) const REAL_WAIT_NS: u64 = 20_000;
 const JOINS: usize = 16;
 /// No copy is slower than this, ns a byte: 1 GB/s.
 const SLOWEST_COPY: u64 = 1;
+/// A wait at least this long for nothing that was seen was for something that was not.
+const UNSEEN_WAIT_NS: u64 = 1_000_000;
+/// Pieces that one idle interval is cut into at most.
+const MOST_PIECES: u64 = 4096;
 /// How long finished intervals are remembered, ns: NVML's samples come late.
 const REMEMBERED_NS: u64 = 4_000_000_000;
 
@@ -90,8 +94,14 @@ impl Unsure {
     pub(crate) fn certain(&self, gpu: u32, from: u64, to: u64, mut each: impl FnMut(u64, u64)) {
         let mut at = from;
         let own = self.by_gpu.get(&gpu).map(Vec::as_slice).unwrap_or_default();
-        let both = self.everywhere.iter().chain(own);
-        let mut spans: Vec<(u64, u64)> = both.copied().filter(|span| span.0 < to && span.1 > from).collect();
+        // Both lists are in order and without overlaps: those that matter stand together.
+        let near = |spans: &'_ [(u64, u64)]| {
+            let first = spans.partition_point(|span| span.1 <= from);
+            let last = spans.partition_point(|span| span.0 < to);
+            spans[first.min(last)..last].to_vec()
+        };
+        let mut spans = near(&self.everywhere);
+        spans.extend(near(own));
         spans.sort_unstable();
         for (start, end) in &spans {
             if *start > at {
@@ -149,7 +159,8 @@ impl Devices {
     pub(crate) fn copy(&mut self, gpu: u32, stream: StreamKey, now: u64, bytes: u64) {
         let state = self.gpu(gpu, now);
         let ns = bytes.saturating_mul(SLOWEST_COPY);
-        *state.trailing.entry(stream).or_default() += ns;
+        let trailing = state.trailing.entry(stream).or_default();
+        *trailing = trailing.saturating_add(ns);
         state.copied_by = state.copied_by.max(now).saturating_add(ns);
     }
 
@@ -164,21 +175,29 @@ impl Devices {
 
     /// Somebody waited from `start` to `end` and now knows work to be done.
     /// The work may have been done since `sure_until`, when the thread was not looking any more.
-    pub(crate) fn done(&mut self, work: &Work, start: u64, end: u64, sure_until: u64) {
+    ///
+    /// A wait for work that nobody saw being queued ends the idle interval it fell into, which is returned.
+    pub(crate) fn done(&mut self, work: &Work, start: u64, end: u64, sure_until: u64) -> Option<Idle> {
         let (from, to) = (self.from, self.to);
         let Work { gpu, pid, stream, as_of } = *work;
         let state = self.gpu(gpu, start);
         let concerned = |key: &StreamKey| key.0 == pid && stream.is_none_or(|stream| stream == key.1);
         let waited_for = state.kernels.iter().any(|(key, at)| concerned(key) && (*at <= start || as_of < start));
-        let trailing: u64 = state.trailing.iter().filter(|(key, _)| concerned(key)).map(|(_, ns)| *ns).sum();
+        let trailing = state
+            .trailing
+            .iter()
+            .filter(|(key, _)| concerned(key))
+            .fold(0, |sum: u64, (_, ns)| sum.saturating_add(*ns));
         let waited = end.saturating_sub(start) >= REAL_WAIT_NS;
+        let mut busy = None;
         if waited_for && waited && start >= state.certain_from {
             // Copies before the kernels, copies behind them, and the way back to the host may take their time.
             let begin = start.max(state.busy_until).max(state.copied_by.saturating_sub(trailing)).max(from);
             let until = sure_until.min(end.saturating_sub(REAL_WAIT_NS)).saturating_sub(trailing).min(to);
-            state.busy_ns += until.saturating_sub(begin);
             state.busy_until = state.busy_until.max(until);
+            busy = (begin < until).then_some((begin, until));
         }
+        let unseen = !waited_for && sure_until.saturating_sub(start) >= UNSEEN_WAIT_NS && state.copied_by < start;
         state.trailing.retain(|key, _| !concerned(key));
         let had = !state.kernels.is_empty();
         state.kernels.retain(|key, at| !concerned(key) || *at > as_of);
@@ -190,23 +209,34 @@ impl Devices {
             }
         }
         state.note_sharing(end);
-        if state.kernels.is_empty() && state.idle_since.is_none() && (had || !self.started) {
+        let launcher = state.launcher;
+        let ended = state.idle_since.filter(|since| unseen && *since < end);
+        if ended.is_some() || (state.kernels.is_empty() && state.idle_since.is_none() && (had || !self.started)) {
             let state = self.gpu(gpu, start);
             state.idle_since = Some(end);
             state.after_wait = waited && waited_for && sure_until > start;
         }
+        if let Some((begin, until)) = busy {
+            let mut certain = 0;
+            self.unsure.certain(gpu, begin, until, |a, b| certain += b - a);
+            self.gpu(gpu, start).busy_ns += certain;
+        }
+        let idle = |since| Idle { gpu, from: since, to: start, launcher, after_wait: false, whole: true };
+        ended.map(idle).and_then(|idle| self.settle(idle))
     }
 
     /// A process is gone, and its work with it.
     pub(crate) fn gone(&mut self, pid: u32, now: u64) {
         for state in self.gpus.values_mut() {
-            let had = !state.kernels.is_empty();
+            let before = state.kernels.len();
             state.kernels.retain(|key, _| key.0 != pid);
             state.trailing.retain(|key, _| key.0 != pid);
-            if had && state.kernels.is_empty() && state.idle_since.is_none() {
-                state.idle_since = Some(now);
+            if state.kernels.len() < before {
                 // What it had queued may still run while the driver clears up.
                 state.certain_from = state.certain_from.max(now.saturating_add(CLEARING_NS));
+                if state.kernels.is_empty() && state.idle_since.is_none() {
+                    state.idle_since = Some(now);
+                }
             }
             state.note_sharing(now);
         }
@@ -217,7 +247,8 @@ impl Devices {
         let mut parts = Vec::new();
         for (gpu, state) in &mut self.gpus {
             while let Some(since) = state.idle_since.filter(|since| since.saturating_add(longest) <= now) {
-                let to = since + longest;
+                // In pieces, but never in very many: a damaged file may claim any time.
+                let to = since.saturating_add(longest.max((now - since) / MOST_PIECES));
                 let after_wait = std::mem::take(&mut state.after_wait);
                 parts.push(Idle { gpu: *gpu, from: since, to, launcher: state.launcher, after_wait, whole: false });
                 state.idle_since = Some(to);

@@ -13,9 +13,9 @@ use crate::timeline::{ThreadIndex, Timeline};
 use crate::walk::{Leaf, Walker};
 use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::replay::Event;
-use gpuwhy_model::{Call, Class, OpId};
+use gpuwhy_model::{Call, Class, Histogram, OpId};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
 
 /// The longest part of an idle interval that is looked at in one go, ns.
 const LONGEST_NS: u64 = 1_000_000_000;
@@ -27,6 +27,8 @@ const KEPT_NS: u64 = 4_000_000_000;
 const FORGET_NS: u64 = 250_000_000;
 /// Idle intervals up to this length after a wait for the GPU are the wait's fault: the host could have been ahead.
 const SHORT_GAP_NS: u64 = 1_000_000;
+/// How long after the GPU was done a sleeping thread may be woken, ns: an interrupt's way, or a timer's slack.
+const WAKING_NS: u64 = 80_000;
 /// CUDA events that are remembered.
 const EVENTS: usize = 65_536;
 
@@ -77,18 +79,20 @@ pub(crate) struct Counts {
     pub(crate) events: u64,
     /// Launches, by thread.
     pub(crate) launchers: BTreeMap<ThreadIndex, u64>,
-    /// Where the idle time of a GPU could not be asked of anybody, ns.
-    pub(crate) unasked_ns: u64,
     /// Idle time that only NVML saw, by GPU.
     pub(crate) nvml_extra: BTreeMap<u32, u64>,
     /// All idle time NVML saw, by GPU.
     pub(crate) nvml_idle: BTreeMap<u32, u64>,
+    /// Windows that NVML's samples covered, by GPU.
+    pub(crate) nvml_windows: Vec<(u32, u64, u64)>,
     /// Which GPUs have NVML's number.
     pub(crate) numbered: BTreeMap<u32, bool>,
+    /// Which process gave work to which GPU.
+    pub(crate) users: BTreeSet<(u32, u32)>,
     /// Rows that stand for more than themselves.
     pub(crate) thinned: u64,
-    /// Syncs that returned at once with work queued before.
-    pub(crate) idle_syncs: u64,
+    /// How long calls that wait for the GPU took.
+    pub(crate) sync_times: Histogram,
 }
 
 /// Takes a run's events and gives its explanation.
@@ -188,14 +192,16 @@ impl Explainer {
             self.done.pop();
             let thread = &self.timeline.threads[done.thread as usize];
             // A thread that got its CPU back late may have been told late.
-            let late = thread.offs.iter().rev().find(|off| off.start < done.at && off.end > done.start);
+            let mut inside = thread.offs.iter().rev().take_while(|off| off.end > done.start);
+            let late = inside.find(|off| off.start < done.at);
             let sure_until = match late {
-                Some(off) if done.at.saturating_sub(off.end) < 10 * REAL_WAIT_NS => off.woken,
+                Some(off) if done.at.saturating_sub(off.end) < 10 * REAL_WAIT_NS => off.woken.saturating_sub(WAKING_NS),
                 _ => done.at,
             };
             let sure_until = if done.waits { sure_until } else { done.start };
             let work = Work { gpu: done.gpu, pid: done.pid, stream: done.stream, as_of: done.as_of };
-            self.devices.done(&work, done.start, done.at, sure_until);
+            let idle = self.devices.done(&work, done.start, done.at, sure_until);
+            self.due.extend(idle);
         }
     }
 
@@ -207,7 +213,7 @@ impl Explainer {
         let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
         let thread = self.timeline.call(call, op.class);
         let (gpu, numbered) = self.places.find(call.pid, call.device);
-        self.counts.numbered.insert(gpu, numbered);
+        *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
         if call.ret != 0 && !call.flags.unfinished {
             return;
         }
@@ -215,7 +221,10 @@ impl Explainer {
         let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
         let stream = match call.stream.unwrap_or(0) {
             // The thread's own default stream: no handle has the highest bit set.
-            0 | 2 if per_thread => u64::from(call.tid) | 1 << 63,
+            0 if per_thread => u64::from(call.tid) | 1 << 63,
+            2 => u64::from(call.tid) | 1 << 63,
+            // Two names of the legacy default stream.
+            1 => 0,
             stream => stream,
         };
         let done = |stream| Done {
@@ -247,7 +256,9 @@ impl Explainer {
             }
             Class::Sync if !call.flags.unfinished => self.sync(call, &op.name, done, stream, inside),
             Class::Alloc | Class::Free => {
-                if op.name == "cudaFree" || op.name == "cuMemFree" {
+                // Freeing nothing waits for nothing.
+                let frees = (op.name == "cudaFree" || op.name == "cuMemFree") && call.arg1.is_some_and(|ptr| ptr != 0);
+                if frees {
                     // It waits for everything the device has to do.
                     self.done.push(Reverse(done(None)));
                 }
@@ -276,6 +287,7 @@ impl Explainer {
 
     fn launch(&mut self, call: &Call, gpu: u32, stream: u64, thread: ThreadIndex, counted: bool) {
         if counted {
+            self.counts.users.insert((call.pid, gpu));
             *self.counts.launchers.entry(thread).or_default() += 1;
             self.slices.at(call.start_ns).launches += 1;
         }
@@ -291,7 +303,7 @@ impl Explainer {
             slice.waits += u64::from(waited);
             slice.waited_ns += call.duration_ns;
             slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
-            self.counts.idle_syncs += u64::from(!waited);
+            self.counts.sync_times.record(call.duration_ns);
         }
         if name.contains("Event") {
             // An event that was not seen being recorded may stand for anything.
@@ -318,7 +330,7 @@ impl Explainer {
                 let child = self.timeline.thread(child, child);
                 self.timeline.threads[child as usize].creator = Some(creator);
             }
-            self.slices.at(call.start_ns).forks += 1;
+            self.timeline.threads[creator as usize].forks.push_back(call.start_ns);
         } else if op == self.told.exit {
             self.devices.gone(call.pid, call.start_ns);
         } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
@@ -346,14 +358,20 @@ impl Explainer {
 
     fn explain_idle(&mut self, idle: &Idle) {
         let short = idle.whole && idle.to - idle.from <= SHORT_GAP_NS;
-        let gap = if idle.after_wait && short { Gap::AfterSync } else { Gap::Plain };
+        let gap = match idle.after_wait {
+            true if short => Gap::AfterSync,
+            true => Gap::Drained,
+            false => Gap::Plain,
+        };
         let Some(launcher) = idle.launcher else {
-            self.counts.unasked_ns += idle.to - idle.from;
-            self.slices.at(idle.from).idle_ns += idle.to - idle.from;
+            let slice = self.slices.at(idle.from);
+            slice.idle_ns += idle.to - idle.from;
+            slice.certain_ns += idle.to - idle.from;
             return;
         };
         let (timeline, slices) = (&self.timeline, &mut self.slices);
         self.devices.unsure.certain(idle.gpu, idle.from, idle.to, |from, to| {
+            slices.at(from).certain_ns += to - from;
             Walker::walk(timeline, launcher, from, to, &mut |piece| slices.blame(launcher, gap, piece, 1.0));
         });
     }
@@ -382,17 +400,24 @@ impl Explainer {
     /// Idle time that only the GPU itself saw: the launching thread's time is asked for it, in proportion, but not
     /// that in which it waited for the GPU.
     fn explain_window(&mut self, window: &Window) {
-        let Some(gpu) = self.devices.gpus.get(&window.gpu) else { return };
+        // A number of CUDA's may be another GPU's with NVML.
+        let known = self.counts.numbered.get(&window.gpu).copied().unwrap_or(false);
+        let Some(gpu) = self.devices.gpus.get(&window.gpu).filter(|_| known) else { return };
         *self.counts.nvml_idle.entry(window.gpu).or_default() += window.idle_ns;
+        self.counts.nvml_windows.push((window.gpu, window.from, window.to));
         let mut known = Vec::new();
         for (from, to) in gpu.idle_between(window.from, window.to) {
             self.devices.unsure.certain(window.gpu, from, to, |from, to| known.push((from, to)));
         }
         known.sort_unstable();
         let host: u64 = known.iter().map(|(from, to)| to - from).sum();
-        let extra = window.idle_ns.saturating_sub(host);
-        let Some(launcher) = gpu.launcher.filter(|_| extra > 0) else { return };
-        *self.counts.nvml_extra.entry(window.gpu).or_default() += extra;
+        let certain = window.idle_ns.saturating_sub(host);
+        *self.counts.nvml_extra.entry(window.gpu).or_default() += certain;
+        self.slices.at(window.from).certain_ns += certain;
+        let extra = window.likely_ns.saturating_sub(host);
+        // A percent more or less is how the driver rounds.
+        let worth = extra > (window.to - window.from) / 100;
+        let Some(launcher) = gpu.launcher.filter(|_| worth) else { return };
         let open = between(&known, window.from, window.to);
         let mut candidates = 0;
         for (from, to) in open.iter().copied().filter(|(from, to)| from < to) {
@@ -444,9 +469,15 @@ fn waits_for_gpu(leaf: Leaf) -> bool {
 /// The seconds in which calls were lost.
 fn lossy_spans(facts: &Facts) -> Vec<(u64, u64)> {
     const SECOND: u64 = 1_000_000_000;
-    let cuda = |op: &Option<String>| op.as_deref().is_none_or(|name| name.starts_with("cu"));
-    let lost = facts.loss.iter().filter(|loss| loss.loses_event && loss.count > 0 && cuda(&loss.op));
-    // What is missing in one second may be what would have ended an idle time in the next.
-    let span = |(first, last): (u64, u64)| (first.saturating_sub(1) * SECOND, (last + 2) * SECOND);
-    lost.filter(|loss| loss.cause != "write_failed").map(|loss| span(loss.seconds)).collect()
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    for second in &facts.lossy_seconds {
+        // What is missing in one second may be what would have ended an idle time in the next.
+        let from = second.saturating_sub(1).saturating_mul(SECOND);
+        let to = second.saturating_add(2).saturating_mul(SECOND);
+        match spans.last_mut() {
+            Some(last) if from <= last.1 => last.1 = last.1.max(to),
+            _ => spans.push((from, to)),
+        }
+    }
+    spans
 }

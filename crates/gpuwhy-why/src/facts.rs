@@ -3,6 +3,7 @@
 
 use gpuwhy_model::ThreadSums;
 use gpuwhy_model::sample::{CgroupSample, GpuBusy, GpuError, GpuProcess, GpuSample, SystemSample};
+use std::collections::BTreeMap;
 
 /// A process of the run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -13,8 +14,6 @@ pub struct ProcessFact {
     pub name: String,
     /// Its command line, where known.
     pub command: Option<String>,
-    /// The process that made it, where known.
-    pub parent: Option<u32>,
     /// Start, where known; negative before the run.
     pub started: Option<i64>,
     /// End, where seen.
@@ -32,8 +31,6 @@ pub struct LossFact {
     pub count: u64,
     /// Whether whole events are gone.
     pub loses_event: bool,
-    /// First and last second in which it happened.
-    pub seconds: (u64, u64),
 }
 
 /// Everything the analysis is told beforehand.
@@ -49,8 +46,8 @@ pub struct Facts {
     pub started: bool,
     /// Whether the run has an end, or gpuwhy was killed.
     pub complete: bool,
-    /// Processes.
-    pub processes: Vec<ProcessFact>,
+    /// Processes, by their ids.
+    pub processes: BTreeMap<u32, ProcessFact>,
     /// Threads, as the kernel summed their time; a thread id that was used again stands here more than once.
     pub threads: Vec<ThreadSums>,
     /// The machine, second by second.
@@ -67,22 +64,21 @@ pub struct Facts {
     pub gpu_errors: Vec<GpuError>,
     /// What was lost.
     pub loss: Vec<LossFact>,
+    /// The seconds of the run in which CUDA calls were lost, in order.
+    pub lossy_seconds: Vec<u64>,
     /// Logical CPUs.
     pub cores: u32,
-    /// The program's name of the GPU, where known.
-    pub gpu_name: Option<String>,
 }
 
 impl Facts {
     /// The process's name, or `pid N`.
     pub fn name(&self, pid: u32) -> String {
-        let known = self.processes.iter().find(|process| process.pid == pid);
-        known.map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
+        self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
     /// Whether a process belongs to the job.
     pub fn is_traced(&self, pid: u32) -> bool {
-        self.processes.iter().any(|process| process.pid == pid)
+        self.processes.contains_key(&pid)
     }
 
     /// The span's length.

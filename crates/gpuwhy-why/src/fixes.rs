@@ -63,10 +63,17 @@ fn more_workers(story: &Story, scene: &Scene<'_>) -> Option<Fix> {
         return None;
     }
     let launcher = scene.thread(story.launcher).pid;
-    let pids: BTreeSet<u32> =
-        part.threads.keys().map(|index| scene.thread(*index).pid).filter(|pid| *pid != launcher).collect();
-    let workers = pids.len() as u64;
-    let share = scene.share(story.ns / scene.gpus).min(0.95);
+    // Those of other epochs are gone: only who was there at one time counts.
+    let middle = i64::try_from(scene.steady_span.0 / 2 + scene.steady_span.1 / 2).unwrap_or(i64::MAX);
+    let there = |pid: &u32| {
+        let known = scene.facts.processes.get(pid);
+        let began = known.and_then(|process| process.started).is_none_or(|at| at <= middle);
+        began && known.and_then(|process| process.ended).is_none_or(|at| at >= middle)
+    };
+    let pids = part.threads.keys().map(|index| scene.thread(*index).pid).filter(|pid| *pid != launcher);
+    let pids: BTreeSet<u32> = pids.filter(there).collect();
+    let workers = pids.len() as u64 / story.gpus(scene);
+    let share = scene.share(story.ns / story.gpus(scene)).min(0.95);
     let wanted = (workers as f64 / (1.0 - share)).ceil() as u64;
     if workers == 0 || wanted <= workers {
         return None;
@@ -116,7 +123,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             format!(
                 "wait for the GPU less often{line}: {} waits a second; collect losses on the device and read them every \
                  hundred steps (.item(), .cpu(), print and synchronize() all wait)",
-                per_second(scene.steady.syncs, scene.steady_ns)
+                scene.per_second(scene.steady.syncs)
             ),
             story.ns,
         )],
@@ -125,7 +132,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             format!(
                 "reuse device memory instead of taking and freeing it{line} ({} calls a second): drop empty_cache() from the \
                  loop, keep buffers, or let PyTorch's allocator cache them",
-                per_second(scene.steady.allocs, scene.steady_ns)
+                scene.per_second(scene.steady.allocs)
             ),
             story.ns,
         )],
@@ -138,10 +145,6 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
         ],
         _ => Vec::new(),
     }
-}
-
-fn per_second(count: u64, ns: u64) -> String {
-    units::count((count as f64 * 1e9 / ns.max(1) as f64).round() as u64)
 }
 
 fn contention(story: &Story, scene: &Scene<'_>) -> Vec<Fix> {

@@ -108,7 +108,7 @@ fn throttled_one(gpu: u32, samples: &[&gpuwhy_model::sample::GpuSample], scene: 
     };
     let mut found = finding(Kind::GpuThrottled, severity, title, root);
     found.lost_ns = lost;
-    found.share = lost as f64 / scene.facts.wall_ns().max(1) as f64;
+    found.share = scene.share(lost);
     let evidence =
         "SELECT timestamp, sm_mhz, temperature_c, throttle_reasons FROM gpu_seconds WHERE throttle_reasons & 232";
     found.chain.push(gpu_link(gpu, "ran with lower clocks".into(), "throttled", lost, evidence));
@@ -233,10 +233,10 @@ fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let detail = format!("{name} used GPU {gpu} {} of the time while the job waited for it", units::percent(busy, 1.0));
     let root =
         RootCause { kind: Kind::GpuShared.name().into(), pid: Some(pid), name: Some(name.clone()), detail, line: None };
-    let title = format!("{} went to other processes on GPU {gpu}: {name}", scene.of_wall(lost));
+    let title = format!("{} went to other processes on GPU {gpu}: {name}", scene.of_steady(lost));
     let mut found = finding(Kind::GpuShared, severity, title, root);
     (found.lost_ns, found.pid) = (lost, launcher);
-    found.share = lost as f64 / scene.facts.wall_ns().max(1) as f64;
+    found.share = scene.share(lost);
     let evidence = "SELECT pid, AVG(sm_percent) FROM gpu_processes GROUP BY pid ORDER BY 2 DESC";
     found.chain.push(gpu_link(gpu, "ran kernels of other processes".into(), "shared", used, evidence));
     found.fixes.push(Fix {

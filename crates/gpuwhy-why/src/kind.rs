@@ -98,8 +98,14 @@ pub(crate) struct Circumstances {
     pub(crate) memory_short: bool,
     /// Who had the CPU belongs to the job.
     pub(crate) holder_traced: bool,
+    /// And is one of many processes that lived shortly.
+    pub(crate) holder_short_lived: bool,
+    /// There are many of those.
+    pub(crate) many_short_lived: bool,
     /// The one at the end is one of many processes that lived shortly.
     pub(crate) short_lived: bool,
+    /// The one at the end launches, too: it is part of the launching, as PyTorch's backward thread is.
+    pub(crate) launches: bool,
     /// Copies are what one waits for in a sync.
     pub(crate) copies_matter: bool,
 }
@@ -107,7 +113,17 @@ pub(crate) struct Circumstances {
 /// The two ends of a chain.
 pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
     let leaf = leaf_kind(cause, around);
-    let Some(head) = cause.head else { return (leaf, leaf) };
+    let Some(head) = cause.head else {
+        // Whoever waits in a queue's code until a time limit does not sleep: nothing came.
+        let timed_out = matches!(cause.leaf, Leaf::Blocked(state, WokenBy::Timer) if state != State::BlockedSleep);
+        if timed_out && around.in_queue {
+            return (Kind::InputStarved, Kind::Unresolved);
+        }
+        return (leaf, leaf);
+    };
+    if around.same_process && around.launches && !cause.gil {
+        return (leaf, leaf);
+    }
     if around.short_lived {
         return (Kind::ProcessChurn, Kind::ProcessChurn);
     }
@@ -132,7 +148,8 @@ pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
 fn leaf_kind(cause: &Cause, around: &Circumstances) -> Kind {
     let own = if cause.gap == Gap::AfterSync { Kind::SyncBound } else { Kind::LaunchBound };
     match cause.leaf {
-        Leaf::Running => own,
+        Leaf::Forking if around.many_short_lived => Kind::ProcessChurn,
+        Leaf::Running | Leaf::Forking => own,
         Leaf::Cuda(op) | Leaf::BlockedIn(op) => match op.get().map(|op| op.class) {
             Some(Class::Copy) => Kind::CopyBound,
             Some(Class::Alloc | Class::Free | Class::Map) => Kind::AllocChurn,
@@ -141,6 +158,7 @@ fn leaf_kind(cause: &Cause, around: &Circumstances) -> Kind {
             _ => own,
         },
         Leaf::Reclaiming => Kind::HostMemoryPressure,
+        Leaf::Ready(Some(_)) if around.holder_short_lived => Kind::ProcessChurn,
         Leaf::Ready(Some(_)) => Kind::CpuContention,
         Leaf::Ready(None) => own,
         Leaf::Throttled => Kind::CpuThrottled,

@@ -10,9 +10,9 @@ use gpuwhy_model::{Call, Class, OffCpu, OpId, ThreadSums};
 use std::collections::{BTreeMap, HashMap};
 
 /// Times off the CPU that may wait for the call around them to return.
-const PENDING: usize = 65_536;
+const PENDING: usize = 4096;
 /// The same in a thread that never made a call.
-const PENDING_WITHOUT_CALLS: usize = 1024;
+const PENDING_WITHOUT_CALLS: usize = 64;
 
 /// One thread's time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

@@ -24,6 +24,8 @@ pub(crate) struct Window {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) idle_ns: u64,
+    /// And how long it likely idled: nothing is taken off for rounding and clocks.
+    pub(crate) likely_ns: u64,
 }
 
 /// The windows of all GPUs within the span, in order of their ends.
@@ -47,7 +49,9 @@ fn of_gpu(gpu: u32, samples: &[GpuBusy], facts: &Facts, windows: &mut Vec<Window
         if let Some((from, to, idle)) = open.take()
             && from < to
         {
-            windows.push(Window { gpu, from, to, idle_ns: (idle as u64).saturating_sub(SHIFT_NS) });
+            let rounding = ROUNDING / 100.0 * (to - from) as f64;
+            let least = (idle - rounding).max(0.0) as u64;
+            windows.push(Window { gpu, from, to, idle_ns: least.saturating_sub(SHIFT_NS), likely_ns: idle as u64 });
         }
     };
     for pair in samples.windows(2) {
@@ -56,7 +60,7 @@ fn of_gpu(gpu: u32, samples: &[GpuBusy], facts: &Facts, windows: &mut Vec<Window
             close(&mut open);
             continue;
         }
-        let share = (100.0 - f64::from(pair[1].percent) - ROUNDING).max(0.0) / 100.0;
+        let share = 1.0 - f64::from(pair[1].percent.min(100)) / 100.0;
         let (_, until, idle) = open.get_or_insert((from, from, 0.0));
         *until = to;
         *idle += share * (to - from) as f64;
@@ -107,6 +111,7 @@ impl Places {
 /// When untraced processes had memory on a GPU: then nobody knows what is queued there.
 pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
+    let looks = |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
     let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     // One that has memory there but runs nothing does not matter.
     let foreign = |process: &&GpuProcess| !facts.is_traced(process.pid) && process.sm_percent != Some(0);
@@ -116,9 +121,13 @@ pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     for (gpu, mut moments) in seen {
         moments.sort_unstable();
         let list = spans.entry(gpu).or_default();
+        let (first, last) = (looks(gpu).min().unwrap_or(0), looks(gpu).max().unwrap_or(u64::MAX));
         for at in moments {
             // It was looked at once a second: it may have come a second before and stayed a second longer.
-            let (from, to) = (at.saturating_sub(WINDOW_NS * 5 / 4), at + WINDOW_NS * 5 / 4);
+            // Who was there at the first look was there before it, and who was there at the last one stayed.
+            let near = WINDOW_NS / 2;
+            let from = if at <= first.saturating_add(near) { 0 } else { at.saturating_sub(WINDOW_NS * 5 / 4) };
+            let to = if at.saturating_add(near) >= last { u64::MAX } else { at + WINDOW_NS * 5 / 4 };
             match list.last_mut() {
                 Some(last) if last.1 >= from => last.1 = to,
                 _ => list.push((from, to)),

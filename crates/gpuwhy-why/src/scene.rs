@@ -6,7 +6,7 @@ use crate::blame::{Slice, Votes};
 use crate::facts::{Facts, StackFact};
 use crate::story::most;
 use crate::timeline::{Thread, ThreadIndex, Timeline};
-use gpuwhy_model::units;
+use gpuwhy_model::{Histogram, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A process that lived no longer than this, ns, was made for one task.
@@ -30,9 +30,17 @@ pub(crate) struct Scene<'a> {
     pub(crate) steady: &'a Slice,
     /// GPUs that had work.
     pub(crate) gpus: u64,
+    /// Of them, how many each process gave work to.
+    pub(crate) gpus_of: HashMap<u32, u64>,
+    /// Threads that launch a part of the work worth telling.
+    pub(crate) launchers: BTreeSet<ThreadIndex>,
     pub(crate) short_lived: BTreeSet<u32>,
     pub(crate) memory_short: bool,
     pub(crate) copies_matter: bool,
+    /// How long calls that wait for the GPU took.
+    pub(crate) sync_times: &'a Histogram,
+    /// What NVML saw in its windows stands for so much more of the steady state.
+    pub(crate) nvml_factor: f64,
     /// Cores nobody used, on average.
     pub(crate) idle_cores: Option<f64>,
 }
@@ -44,17 +52,22 @@ impl<'a> Scene<'a> {
         steady: &'a Slice,
         steady_span: (u64, u64),
         gpus: u64,
+        sync_times: &'a Histogram,
     ) -> Self {
         let copying = steady.copy_bytes as f64 / FAST_COPY;
         Self {
             words: HashMap::new(),
+            launchers: BTreeSet::new(),
             steady_span,
             steady_ns: steady_span.1.saturating_sub(steady_span.0),
             steady,
             gpus: gpus.max(1),
+            gpus_of: HashMap::new(),
             short_lived: short_lived(facts),
             memory_short: memory_short(facts),
             copies_matter: steady.idle_ns > 0 && copying >= 0.2 * steady.idle_ns as f64,
+            sync_times,
+            nvml_factor: 1.0,
             idle_cores: idle_cores(facts),
             facts,
             timeline,
@@ -120,7 +133,10 @@ impl<'a> Scene<'a> {
 
     /// Several threads in words: `pt_data_worker:0–3`, `python3 4821 and 3 more`.
     pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
-        let pids: BTreeSet<u32> = threads.keys().map(|index| self.thread(*index).pid).collect();
+        // Who had little part in it is not worth a name.
+        let total: u64 = threads.values().sum();
+        let named = threads.iter().filter(|(_, ns)| **ns * 20 >= total);
+        let pids: BTreeSet<u32> = named.map(|(index, _)| self.thread(*index).pid).collect();
         let Some((first, _)) = most(threads.iter().map(|(index, ns)| (*index, *ns))) else { return String::new() };
         if pids.len() < 2 {
             return self.who(first);
@@ -141,10 +157,10 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// A time, of the wall clock.
-    pub(crate) fn of_wall(&self, ns: u64) -> String {
-        let wall = self.facts.wall_ns();
-        format!("{} of {} ({})", units::time(ns), units::time(wall), units::percent(ns as f64, wall as f64))
+    /// A time, of the steady state.
+    pub(crate) fn of_steady(&self, ns: u64) -> String {
+        let steady = self.steady_ns;
+        format!("{} of {} ({})", units::time(ns), units::time(steady), units::percent(ns as f64, steady as f64))
     }
 
     /// How busy NVML saw a GPU in the steady state, 0 to 1.
@@ -157,6 +173,20 @@ impl<'a> Scene<'a> {
         (count > 0).then(|| sum / f64::from(count) / 100.0)
     }
 
+    /// What nvidia-smi would have shown in the steady state, percent.
+    pub(crate) fn rate_in_steady(&self, gpu: u32) -> Option<f64> {
+        let (from, to) = self.steady_span;
+        let of_gpu = self.facts.gpu_seconds.iter().filter(|sample| sample.gpu == gpu);
+        let inside = of_gpu.filter(|sample| sample.at_ns > from && sample.at_ns <= to);
+        let rates: Vec<f64> = inside.filter_map(|sample| sample.rate_percent.map(f64::from)).collect();
+        (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
+    }
+
+    /// How often a second in the steady state, in words.
+    pub(crate) fn per_second(&self, count: u64) -> String {
+        units::count((count as f64 * 1e9 / self.steady_ns.max(1) as f64).round() as u64)
+    }
+
     /// A share of the steady state.
     pub(crate) fn share(&self, ns: u64) -> f64 {
         if self.steady_ns == 0 { 0.0 } else { ns as f64 / self.steady_ns as f64 }
@@ -166,7 +196,9 @@ impl<'a> Scene<'a> {
 /// `/home/me/train.py:138 main` as people say it: `train.py:138`.
 fn short_line(line: &str) -> &str {
     let file = line.rsplit('/').next().unwrap_or(line);
-    file.split_once(' ').map_or(file, |(place, _)| place)
+    let number = file.rfind(':').map_or(0, |colon| colon + 1);
+    let digits = file[number..].bytes().take_while(u8::is_ascii_digit).count();
+    if digits > 0 { &file[..number + digits] } else { file }
 }
 
 /// The kernel's zero-padded name as text.
@@ -176,8 +208,8 @@ pub(crate) fn task_name(name: &[u8; 16]) -> String {
 }
 
 fn short_lived(facts: &Facts) -> BTreeSet<u32> {
-    let short = |process: &&crate::facts::ProcessFact| matches!((process.started, process.ended), (Some(start), Some(end)) if end - start <= SHORT_LIFE_NS);
-    let found: BTreeSet<u32> = facts.processes.iter().filter(short).map(|process| process.pid).collect();
+    let short = |process: &&crate::facts::ProcessFact| matches!((process.started, process.ended), (Some(start), Some(end)) if end.saturating_sub(start) <= SHORT_LIFE_NS);
+    let found: BTreeSet<u32> = facts.processes.values().filter(short).map(|process| process.pid).collect();
     if found.len() >= MANY_SHORT { found } else { BTreeSet::new() }
 }
 
@@ -196,4 +228,16 @@ fn idle_cores(facts: &Facts) -> Option<f64> {
     let span: u64 = facts.system.iter().map(|sample| sample.span_ns).sum();
     let idle: u64 = facts.system.iter().map(|sample| sample.idle_ns + sample.iowait_ns).sum();
     (span > 0).then(|| idle as f64 / span as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_said_shortly() {
+        assert_eq!(short_line("/home/me/train.py:138 main"), "train.py:138");
+        assert_eq!(short_line("<frozen importlib._bootstrap>:241 _call"), "<frozen importlib._bootstrap>:241");
+        assert_eq!(short_line("train.py"), "train.py");
+    }
 }

@@ -8,7 +8,7 @@ use crate::state::State;
 use crate::timeline::ThreadIndex;
 use crate::walk::Leaf;
 use gpuwhy_model::OpId;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// The normal state of a worker is to work. Something else at the chain's end is the story if it takes this share.
 const REMARKABLE: f64 = 0.3;
@@ -94,6 +94,7 @@ pub(crate) fn most<K: Copy + Ord>(sums: impl IntoIterator<Item = (K, u64)>) -> O
 fn leaf_words(leaf: Leaf) -> &'static str {
     match leaf {
         Leaf::Running => State::RunningHost.words(),
+        Leaf::Forking => "running, making a process",
         Leaf::Cuda(_) => State::RunningCuda.words(),
         Leaf::Reclaiming => "running, reclaiming memory",
         Leaf::Ready(_) => State::Ready.words(),
@@ -118,22 +119,40 @@ pub(crate) struct Story {
     pub(crate) all: Part,
     /// How long the same held the launching thread up while the GPU had work.
     pub(crate) busy_ns: u64,
+    /// Of it, the own work that such a hold-up may have put off.
+    late_ns: u64,
+    /// The processes it is about.
+    pids: BTreeSet<u32>,
 }
 
 impl Story {
+    /// How many GPUs it is about: what it cost is a mean over them.
+    pub(crate) fn gpus(&self, scene: &Scene<'_>) -> u64 {
+        let used: u64 = self.pids.iter().map(|pid| scene.gpus_of.get(pid).copied().unwrap_or(1)).sum();
+        used.clamp(1, scene.gpus)
+    }
+
     /// The part that the root cause is about.
     pub(crate) fn root_part(&self) -> &Part {
         self.parts.get(&self.root).unwrap_or(&self.all)
     }
 }
 
+#[derive(Default)]
+struct Growing {
+    parts: BTreeMap<Kind, Part>,
+    launchers: HashMap<ThreadIndex, u64>,
+}
+
 /// Puts causes together, costliest story first.
 pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
-    let mut grouped: BTreeMap<(Kind, u32), (BTreeMap<Kind, Part>, HashMap<ThreadIndex, u64>)> = BTreeMap::new();
+    let mut grouped: BTreeMap<(Kind, u32), Growing> = BTreeMap::new();
     // In a fixed order, so that equal runs are told in equal words.
     let mut ordered: Vec<(&Cause, &Cost)> = costs.iter().collect();
     ordered.sort_by_key(|(cause, _)| **cause);
     let mut busy: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
+    let mut by_nvml: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
+    let mut late: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
     for (cause, cost) in ordered {
         let (kind, root) = kind::of(cause, &circumstances(cause, cost, scene));
         let pid = scene.thread(cause.launcher).pid;
@@ -141,13 +160,28 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
             *busy.entry((kind, pid)).or_default() += cost.ns;
             continue;
         }
-        let (parts, launchers) = grouped.entry((kind, pid)).or_default();
-        parts.entry(root).or_default().add(cause, cost);
-        *launchers.entry(cause.launcher).or_default() += cost.ns;
+        if cause.gap == Gap::ByNvml {
+            // As far as the host knew, the GPU was busy then: it was counted there, too.
+            *by_nvml.entry((kind, pid)).or_default() += cost.ns;
+        }
+        let mut cost = cost.clone();
+        if cause.gap == Gap::ByNvml {
+            cost.ns = (cost.ns as f64 * scene.nvml_factor) as u64;
+        }
+        if cause.gap != Gap::Drained {
+            *late.entry((kind, pid)).or_default() += cost.ns;
+        }
+        let story = grouped.entry((kind, pid)).or_default();
+        story.parts.entry(root).or_default().add(cause, &cost);
+        *story.launchers.entry(cause.launcher).or_default() += cost.ns;
     }
+    let held_up = |kind: Kind, pid: u32| {
+        let of = |sums: &BTreeMap<(Kind, u32), u64>| sums.get(&(kind, pid)).copied().unwrap_or(0);
+        of(&busy).saturating_sub(of(&by_nvml))
+    };
     let mut stories: Vec<Story> = grouped
         .into_iter()
-        .filter_map(|((kind, pid), (parts, launchers))| {
+        .filter_map(|((kind, pid), Growing { parts, launchers })| {
             let launcher = most(launchers)?.0;
             let mut all = Part::default();
             parts.values().for_each(|part| all.merge(part));
@@ -158,13 +192,38 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
                 ns: all.ns,
                 parts,
                 all,
-                busy_ns: busy.get(&(kind, pid)).copied().unwrap_or(0),
+                busy_ns: held_up(kind, pid),
+                late_ns: late.get(&(kind, pid)).copied().unwrap_or(0),
+                pids: BTreeSet::from([pid]),
             })
         })
         .collect();
     share_out_own_work(&mut stories, scene);
+    let mut stories = join_processes(stories);
     stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
     stories
+}
+
+/// The same story of several processes, as of the ranks of a job, is one.
+fn join_processes(stories: Vec<Story>) -> Vec<Story> {
+    let mut joined: BTreeMap<(Kind, Kind), Story> = BTreeMap::new();
+    for story in stories {
+        let Some(known) = joined.get_mut(&(story.kind, story.root)) else {
+            joined.insert((story.kind, story.root), story);
+            continue;
+        };
+        known.pids.extend(&story.pids);
+        if story.ns > known.ns {
+            known.launcher = story.launcher;
+        }
+        known.ns += story.ns;
+        known.busy_ns += story.busy_ns;
+        known.all.merge(&story.all);
+        for (kind, part) in &story.parts {
+            known.parts.entry(*kind).or_default().merge(part);
+        }
+    }
+    joined.into_values().collect()
 }
 
 /// A thread that was held up while the GPU had work does later, while it has none, what it would have done then: its own
@@ -181,7 +240,8 @@ fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
             .filter(|other| pid_of(&stories[*other]) == pid && !innocent.contains(&stories[*other].kind))
             .collect();
         let held_up: u64 = guilty.iter().map(|other| stories[*other].busy_ns).sum();
-        let shared = stories[own].ns.min(held_up);
+        // What is done after a wait for the GPU is not late: nothing before that wait could put it off.
+        let shared = stories[own].late_ns.min(held_up);
         for other in guilty {
             let part = (shared as f64 * stories[other].busy_ns as f64 / held_up.max(1) as f64) as u64;
             stories[other].ns += part;
@@ -204,15 +264,17 @@ fn circumstances(cause: &Cause, cost: &Cost, scene: &Scene<'_>) -> Circumstances
     let launcher = scene.thread(cause.launcher);
     let stack = cost.head_stacks.ranked().first().map(|(stack, _)| *stack);
     let holder = if let Leaf::Ready(Some(holder)) = cause.leaf { Some(holder) } else { None };
-    let traced =
-        |holder: u32| scene.timeline.holders.get(holder as usize).is_some_and(|h| scene.facts.is_traced(h.pid));
+    let holder = holder.and_then(|holder| scene.timeline.holders.get(holder as usize)).map(|holder| holder.pid);
     Circumstances {
         same_process: cost.path.iter().all(|thread| scene.thread(*thread).pid == launcher.pid),
         in_queue: stack.is_some_and(|stack| scene.in_queue(stack)),
         has_stack: stack.is_some(),
         memory_short: scene.memory_short,
-        holder_traced: holder.is_some_and(traced),
+        holder_traced: holder.is_some_and(|pid| scene.facts.is_traced(pid)),
+        holder_short_lived: holder.is_some_and(|pid| scene.short_lived.contains(&pid)),
+        many_short_lived: !scene.short_lived.is_empty(),
         short_lived: cost.path.iter().any(|thread| scene.short_lived.contains(&scene.thread(*thread).pid)),
+        launches: scene.launchers.contains(&cause.thread),
         copies_matter: scene.copies_matter,
     }
 }

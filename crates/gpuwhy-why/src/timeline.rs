@@ -59,6 +59,8 @@ pub(crate) struct Thread {
     pub(crate) calls: VecDeque<Span>,
     /// Looks at what it was running: time and stack.
     pub(crate) samples: VecDeque<(u64, u64)>,
+    /// When it had made a process.
+    pub(crate) forks: VecDeque<u64>,
     /// On the CPU, but making room in memory: direct reclaim, compaction.
     pub(crate) memory: VecDeque<(u64, u64)>,
     moved: VecDeque<(u64, u64, u16)>,
@@ -226,6 +228,7 @@ impl Timeline {
             drop_while(&mut thread.offs, |off| off.end < before);
             drop_while(&mut thread.calls, |call| call.end < before);
             drop_while(&mut thread.samples, |sample| sample.0 < before);
+            drop_while(&mut thread.forks, |fork| *fork < before);
             drop_while(&mut thread.memory, |span| span.1 < before);
             drop_while(&mut thread.moved, |wait| wait.1 < before);
         }

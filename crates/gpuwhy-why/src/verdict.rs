@@ -13,54 +13,67 @@ use gpuwhy_model::{Finding, Severity, units};
 /// Causes named in the verdict.
 const NAMED: usize = 3;
 
-/// The verdict: what nvidia-smi would say, what is true, and why.
-pub(crate) fn verdict(report: &Report, scene: &Scene<'_>) -> String {
-    let Some(idle) = report.gpu_idle_min_ns else {
+/// The verdict: what nvidia-smi would say, what is true, and why. It is about the steady state; the start is told apart.
+pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> String {
+    let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
         return no_work(report);
     };
-    let wall = report.wall_ns as f64;
-    let rate = report.gpus.iter().filter(|gpu| gpu.launches > 0).find_map(|gpu| gpu.rate_percent);
-    let share = units::percent(idle as f64, wall);
-    let most = report.gpu_idle_max_ns.unwrap_or(report.wall_ns);
-    let mut text = match rate {
-        Some(rate) if idle as f64 > 0.1 * wall => {
-            format!("nvidia-smi shows {rate:.0} %, but the GPU had no work at least {share} of the time.")
-        }
-        Some(rate) => format!("nvidia-smi shows {rate:.0} %; the GPU had no work at least {share} of the time."),
-        None => format!("The GPU had no work at least {share} of the time"),
-    };
-    if rate.is_none() {
-        text.push_str(&format!(", at most {}.", units::percent(most as f64, wall)));
-    }
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
-    if let Some(fault) = serious.iter().find(|found| found.severity == Severity::Critical) {
-        return format!("{} {text}", sentence(&fault.title));
+    let mut text = String::new();
+    for fault in serious.iter().filter(|found| found.severity == Severity::Critical) {
+        text.push_str(&format!("{} ", sentence(&fault.title)));
     }
+    let start = steady_from.saturating_sub(report.from_ns);
+    let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
+    let idles = format!("the GPU had no work at least {} of the time", units::percent(idle, 1.0));
+    let gpu = report.gpus.iter().filter(|gpu| gpu.launches > 0).find_map(|gpu| gpu.nvml_index);
+    let shows = gpu.and_then(|gpu| scene.rate_in_steady(gpu)).map(|rate| format!("nvidia-smi shows {rate:.0} %"));
+    let told = match shows {
+        Some(shows) if idle > 0.1 => format!("{shows}, but {idles}"),
+        Some(shows) => format!("{shows}; {idles}"),
+        None => idles,
+    };
+    let told = if start * 20 > report.wall_ns {
+        format!("The job started for {}. Since then {told}", units::time(start))
+    } else {
+        capital(&told)
+    };
+    text.push_str(&told);
+    text.push('.');
     for found in serious.iter().filter(|found| found.lost_ns > 0).take(NAMED) {
-        let lost = units::percent(found.lost_ns as f64, wall);
+        let lost = units::percent(found.share, 1.0);
         text.push_str(&format!(" {lost} because {}", sentence(&found.root_cause.detail)));
     }
-    if serious.is_empty() {
-        let bound = report.findings.iter().find(|found| found.kind == Kind::GpuBound.name());
-        match bound {
-            Some(bound) => text.push_str(&format!(" Nothing holds it up: {}", sentence(&bound.root_cause.detail))),
-            None if most > idle + report.wall_ns / 4 => text.push_str(
-                " What it did in the rest cannot be told from the host's side: the job rarely waits for the GPU, and there are no NVML samples.",
-            ),
-            None => text.push_str(&start_or_nothing(report, scene)),
-        }
+    let lost_track = stories.iter().filter(|story| matches!(story.kind, Kind::Unresolved | Kind::ColdStart));
+    let lost_track = scene.share(lost_track.map(|story| story.ns / story.gpus(scene)).sum());
+    if lost_track >= 0.03 {
+        let share = units::percent(lost_track, 1.0);
+        text.push_str(&format!(" {share} could not be followed to a cause."));
+    }
+    if serious.is_empty() && lost_track < 0.03 {
+        text.push_str(&nothing_serious(report, idle));
     }
     text
 }
 
-fn start_or_nothing(report: &Report, scene: &Scene<'_>) -> String {
-    match report.findings.iter().find(|found| found.kind == Kind::ColdStart.name()) {
-        Some(start) => format!(
-            " {} of it before the steady work began. No cause costs 3 % or more after that.",
-            units::time(start.lost_ns)
-        ),
-        None if scene.steady_ns > 0 => " No cause costs 3 % or more.".to_owned(),
-        None => String::new(),
+fn nothing_serious(report: &Report, idle: f64) -> String {
+    let bound = report.findings.iter().find(|found| found.kind == Kind::GpuBound.name());
+    let most = report.gpu_idle_max_ns.unwrap_or(report.wall_ns) as f64 / report.wall_ns.max(1) as f64;
+    match bound {
+        Some(bound) => format!(" Nothing holds it up: {}", sentence(&bound.root_cause.detail)),
+        None if most > idle + 0.25 => {
+            " No cause costs 3 % or more. Whether it worked in the rest cannot be told from the \
+             host's side: the job rarely waits for the GPU."
+                .to_owned()
+        }
+        None => " No cause costs 3 % or more.".to_owned(),
+    }
+}
+
+fn capital(text: &str) -> String {
+    match text.strip_prefix("the ") {
+        Some(rest) => format!("The {rest}"),
+        None => text.to_owned(),
     }
 }
 
@@ -83,7 +96,7 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
         return Vec::new();
     }
     let lost = |kinds: &[Kind]| -> u64 {
-        stories.iter().filter(|story| kinds.contains(&story.kind)).map(|story| story.ns / scene.gpus).sum()
+        stories.iter().filter(|story| kinds.contains(&story.kind)).map(|story| story.ns / story.gpus(scene)).sum()
     };
     let mut list = Vec::new();
     let mut well = |what: &str, kinds: &[Kind], more: String| {
@@ -103,16 +116,12 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
     well("input", &[Kind::InputStarved, Kind::ProcessChurn], String::new());
     well("disk and network", &[Kind::DiskIo, Kind::NetworkIo], String::new());
     well("locks", &[Kind::LockContention], String::new());
-    let syncs = format!(" ({} waits for the GPU a second)", rate(scene.steady.syncs, scene.steady_ns));
+    let syncs = format!(" ({} waits for the GPU a second)", scene.per_second(scene.steady.syncs));
     well("synchronisation", &[Kind::SyncBound], syncs);
     well("copies", &[Kind::CopyBound], format!(" ({})", units::bytes(scene.steady.copy_bytes)));
     let allocs = format!(" ({} calls, {})", units::count(scene.steady.allocs), units::time(scene.steady.alloc_ns));
     well("device memory calls", &[Kind::AllocChurn], allocs);
     list
-}
-
-fn rate(count: u64, ns: u64) -> String {
-    units::count((count as f64 * 1e9 / ns.max(1) as f64).round() as u64)
 }
 
 /// The machine, and where the bounds come from.

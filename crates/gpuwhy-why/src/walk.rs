@@ -9,8 +9,10 @@ use gpuwhy_model::{OpId, WokenBy};
 
 /// How many threads a chain may have.
 const DEEPEST: usize = 12;
+/// Making a process takes no longer than this, ns.
+const LONGEST_FORK_NS: u64 = 50_000_000;
 /// A timed wait that is begun again after at most this much running is the same wait.
-const SAME_WAIT_NS: u64 = 300_000;
+const SAME_WAIT_NS: u64 = 1_000_000;
 /// How many times a wait may be begun again while looking for its end.
 const RESUMED: usize = 64;
 
@@ -19,6 +21,8 @@ const RESUMED: usize = 64;
 pub(crate) enum Leaf {
     /// It was running its own code.
     Running,
+    /// It was running, on its way to having made a process.
+    Forking,
     /// It was running inside a CUDA call.
     Cuda(OpId),
     /// It was running, but in the kernel, making room in memory.
@@ -163,14 +167,28 @@ impl<'a> Walker<'a> {
         self.computing(thread, at, b);
     }
 
+    /// Its own code, cut at the processes it made: until one was made, that was its work.
     fn computing(&mut self, thread: &Thread, a: u64, b: u64) {
+        let mut at = a;
+        let first = thread.forks.partition_point(|fork| *fork < a);
+        for fork in thread.forks.iter().skip(first).copied().take_while(|fork| *fork < b) {
+            let begin = fork.saturating_sub(LONGEST_FORK_NS).max(at);
+            self.sampled(thread, at, begin, Leaf::Running);
+            self.sampled(thread, begin, fork, Leaf::Forking);
+            at = fork.max(at);
+        }
+        self.sampled(thread, at, b, Leaf::Running);
+    }
+
+    /// With the line it was in, where that was looked at.
+    fn sampled(&mut self, thread: &Thread, a: u64, b: u64, leaf: Leaf) {
         if a >= b {
             return;
         }
         let first = thread.samples.partition_point(|sample| sample.0 < a);
         let sample = thread.samples.iter().skip(first).take_while(|sample| sample.0 <= b).map(|sample| sample.1);
         let stack = sample.filter(|stack| *stack != 0).last().unwrap_or(0);
-        self.leaf(a, b, Leaf::Running, stack);
+        self.leaf(a, b, leaf, stack);
     }
 
     fn ready(&mut self, index: ThreadIndex, off: &Off, a: u64, b: u64) {

@@ -43,18 +43,18 @@ pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
     match (story.kind, story.root) {
         (Kind::InputStarved, root) => {
             let did = match root {
-                Kind::DiskIo => format!("waited for the disk {share} of that time{at}"),
-                Kind::HostSleep => format!("slept {share} of that time{at}"),
-                Kind::NetworkIo => format!("waited for the network {share} of that time{at}"),
-                Kind::CpuContention => format!("had no CPU {share} of that time, {} had it", holders(part, scene)),
-                Kind::CpuThrottled => format!("had no CPU quota left {share} of that time"),
-                Kind::HostMemoryPressure => format!("waited for memory {share} of that time{at}"),
-                Kind::LockContention => format!("waited for a lock {share} of that time{at}"),
-                Kind::CpuBoundWorker => format!("worked on the CPU {share} of that time{at}"),
-                Kind::OutsideProcess => "waited for a process that was not traced".to_owned(),
-                _ => "waited for something that could not be followed".to_owned(),
+                Kind::DiskIo => format!("waiting for the disk {share} of that time{at}"),
+                Kind::HostSleep => format!("asleep {share} of that time{at}"),
+                Kind::NetworkIo => format!("waiting for the network {share} of that time{at}"),
+                Kind::CpuContention => format!("without a CPU {share} of that time, {} had it", holders(part, scene)),
+                Kind::CpuThrottled => format!("without CPU quota {share} of that time"),
+                Kind::HostMemoryPressure => format!("waiting for memory {share} of that time{at}"),
+                Kind::LockContention => format!("waiting for a lock {share} of that time{at}"),
+                Kind::CpuBoundWorker => format!("busy on the CPU {share} of that time{at}"),
+                Kind::OutsideProcess => "waiting for a process that was not traced".to_owned(),
+                _ => "waiting for something that could not be followed".to_owned(),
             };
-            format!("{who} could not keep up: it {did}")
+            format!("{who} could not keep up: {did}")
         }
         (Kind::CpuContention, _) => {
             format!("the launching thread was ready but had no CPU: {} had it", holders(part, scene))
@@ -72,7 +72,10 @@ pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
             )
         }
         (Kind::SyncBound, _) => {
-            format!("the host waited for the GPU {} times a second and launched only then{at}", syncs(scene))
+            format!(
+                "the host waited for the GPU {} times a second and launched only then{at}",
+                scene.per_second(scene.steady.syncs)
+            )
         }
         (Kind::CopyBound, _) => format!("the launching thread was busy copying{at}"),
         (Kind::LaunchBound, _) => format!("the launching thread was busy with its own work between launches{at}"),
@@ -92,10 +95,6 @@ pub(crate) fn blamed_line(story: &Story, scene: &Scene<'_>) -> Option<String> {
         _ => None,
     };
     told.or_else(|| scene.line(&part.leaf_stacks)).or_else(|| scene.line(&part.head_stacks))
-}
-
-fn syncs(scene: &Scene<'_>) -> String {
-    units::count((scene.steady.syncs as f64 * 1e9 / scene.steady_ns.max(1) as f64).round() as u64)
 }
 
 pub(crate) fn is_gil(story: &Story) -> bool {
@@ -189,7 +188,9 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
         _ => "works between launches".to_owned(),
     };
     let thread = scene.thread(story.launcher);
-    let state = match head {
+    // What the thread waited for on the way to its own work is not the story.
+    let own = matches!(story.kind, Kind::LaunchBound | Kind::SyncBound | Kind::CopyBound | Kind::AllocChurn);
+    let state = match head.filter(|_| !own) {
         Some((state, _)) => state.words(),
         None => most(story.all.leaf_states.iter().map(|(state, ns)| (*state, *ns))).map_or("", |(state, _)| state),
     };
@@ -197,10 +198,7 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
         layer: "thread".into(),
         who: scene.who(story.launcher),
         what,
-        line: match story.kind {
-            Kind::SyncBound | Kind::AllocChurn => blamed_line(story, scene),
-            _ => scene.line(&story.all.head_stacks),
-        },
+        line: if own { blamed_line(story, scene) } else { scene.line(&story.all.head_stacks) },
         state: state.to_owned(),
         ns: story.ns,
         evidence: Some(thread_evidence(thread.tid, head.map(|(state, _)| state))),
@@ -289,7 +287,7 @@ fn detail(story: &Story, scene: &Scene<'_>) -> String {
     others.sort_by_key(|(kind, ns)| (std::cmp::Reverse(*ns), *kind));
     let share = |ns: u64| units::percent(ns as f64, story.ns as f64);
     let rest: Vec<String> =
-        others.iter().map(|(kind, ns)| format!("{} {}", share(*ns), kind.name().replace('_', " "))).collect();
+        others.iter().map(|(kind, ns)| format!("{} of it {}", share(*ns), kind.name().replace('_', " "))).collect();
     if !rest.is_empty() {
         text = format!("{text}; {}", rest.join(", "));
     }

@@ -16,6 +16,7 @@ Examples:
   sudo gpuwhy demo                               see it work, without a GPU
   sudo gpuwhy trace -- python3 train.py          start a job and trace it
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
+  gpuwhy explain                                 where did the time go, and why?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\""
 )]
@@ -38,7 +39,7 @@ pub(crate) enum Command {
     Query(Query),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
-    /// Trace a small training job on a simulated GPU: needs root and Python, no GPU
+    /// Trace and explain a small training job on a simulated GPU: needs root and Python, no GPU
     Demo(Demo),
     /// Waits for a byte on a file descriptor, then becomes the traced command (internal)
     #[command(name = "__hold", hide = true)]
@@ -210,8 +211,9 @@ pub(crate) enum StacksSort {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The verdict first, then what is well, then each finding, worst first: who waited for whom, what it cost, what to do.
-The JSON is described in docs/explain-json.md.
+The verdict first, then each finding, worst first: who waited for whom, what it cost, what to do; then what is well.
+Explaining a whole run that has ended stores its findings in it (the view causal_chains).
+Exits with 3 if --fail-on finds something. The JSON is described in docs/explain-json.md.
 
 Examples:
   gpuwhy explain
@@ -225,17 +227,35 @@ pub(crate) struct Explain {
     #[arg(long, value_name = "PID")]
     pub(crate) pid: Vec<u32>,
     /// From this moment on, counted from the run's beginning: 90s, 2m
-    #[arg(long, value_parser = moment)]
+    #[arg(long, value_name = "TIME", value_parser = moment)]
     pub(crate) from: Option<Duration>,
     /// Up to this moment
-    #[arg(long, value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) to: Option<Duration>,
-    /// Only the last part of the run
-    #[arg(long, value_parser = duration, conflicts_with_all = ["from", "to"])]
+    /// Only the last part of the run, so long
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with_all = ["from", "to"])]
     pub(crate) since: Option<Duration>,
+    /// Also show each process's calls: how many, how long, bytes allocated and freed
+    #[arg(long)]
+    pub(crate) per_process: bool,
+    /// Exit with 3 if a finding is as bad as this, or worse
+    #[arg(long, value_enum, value_name = "SEVERITY")]
+    pub(crate) fail_on: Option<FailOn>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FailOn {
+    /// Anything that cost time
+    Low,
+    /// 3 % of the time or more
+    Medium,
+    /// 10 % of the time or more
+    High,
+    /// The job ended by it
+    Critical,
 }
 
 #[derive(Debug, Args)]

@@ -3,6 +3,14 @@
 
 use gpuwhy_view::Style;
 use std::io::{IsTerminal, Write};
+use std::os::fd::AsRawFd;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How wide text is where there is no terminal.
+const COLUMNS: usize = 100;
+/// Work that takes longer than this is told of.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Prints a line that is worth nothing if nobody reads it: a closed pipe is no error.
 pub(crate) fn say(line: &str) {
@@ -27,6 +35,43 @@ pub(crate) fn stderr_style() -> Style {
 fn style(is_terminal: bool) -> Style {
     let var = |name| std::env::var(name).ok();
     Style::for_output(is_terminal, var("NO_COLOR").as_deref(), var("TERM").as_deref())
+}
+
+/// Columns of the terminal at standard output; without one, as many as read well.
+pub(crate) fn stdout_columns() -> usize {
+    terminal_size(&std::io::stdout()).map_or(COLUMNS, |(_, columns)| usize::from(columns))
+}
+
+/// The same of standard error.
+pub(crate) fn stderr_columns() -> usize {
+    terminal_size(&std::io::stderr()).map_or(COLUMNS, |(_, columns)| usize::from(columns))
+}
+
+/// Rows and columns of a terminal.
+pub(crate) fn terminal_size(terminal: &impl AsRawFd) -> Option<(u16, u16)> {
+    // SAFETY: a struct of numbers, for which zeroes are valid.
+    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills the struct we own.
+    let ok = unsafe { libc::ioctl(terminal.as_raw_fd(), libc::TIOCGWINSZ, &raw mut size) } == 0;
+    (ok && size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+}
+
+/// Does something that may take long: then a terminal is told what it is waiting for.
+pub(crate) fn patiently<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    if !std::io::stderr().is_terminal() {
+        return work();
+    }
+    let (done, waiting) = channel::<()>();
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            if waiting.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                say_aside(&format!("gpuwhy: {what} …"));
+            }
+        });
+        let answer = work();
+        drop(done);
+        answer
+    })
 }
 
 /// An error and what it came from, as one line without control characters.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command line as its user meets it: help, usage, `check`, `demo`, and what happens without sudo.
+//! The command line as its user meets it: help, usage, `check`, and what happens without sudo.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
 
-use common::{GPUWHY, Place, can_trace, number, one_at_a_time, open, refusal, succeed, text};
+use common::{GPUWHY, Place, can_trace, one_at_a_time, refusal, succeed, text};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn every_command_explains_itself() {
     for command in [&["--help"][..], &["check", "--help"], &["demo", "--help"], &["--version"]] {
         assert!(!succeed(&mut gpuwhy(command)).stdout.is_empty());
     }
-    for command in [&["--help"][..], &["trace", "--help"], &["query", "--help"]] {
+    for command in [&["--help"][..], &["trace", "--help"], &["explain", "--help"], &["query", "--help"]] {
         let help = text(&succeed(&mut gpuwhy(command)));
         let (_, examples) = help.split_once("Examples:").unwrap();
         assert!(examples.contains("gpuwhy "), "{help}");
@@ -119,36 +119,6 @@ fn tracing_without_root_says_sudo_and_leaves_nothing() {
     }
     let left: Vec<_> = std::fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["gpuwhy"], "no run file was begun");
-}
-
-#[test]
-fn the_demo_shows_a_table_asks_and_answers() {
-    if !can_trace() {
-        return;
-    }
-    let _lock = one_at_a_time();
-    let place = Place::new();
-    let output = succeed(gpuwhy(&["demo", "--duration", "2s", "--db"]).arg(place.db()));
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.lines().any(|line| line.starts_with("op ") && line.contains("p99")), "{stderr}");
-    assert!(stderr.lines().any(|line| line.starts_with("cudaLaunchKernel ")), "{stderr}");
-    let questions = [
-        "Which calls took the time?",
-        "wait for, and in which line?",
-        "Who used the CPU meanwhile",
-        "second by second?",
-    ];
-    for asked in questions {
-        let (_, after) = stdout.split_once(asked).unwrap_or_else(|| panic!("{asked} is not in {stdout}"));
-        let lines: Vec<&str> = after.lines().skip(1).take_while(|line| !line.is_empty()).collect();
-        assert!(lines[0].contains("gpuwhy query --db") && lines.len() >= 3, "no answer to {asked}: {lines:?}");
-    }
-    // What the job was made to suffer from: workers that decode too slowly.
-    let workers = stdout.lines().any(|line| line.contains("pt_data_worker:") && line.contains("decode_item"));
-    assert!(workers && stdout.contains("DataLoader.next_batch"), "{stdout}");
-    let launches = number(&open(&place.db()), "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'");
-    assert!(launches > 0);
 }
 
 #[test]

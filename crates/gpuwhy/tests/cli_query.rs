@@ -73,6 +73,7 @@ fn cell(value: &Value) -> String {
         Value::Null => String::new(),
         Value::Integer(n) => n.to_string(),
         Value::Real(x) => x.to_string(),
+        Value::Text(text) if text.contains([',', '"', '\n']) => format!("\"{}\"", text.replace('"', "\"\"")),
         Value::Text(text) => text.clone(),
         Value::Blob(bytes) => bytes.iter().map(|b| format!("{b:02x}")).collect(),
     }

@@ -9,6 +9,8 @@ import threading
 import time
 
 PAGE = mmap.PAGESIZE
+FULL = 128 << 20  # more than the memory that is allowed
+LARGE = 1 << 20
 HASHED = bytes(1 << 20)
 PAUSE_S = 0.0005
 
@@ -99,6 +101,9 @@ class Table:
         file = os.open(path, os.O_RDONLY)
         self.pages = os.fstat(file).st_size // PAGE
         self.map = mmap.mmap(file, 0, prot=mmap.PROT_READ)
+        # Memory is full before the first look: page by page, a slow disk would never fill it.
+        for start in range(0, min(self.map.size(), FULL), LARGE):
+            os.pread(file, LARGE, start)
         self.map.madvise(mmap.MADV_RANDOM)
         os.close(file)
 

@@ -148,8 +148,7 @@ impl<'nvml> Watched<'nvml> {
     fn busy_processes(&mut self) -> Option<BTreeMap<u32, u32>> {
         let samples = match self.device.process_utilization_stats(self.process_seen_us) {
             Ok(samples) => samples,
-            // Nothing new is said in this way.
-            Err(NvmlError::NotFound) => return Some(BTreeMap::new()),
+            // Also when there is nothing new: what is not said is not nothing.
             Err(_) => return None,
         };
         let mut sums = BTreeMap::<u32, u32>::new();
@@ -162,7 +161,7 @@ impl<'nvml> Watched<'nvml> {
         let moments = u32::try_from(moments.len()).unwrap_or(u32::MAX).max(1);
         let newest = samples.iter().map(|sample| sample.timestamp).max().unwrap_or(0);
         self.process_seen_us = self.process_seen_us.max(newest).min(realtime_us());
-        Some(sums.into_iter().map(|(pid, sum)| (pid, sum / moments)).collect())
+        Some(sums.into_iter().map(|(pid, sum)| (pid, sum.div_ceil(moments))).collect())
     }
 
     fn errors(&self, errors: &mut Vec<GpuError>) {

@@ -192,7 +192,13 @@ fn every_field_of_the_samples_comes_back() {
             ],
         ),
         ("gpu_busy", vec!["-10|1|99".to_owned(), "2500000000|1|98".to_owned()]),
-        ("gpu_processes", vec!["2|2500000000|1|200|1099511627776".to_owned(), "2|2500000000|1|201|NULL".to_owned()]),
+        (
+            "gpu_processes",
+            vec![
+                "2|2500000000|1|200|1099511627776|37|other".to_owned(),
+                "2|2500000000|1|201|NULL|NULL|NULL".to_owned(),
+            ],
+        ),
         ("gpu_errors", vec!["2500000000|1|79".to_owned()]),
         ("gpus", vec!["1|H200|GPU-1|0000:01:00.0".to_owned()]),
     ] {

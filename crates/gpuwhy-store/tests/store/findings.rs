@@ -183,6 +183,10 @@ fn make_old(path: &Path) {
         .unwrap()
         .execute_batch(
             "DROP VIEW ledger; DROP TABLE ledger_; DROP VIEW causal_chains;
+             DROP VIEW gpu_processes;
+             ALTER TABLE gpu_process_ DROP COLUMN sm_percent; ALTER TABLE gpu_process_ DROP COLUMN name;
+             CREATE VIEW gpu_processes AS SELECT at / 1000000000 AS second, at AS timestamp, gpu, pid, bytes
+                 FROM gpu_process_;
              ALTER TABLE causal_chain_ DROP COLUMN tid; ALTER TABLE causal_chain_ DROP COLUMN from_ns;
              ALTER TABLE causal_chain_ DROP COLUMN to_ns; ALTER TABLE causal_chain_ DROP COLUMN finding;
              CREATE VIEW causal_chains AS SELECT id, detected_at, severity, kind, summary, root_cause, explanation,
@@ -202,6 +206,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_eq!(reader.replay(0, None, |_, _| ControlFlow::Continue(())).unwrap(), 500);
     assert_eq!(reader.ledger().unwrap(), []);
     assert!(reader.facts(0, None).unwrap().session.events_stored > 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM gpu_processes"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains"), 0);
     let events = number(&reader, "SELECT COUNT(*) FROM events");
     for added in [1, 0] {
@@ -211,6 +216,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
     assert_eq!(number(&reader, "PRAGMA user_version"), 2);
+    assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
 }
 

@@ -104,12 +104,13 @@ impl Making {
     }
 
     fn call(&mut self, function: &str, duration: u64, stream: Option<usize>, arg0: Option<u64>, arg1: Option<u64>) {
+        let Some(op) = by_function(function) else { panic!("{function} is not in the op table") };
         let call = Call {
             start_ns: self.now,
             duration_ns: duration,
             pid: PID,
             tid: PID,
-            op: by_function(function).unwrap().id,
+            op: op.id,
             device: Some(0),
             stream: stream.map(|stream| 0x1000 + stream as u64),
             arg0,

@@ -1,32 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `gpuwhy explain`: where the time went, and why.
 
-use crate::cli::Explain;
+use crate::cli::{Explain, FailOn};
+use crate::commands::per_process;
 use crate::explain::{self, Explained, Part};
+use crate::output;
+use gpuwhy_model::Severity;
 use gpuwhy_store::Reader;
+use gpuwhy_view::{ExplainView, ProcessCalls};
 use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 /// The JSON's name and version.
 const SCHEMA: &str = "gpuwhy.explain/1";
+/// The exit code of `--fail-on`, when something is as bad as that. 1 is gpuwhy's own failure, 2 wrong usage.
+const FOUND: u8 = 3;
 
 pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
-    let reader = Reader::open(&args.db)?;
     let part = Part { from: args.from, to: args.to, since: args.since, pids: args.pid.clone() };
-    let explained = explain::explain(&reader, &part)?;
+    let (explained, calls) = output::patiently("explaining", || look(&args.db, &part, args.per_process))?;
+    let whole = part.from.is_none() && part.to.is_none() && part.since.is_none() && part.pids.is_empty();
+    if whole {
+        explain::keep(&args.db, &explained);
+    }
     let mut out = BufWriter::new(std::io::stdout().lock());
-    serde_json::to_writer_pretty(&mut out, &json(&args.db.display().to_string(), &explained)?)?;
-    writeln!(out)?;
+    if args.json {
+        let run = args.db.display().to_string();
+        let calls = args.per_process.then_some(calls.as_slice());
+        serde_json::to_writer_pretty(&mut out, &json(&run, &explained, calls)?)?;
+        writeln!(out)?;
+    } else {
+        for line in text(&explained, &calls) {
+            writeln!(out, "{line}")?;
+        }
+    }
     out.flush()?;
-    Ok(ExitCode::SUCCESS)
+    let bad = args.fail_on.map(severity).is_some_and(|least| worst(&explained) >= Some(least));
+    Ok(ExitCode::from(if bad { FOUND } else { 0 }))
 }
 
-fn json(run: &str, explained: &Explained) -> anyhow::Result<serde_json::Value> {
+/// The explanation as people read it.
+pub(super) fn text(explained: &Explained, calls: &[ProcessCalls]) -> Vec<String> {
+    let view = ExplainView { report: &explained.report, per_process: calls };
+    view.lines(output::stdout_columns(), output::stdout_style())
+}
+
+fn look(db: &Path, part: &Part, per_process: bool) -> anyhow::Result<(Explained, Vec<ProcessCalls>)> {
+    let reader = Reader::open(db)?;
+    let explained = explain::explain(&reader, part)?;
+    let calls = if per_process { per_process::read(&reader, &explained.report, &part.pids)? } else { Vec::new() };
+    Ok((explained, calls))
+}
+
+fn worst(explained: &Explained) -> Option<Severity> {
+    explained.report.findings.iter().map(|finding| finding.severity).max()
+}
+
+fn severity(fail_on: FailOn) -> Severity {
+    match fail_on {
+        FailOn::Low => Severity::Low,
+        FailOn::Medium => Severity::Medium,
+        FailOn::High => Severity::High,
+        FailOn::Critical => Severity::Critical,
+    }
+}
+
+fn json(run: &str, explained: &Explained, calls: Option<&[ProcessCalls]>) -> anyhow::Result<serde_json::Value> {
     let mut value = serde_json::to_value(&explained.report)?;
     if let Some(object) = value.as_object_mut() {
         object.insert("schema".into(), SCHEMA.into());
         object.insert("run".into(), run.into());
         object.insert("start_monotonic_ns".into(), explained.session.start_monotonic_ns.into());
+        if let Some(calls) = calls {
+            object.insert("per_process".into(), serde_json::to_value(calls)?);
+        }
     }
     Ok(value)
 }

@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod explain;
 mod hold;
+mod per_process;
 mod profile;
 mod query;
 mod stacks;

@@ -37,6 +37,7 @@ fn settings(args: &Trace) -> Settings {
             stacks: !args.no_stack,
         },
         samples: wanted(HostPart::Samples),
+        nvml: None,
         command: args.cmd.clone(),
         extra_env: Vec::new(),
         duration: args.duration,
@@ -46,5 +47,6 @@ fn settings(args: &Trace) -> Settings {
             (_, true) => Display::Quiet,
             _ => Display::Human,
         },
+        explain: true,
     }
 }

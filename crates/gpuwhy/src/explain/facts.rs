@@ -12,7 +12,6 @@ pub(super) fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32]) -> F
         pid: process.pid,
         name: process.name,
         command: process.command,
-        parent: process.parent,
         started: process.started,
         ended: process.ended,
     };
@@ -21,7 +20,6 @@ pub(super) fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32]) -> F
         op: row.op,
         count: row.count,
         loses_event: row.loses_event,
-        seconds: row.seconds,
     };
     Facts {
         from_ns,
@@ -29,7 +27,7 @@ pub(super) fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32]) -> F
         only: only.to_vec(),
         started: run.session.command.is_some(),
         complete: run.session.stop_unix_ns.is_some(),
-        processes: run.processes.into_iter().map(process).collect(),
+        processes: run.processes.into_iter().map(|one| (one.pid, process(one))).collect(),
         threads: run.threads,
         system: run.system,
         cgroups: run.cgroups,
@@ -38,7 +36,7 @@ pub(super) fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32]) -> F
         gpu_processes: run.gpu_processes,
         gpu_errors: run.gpu_errors,
         loss: run.loss.into_iter().map(loss).collect(),
+        lossy_seconds: run.lossy_seconds,
         cores: sampled.unwrap_or(cores),
-        gpu_name: run.session.machine.gpu,
     }
 }

@@ -2,6 +2,7 @@
 //! From a run file to its explanation: what the store knows is handed to gpuwhy-why, event by event.
 
 mod facts;
+mod keep;
 
 use anyhow::bail;
 use gpuwhy_store::{Reader, Session};
@@ -10,8 +11,7 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// How far before the span events are read, ns: what was going on when it began may have begun before.
-const BEFORE_NS: u64 = 10_000_000_000;
+pub(crate) use keep::keep;
 
 /// Which part of a run to explain.
 #[derive(Debug, Clone, Default)]
@@ -36,12 +36,13 @@ pub(crate) struct Explained {
 pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained> {
     let session = reader.session()?;
     let (from, to) = span(part, session.duration_ns)?;
-    let facts = facts::gather(reader.facts(from.saturating_sub(BEFORE_NS), Some(to))?, from, to, &part.pids);
+    let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
     if let Some(pid) = part.pids.iter().find(|pid| !facts.is_traced(**pid)) {
         bail!("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are");
     }
     let mut explainer = Explainer::new(facts);
-    reader.replay(from.saturating_sub(BEFORE_NS), Some(to), |event, weight| {
+    // From the beginning, whatever part is asked about: what was going on then may have begun long before.
+    reader.replay(0, Some(to), |event, weight| {
         explainer.feed(event, weight);
         ControlFlow::Continue(())
     })?;

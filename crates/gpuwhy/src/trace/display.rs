@@ -2,6 +2,7 @@
 //! What a person or a program sees while tracing: a table that redraws, plain lines, or JSON lines.
 
 use crate::output;
+use crate::trace::answer::Answer;
 use crate::trace::figures::Figures;
 use crate::trace::screen::Screen;
 use crate::trace::summary::Summary;
@@ -100,16 +101,26 @@ impl Progress {
         screen.draw(&lines);
     }
 
-    /// The end: gives the terminal back and says what was recorded.
-    pub(crate) fn finish(mut self, summary: &Summary) {
+    /// The end of recording: gives the terminal back and tells people what was recorded.
+    pub(crate) fn summarise(&mut self, summary: &Summary) {
         self.screen = None;
+        if self.display != Display::Json {
+            let with_table = self.display == Display::Human;
+            summary.lines(with_table, self.style).iter().for_each(|line| output::say_aside(line));
+        }
+    }
+
+    /// The end: what it means.
+    pub(crate) fn finish(self, summary: &Summary, answer: &Answer) {
         match self.display {
-            Display::Json => output::say(&summary.to_json().to_string()),
+            Display::Json => {
+                let mut json = summary.to_json();
+                answer.add_to(&mut json);
+                output::say(&json.to_string());
+            }
             Display::Human | Display::Quiet => {
-                let with_table = self.display == Display::Human;
-                for line in summary.lines(with_table, self.style) {
-                    output::say_aside(&line);
-                }
+                let lines = answer.lines(&summary.path, output::stderr_columns(), self.style);
+                lines.iter().for_each(|line| output::say_aside(line));
             }
         }
     }

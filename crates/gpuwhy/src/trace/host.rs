@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is looked up every second, joined with what the kernel counted for each process meanwhile.
 
+use crate::trace::Settings;
 use crate::trace::writer::WriterThread;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::sample::{SampleOptions, Sampler};
@@ -26,8 +27,9 @@ pub(crate) struct HostSide {
 
 impl HostSide {
     /// Starts sampling, if that is wanted.
-    pub(crate) fn start(samples: bool) -> Self {
-        let sampler = samples.then(|| Sampler::start(SampleOptions::default()));
+    pub(crate) fn start(settings: &Settings) -> Self {
+        let options = || SampleOptions { nvml_path: settings.nvml.clone(), ..SampleOptions::default() };
+        let sampler = settings.samples.then(|| Sampler::start(options()));
         Self { sampler, watched: BTreeSet::new(), threads: HashMap::new(), fresh: HashMap::new() }
     }
 

@@ -2,11 +2,13 @@
 //! Recording a run: start the job or find it, move what is captured into the run file, show progress,
 //! end cleanly.
 
+mod answer;
 mod cost;
 mod display;
 mod figures;
 mod host;
 mod job;
+mod ledger;
 mod limits;
 mod processes;
 mod recorder;
@@ -30,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) capture: Options,
     /// Whether to look at the machine, the processes and the GPUs every second.
     pub(crate) samples: bool,
+    /// NVML's library, when it is not the machine's own.
+    pub(crate) nvml: Option<PathBuf>,
     /// The job to start; empty for none.
     pub(crate) command: Vec<OsString>,
     /// Variables the job gets besides its environment.
@@ -40,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) db: PathBuf,
     /// What to show.
     pub(crate) display: Display,
+    /// Whether to say in the end why the job was slow.
+    pub(crate) explain: bool,
 }
 
 /// How it ended.

@@ -2,11 +2,13 @@
 //! The loop between capture and run file.
 
 use crate::output;
+use crate::trace::answer::{self, Answer};
 use crate::trace::cost::OwnCost;
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::host::HostSide;
 use crate::trace::job::{Job, RunningJob};
+use crate::trace::ledger::LiveLedger;
 use crate::trace::limits;
 use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
@@ -18,7 +20,7 @@ use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
 use gpuwhy_capture::{Options, Targets, libraries, needs, process};
 use gpuwhy_model::{LossCause, OpId};
-use gpuwhy_store::{LibraryRow, Machine, NewRun, RunEnd, Writer};
+use gpuwhy_store::{Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -73,12 +75,13 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
+    let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
     let mut recorder = Recorder {
         capture,
-        writer: WriterThread::start(created.writer).context("cannot start the writing thread")?,
+        writer: WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?,
         batch: Batch::default(),
         processes: Processes::new(machine),
-        host: HostSide::start(settings.samples),
+        host: HostSide::start(settings),
         libraries_noted: 0,
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
@@ -94,7 +97,10 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     };
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
-    let summary = recorder.finish(stop);
+    let (summary, mut progress) = recorder.finish(stop);
+    progress.summarise(&summary);
+    let answer = if settings.explain { answer::find(&summary, running.as_mut(), &mut signals) } else { Answer::None };
+    progress.finish(&summary, &answer);
     if running.as_mut().is_some_and(|job| job.ended().is_none()) && settings.display == Display::Human {
         output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
     }
@@ -115,7 +121,7 @@ fn wait_for_end(mut job: RunningJob, signals: &mut SignalsInfo<WithOrigin>) -> u
 }
 
 /// Ctrl-C at a terminal reaches the job by itself; a signal sent to us alone is passed on.
-fn pass_on(job: &RunningJob, origin: &Origin) {
+pub(super) fn pass_on(job: &RunningJob, origin: &Origin) {
     if origin.process.is_some_and(|sender| sender.pid != 0) {
         job.signal(origin.signal);
     }
@@ -287,8 +293,8 @@ impl Recorder {
         self.libraries_noted = attached.len();
     }
 
-    /// Detaches, takes what is left, closes the file, says what there is.
-    fn finish(mut self, stop: Stop) -> Summary {
+    /// Detaches, takes what is left, closes the file.
+    fn finish(mut self, stop: Stop) -> (Summary, Progress) {
         let elapsed = self.elapsed();
         let stop_ns = now_ns();
         // Room in the ring first: what is told at the very end must not be lost.
@@ -314,14 +320,7 @@ impl Recorder {
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
-        let problem = match &finished {
-            None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
-            Some(finished) => {
-                let closing = finished.problem.as_ref().map(ToString::to_string);
-                let all: Vec<String> = snapshot.trouble.iter().cloned().chain(closing).collect();
-                (!all.is_empty()).then(|| all.join("; "))
-            }
-        };
+        let problem = problem(finished.as_ref(), &snapshot);
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| op.is_cuda()).map(|(_, n)| n).sum();
         let made: u64 = snapshot.totals.iter().filter(|(op, _)| op.is_cuda()).map(|(_, totals)| totals.calls).sum();
@@ -346,9 +345,18 @@ impl Recorder {
             stacks: stacks.found,
             table: Figures::final_table(&snapshot, &self.lost_by_op),
         };
-        self.progress.finish(&summary);
-        summary
+        (summary, self.progress)
     }
+}
+
+/// What went wrong with the file, if anything.
+fn problem(finished: Option<&Finished>, snapshot: &Snapshot) -> Option<String> {
+    let Some(finished) = finished else {
+        return Some("the writing thread ended early; what was committed is in the file".to_owned());
+    };
+    let closing = finished.problem.as_ref().map(ToString::to_string);
+    let all: Vec<String> = snapshot.trouble.iter().cloned().chain(closing).collect();
+    (!all.is_empty()).then(|| all.join("; "))
 }
 
 fn is_ignored(signal: i32) -> bool {

@@ -4,6 +4,7 @@
 //! The terminal's scroll region does it (DECSTBM), so the job keeps its terminal and nothing is piped.
 //! Undone when dropped, also on a panic.
 
+use crate::output;
 use std::io::Write;
 use unicode_width::UnicodeWidthChar;
 
@@ -78,11 +79,7 @@ fn write(text: &str) {
 
 /// Rows and columns of the terminal at stderr.
 fn size() -> Option<(u16, u16)> {
-    // SAFETY: a struct of numbers, for which zeroes are valid.
-    let mut size: libc::winsize = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel fills the struct we own.
-    let ok = unsafe { libc::ioctl(2, libc::TIOCGWINSZ, &raw mut size) } == 0;
-    (ok && size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
+    output::terminal_size(&std::io::stderr())
 }
 
 /// The line cut to a number of columns; escape sequences take none and are kept.

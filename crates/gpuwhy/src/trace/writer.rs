@@ -2,6 +2,7 @@
 //! The thread that owns the run file. Capturing must not wait for a disk, so batches come to it through a
 //! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
 
+use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples};
 use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
@@ -60,14 +61,14 @@ pub(crate) struct WriterThread {
 }
 
 impl WriterThread {
-    /// Starts it.
-    pub(crate) fn start(writer: Writer) -> std::io::Result<Self> {
+    /// Starts it; `ledger` where the scheduler is followed.
+    pub(crate) fn start(writer: Writer, ledger: Option<LiveLedger>) -> std::io::Result<Self> {
         let (queue, messages) = sync_channel(QUEUE);
         let (give_back, empty) = sync_channel(QUEUE);
         let (publish, snapshots) = sync_channel(1);
         let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
             let gathered = Gathered::default();
-            Owner { writer, gathered, publish, give_back, ticks: 0, trouble: None }.run(&messages)
+            Owner { writer, gathered, ledger, publish, give_back, ticks: 0, trouble: None }.run(&messages)
         })?;
         Ok(Self { queue, snapshots, empty, thread })
     }
@@ -148,14 +149,18 @@ impl Gathered {
         self.calls.len() + self.off.len() + self.runs.len() + self.moved.len()
     }
 
-    /// Writes everything and keeps the memory. Whatever fails, the rest is tried.
-    fn write(&mut self, writer: &mut Writer) -> [gpuwhy_store::Result<()>; 4] {
+    /// Writes everything and keeps the memory. Whatever fails, the rest is tried, and the ledger has it all.
+    fn write(&mut self, writer: &mut Writer, ledger: Option<&mut LiveLedger>) -> [gpuwhy_store::Result<()>; 4] {
         let outcomes = [
             if self.calls.is_empty() { Ok(()) } else { writer.write_calls(&mut self.calls) },
             if self.off.is_empty() { Ok(()) } else { writer.write_off_cpu(&mut self.off) },
             if self.runs.is_empty() { Ok(()) } else { writer.write_cpu_runs(&self.runs) },
             if self.moved.is_empty() { Ok(()) } else { writer.write_moved_waits(&self.moved) },
         ];
+        if let Some(ledger) = ledger {
+            // The writer has sorted them by start.
+            ledger.feed(&self.calls, &self.off);
+        }
         self.calls.clear();
         self.off.clear();
         self.runs.clear();
@@ -168,6 +173,7 @@ impl Gathered {
 struct Owner {
     writer: Writer,
     gathered: Gathered,
+    ledger: Option<LiveLedger>,
     publish: SyncSender<Snapshot>,
     give_back: SyncSender<Batch>,
     ticks: u64,
@@ -187,6 +193,8 @@ impl Owner {
                 Message::Tick(elapsed) => self.tick(elapsed),
                 Message::Finish(end) => {
                     self.write();
+                    let rows = self.ledger.as_mut().map(LiveLedger::finish).unwrap_or_default();
+                    self.writer.ledger(&rows);
                     // Before the last figures are taken: if this fails, they say so.
                     let outcome = self.writer.commit();
                     self.note(outcome);
@@ -202,6 +210,9 @@ impl Owner {
         self.gathered.add(&mut batch);
         for sums in batch.sums.drain(..).filter(|sums| sums.has_times) {
             self.writer.set_thread_sums(sums);
+            if let Some(ledger) = &mut self.ledger {
+                ledger.sums(sums);
+            }
         }
         for (id, stack) in batch.stacks.drain(..) {
             self.writer.add_stack(id, StackText { frames: stack.frames, top_line: stack.top_line });
@@ -234,13 +245,17 @@ impl Owner {
 
     /// The writer counts what an error loses; here it is only remembered to be told.
     fn write(&mut self) {
-        for outcome in self.gathered.write(&mut self.writer) {
+        for outcome in self.gathered.write(&mut self.writer, self.ledger.as_mut()) {
             self.note(outcome);
         }
     }
 
     fn tick(&mut self, elapsed: Duration) {
         self.write();
+        let rows = self.ledger.as_mut().map(LiveLedger::tick).unwrap_or_default();
+        if !rows.is_empty() {
+            self.writer.ledger(&rows);
+        }
         self.ticks += 1;
         if self.ticks.is_multiple_of(2) {
             let outcome = self.writer.commit();

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+//! An explanation on the screen: the verdict, the findings, what is well, the machine, the GPUs, where the time of
+//! the threads that matter went, and what cannot be known.
+
+use crate::per_process::{self, ProcessCalls};
+use crate::style::Style;
+use crate::table::{Align, Table};
+use crate::wrap::wrap;
+use gpuwhy_model::{Finding, Severity, units};
+use gpuwhy_why::State;
+use gpuwhy_why::report::{GpuReport, Report, ThreadReport};
+use unicode_width::UnicodeWidthStr;
+
+/// Prose is no wider than this, however wide the terminal.
+const PROSE: usize = 100;
+/// A finding is no wider than this, save its chain.
+const BLOCK: usize = 110;
+/// Where the second column of a finding begins.
+const HANG: usize = 10;
+/// Threads whose time is shown: those that launch, then the busiest, if they ran this share of the time.
+const THREADS: usize = 4;
+const LEAST_RUNNING: f64 = 0.02;
+/// States shown of each, and the least share of its time that is worth a line.
+const STATES: usize = 6;
+const LEAST_SHARE: f64 = 0.01;
+/// No name is longer than this on a screen.
+const NAME: usize = 40;
+
+/// What there is to show.
+#[derive(Debug, Clone, Copy)]
+pub struct ExplainView<'a> {
+    /// The explanation.
+    pub report: &'a Report,
+    /// Calls by process, where they were asked for.
+    pub per_process: &'a [ProcessCalls],
+}
+
+impl ExplainView<'_> {
+    /// All of it, for a terminal of so many columns.
+    pub fn lines(&self, width: usize, style: Style) -> Vec<String> {
+        let report = self.report;
+        let mut lines = verdict(&report.verdict, width, style);
+        for finding in &report.findings {
+            lines.push(String::new());
+            lines.extend(finding_lines(finding, width, style));
+        }
+        section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
+        section(&mut lines, "The machine", list(&report.context, width), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, report.wall_ns, style), style);
+        section(&mut lines, "", thread_lines(report, style), style);
+        section(&mut lines, "", per_process::lines(self.per_process, style), style);
+        let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
+        section(&mut lines, "What cannot be known", unknown, style);
+        lines
+    }
+}
+
+/// The verdict, broken into lines.
+pub fn verdict(text: &str, width: usize, style: Style) -> Vec<String> {
+    let lines = wrap(&units::safe(text, 4000), width.min(PROSE), 0);
+    lines.iter().map(|line| style.bold(line)).collect()
+}
+
+/// A finding in one line: how bad it is, and its title.
+pub fn title_line(finding: &Finding, style: Style) -> String {
+    let label = severity(&format!("[{}]", finding.severity.label()), finding.severity, style);
+    format!("{label} {}", units::safe(&finding.title, 200))
+}
+
+/// A finding as [`Finding::to_text`] lays it out, fitted to the terminal.
+fn finding_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
+    let (text, width) = (finding.to_text(), width.min(BLOCK));
+    let mut lines = text.lines();
+    let label = format!("[{}]", finding.severity.label());
+    let kind = units::safe(&finding.kind, 40);
+    let head = lines.next().unwrap_or_default();
+    let title = head.strip_suffix(kind.as_str()).unwrap_or(head).trim_end();
+    let room = width.saturating_sub(kind.width() + 2);
+    let mut shown = wrap(title, room, label.width() + 1);
+    if let Some(last) = shown.last_mut() {
+        let gap = width.saturating_sub(last.width() + kind.width()).clamp(2, 88);
+        *last = format!("{last}{}{}", " ".repeat(gap), style.dim(&kind));
+    }
+    if let Some(rest) = shown.first().and_then(|first| first.strip_prefix(&label)) {
+        shown[0] = format!("{}{rest}", severity(&label, finding.severity, style));
+    }
+    for line in lines {
+        // A chain's columns stand where they stand: a terminal that is too narrow breaks them by itself.
+        let is_link = line.starts_with("  chain") || line.trim_start().starts_with('←');
+        if is_link { shown.push(line.trim_end().to_owned()) } else { shown.extend(wrap(line, width, HANG)) }
+    }
+    shown
+}
+
+fn severity(text: &str, severity: Severity, style: Style) -> String {
+    match severity {
+        Severity::Critical | Severity::High => style.red(text),
+        Severity::Medium => style.yellow(text),
+        Severity::Low => style.bold(text),
+        Severity::Info => style.green(text),
+    }
+}
+
+/// Adds lines under a heading, if there are any.
+fn section(lines: &mut Vec<String>, heading: &str, body: Vec<String>, style: Style) {
+    if body.is_empty() {
+        return;
+    }
+    lines.push(String::new());
+    if !heading.is_empty() {
+        lines.push(style.bold(heading));
+    }
+    lines.extend(body);
+}
+
+fn list(texts: &[String], width: usize) -> Vec<String> {
+    texts.iter().flat_map(|text| wrap(&format!("  {}", units::safe(text, 1000)), width.min(PROSE), 4)).collect()
+}
+
+/// One line a GPU: how long it had no work, what nvidia-smi would say, and how gpuwhy knows.
+fn gpu_lines(gpus: &[GpuReport], wall_ns: u64, style: Style) -> Vec<String> {
+    let heads = [
+        ("GPU", Align::Left),
+        ("idle at least", Align::Right),
+        ("idle at most", Align::Right),
+        ("nvidia-smi", Align::Right),
+        ("launches", Align::Right),
+        ("known from", Align::Left),
+    ];
+    let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
+    let idle = |ns: u64| format!("{} ({})", units::time(ns), units::percent(ns as f64, wall_ns as f64));
+    for gpu in gpus {
+        table.push(vec![
+            gpu.device.to_string(),
+            idle(gpu.idle_min_ns),
+            idle(gpu.idle_max_ns),
+            gpu.rate_percent.map_or_else(|| "not known".to_owned(), |rate| format!("{rate:.0} %")),
+            units::count(gpu.launches),
+            units::safe(&gpu.basis, 200),
+        ]);
+    }
+    if table.is_empty() { Vec::new() } else { table.lines(style) }
+}
+
+/// Where the time of the threads that matter went.
+fn thread_lines(report: &Report, style: Style) -> Vec<String> {
+    let threads = &report.threads;
+    let heads = [
+        ("thread", Align::Left),
+        ("state", Align::Left),
+        ("share", Align::Right),
+        ("ms", Align::Right),
+        ("mostly", Align::Left),
+    ];
+    let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
+    let matters = |thread: &&ThreadReport| {
+        let of = |state: State| thread.ledger.get(state.name()).copied().unwrap_or(0);
+        let running = of(State::RunningCuda) + of(State::RunningHost);
+        thread.launches > 0 || running as f64 >= LEAST_RUNNING * report.wall_ns as f64
+    };
+    let shown: Vec<&ThreadReport> = threads.iter().filter(matters).take(THREADS).collect();
+    for thread in &shown {
+        let mut who = thread_name(thread);
+        for (state, ns) in states(thread) {
+            table.push(vec![
+                std::mem::take(&mut who),
+                state.map_or("other", State::words).to_owned(),
+                units::percent(ns as f64, thread.wall_ns as f64),
+                units::count(ns / 1_000_000),
+                state.and_then(|state| mostly(thread, state)).unwrap_or_default(),
+            ]);
+        }
+    }
+    let mut lines = if table.is_empty() { Vec::new() } else { table.lines(style) };
+    let hidden = threads.len() - shown.len();
+    if hidden > 0 && !lines.is_empty() {
+        let threads = if hidden == 1 { "thread" } else { "threads" };
+        let more = format!("… {} more {threads}: the view `ledger` has all", units::count(hidden as u64));
+        lines.push(style.dim(&more));
+    }
+    lines
+}
+
+/// `python3 4821`, of a thread beside the main one `python3 4821/4830`; one that launches says so.
+fn thread_name(thread: &ThreadReport) -> String {
+    let name = units::safe(&thread.name, NAME);
+    let id = if thread.pid == thread.tid { thread.pid.to_string() } else { format!("{}/{}", thread.pid, thread.tid) };
+    if thread.launches > 0 { format!("{name} {id} (launches)") } else { format!("{name} {id}") }
+}
+
+/// The states that matter, most time first; what is left is put together.
+fn states(thread: &ThreadReport) -> Vec<(Option<State>, u64)> {
+    let of = |state: &State| thread.ledger.get(state.name()).copied().unwrap_or(0);
+    let mut all: Vec<(Option<State>, u64)> = State::ALL.iter().map(|state| (Some(*state), of(state))).collect();
+    all.sort_by_key(|(_, ns)| std::cmp::Reverse(*ns));
+    let worth = |ns: u64| ns as f64 >= LEAST_SHARE * thread.wall_ns as f64 && ns > 0;
+    let shown = all.iter().take(STATES).take_while(|(_, ns)| worth(*ns)).count().max(1);
+    let rest: u64 = all.split_off(shown).iter().map(|(_, ns)| ns).sum();
+    if worth(rest) {
+        all.push((None, rest));
+    }
+    all
+}
+
+/// In CUDA, which op; without a CPU, who had it.
+fn mostly(thread: &ThreadReport, state: State) -> Option<String> {
+    match state {
+        State::RunningCuda => {
+            let (op, _) = thread.cuda.iter().max_by_key(|(_, ns)| **ns)?;
+            Some(units::safe(op, NAME))
+        }
+        State::Ready => {
+            let ready = thread.ledger.get(state.name()).copied().unwrap_or(0);
+            // Who had it a moment only explains nothing.
+            let held = thread.held_by.first().filter(|held| held.ns >= ready / 10)?;
+            let name = units::safe(&held.name, NAME);
+            Some(format!("{name} {} had the CPU {} of it", held.pid, units::time(held.ns)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "explain_view_tests.rs"]
+mod tests;

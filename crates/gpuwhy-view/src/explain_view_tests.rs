@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+use super::*;
+use gpuwhy_model::{Confidence, Fix, Link, RootCause};
+use gpuwhy_why::report::{HeldBy, LossReport};
+use std::collections::BTreeMap;
+
+const SECOND: u64 = 1_000_000_000;
+
+fn link(who: &str, what: &str, line: &str, ns: u64, state: &str) -> Link {
+    let [layer, who, what, state] = ["thread", who, what, state].map(str::to_owned);
+    Link { layer, who, what, line: Some(line.to_owned()), state, ns, evidence: None }
+}
+
+fn starved() -> Finding {
+    Finding {
+        kind: "input_starved".into(),
+        severity: Severity::High,
+        title: "GPU starved 37.2 s of 120 s (31 %): waiting for data workers".into(),
+        lost_ns: 37_200_000_000,
+        lost_bytes: 0,
+        share: 0.31,
+        pid: Some(4821),
+        tid: Some(4821),
+        chain: vec![
+            link("python3 4821", "waits for the next batch", "train.py:138", 37_200_000_000, "blocked, pipe"),
+            link("pt_data_worker:0–3", "decode on the CPU", "data.py:51", 34_100_000_000, "running"),
+        ],
+        root_cause: RootCause { detail: "4 data workers decode".into(), ..Default::default() },
+        effect: vec!["launches 1,200/s → 640/s".into()],
+        fixes: vec![Fix { text: "num_workers 4 → 6 ".repeat(8), saves_ns: 31 * SECOND, saves_bytes: 0 }],
+        confidence: Confidence::High,
+        confidence_reason: "measured".into(),
+    }
+}
+
+fn report() -> Report {
+    let verdict = "nvidia-smi shows 97 %, but the GPU had no work at least 48 % of the time. 31 % because the 4 data \
+        workers could not keep up.";
+    let ledger = [("blocked_pipe", 37_200), ("running_cuda", 60_000), ("ready", 22_000), ("blocked_disk", 100)];
+    let thread = ThreadReport {
+        pid: 4821,
+        tid: 4830,
+        name: "python3".into(),
+        launches: 7,
+        wall_ns: 120 * SECOND,
+        ledger: ledger.into_iter().map(|(state, ms)| (state, ms * 1_000_000)).collect(),
+        cuda: BTreeMap::from([("cudaStreamSync".to_owned(), 9), ("cudaMalloc".to_owned(), 3)]),
+        held_by: vec![HeldBy { name: "cpu_hog".into(), pid: 99, ns: 20 * SECOND }],
+    };
+    Report {
+        verdict: verdict.into(),
+        healthy: vec!["disk and network: cost 0 %".into()],
+        context: vec!["8 cores, 2.1 idle on average".into()],
+        wall_ns: 120 * SECOND,
+        gpus: vec![GpuReport {
+            idle_min_ns: 57 * SECOND,
+            idle_max_ns: 60 * SECOND,
+            rate_percent: Some(97.2),
+            launches: 1234,
+            basis: "NVML's samples".into(),
+            ..Default::default()
+        }],
+        loss: LossReport { events: 3, notes: vec!["3 events were lost".into()] },
+        threads: vec![thread.clone(), thread.clone(), thread.clone(), thread.clone(), thread],
+        findings: vec![starved()],
+        ..Default::default()
+    }
+}
+
+fn shown(report: &Report, width: usize, style: Style) -> Vec<String> {
+    ExplainView { report, per_process: &[] }.lines(width, style)
+}
+
+#[test]
+fn everything_stands_in_its_order_and_its_column() {
+    let lines = shown(&report(), 100, Style::PLAIN);
+    let text = lines.join("\n");
+    let expected = "\
+nvidia-smi shows 97 %, but the GPU had no work at least 48 % of the time. 31 % because the 4 data
+workers could not keep up.
+
+[HIGH] GPU starved 37.2 s of 120 s (31 %): waiting for data workers                    input_starved
+  chain   python3 4821 waits for the next batch, train.py:138                 37.2 s   blocked, pipe
+          ← pt_data_worker:0–3 decode on the CPU, data.py:51                  34.1 s   running
+  cause   4 data workers decode
+  effect  launches 1,200/s → 640/s
+  fix     num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6
+          num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 : saves up to 31.0 s
+
+Checked and healthy
+  disk and network: cost 0 %
+
+The machine
+  8 cores, 2.1 idle on average
+
+GPU  idle at least   idle at most  nvidia-smi  launches  known from
+0    57.0 s (48 %)  60.0 s (50 %)        97 %     1,234  NVML's samples
+
+thread                        state          share      ms  mostly
+python3 4821/4830 (launches)  running, CUDA   50 %  60,000  cudaStreamSync
+                              blocked, pipe   31 %  37,200
+                              ready, no CPU   18 %  22,000  cpu_hog 99 had the CPU 20.0 s of it
+";
+    assert!(text.contains("\n… 1 more thread: the view"), "{text}");
+    assert!(text.ends_with("\n\nWhat cannot be known\n  3 events were lost"), "{text}");
+    assert!(text.starts_with(expected), "{text}");
+}
+
+#[test]
+fn a_narrow_terminal_breaks_prose_and_titles() {
+    let lines = shown(&report(), 50, Style::PLAIN);
+    assert_eq!(lines[0], "nvidia-smi shows 97 %, but the GPU had no work at");
+    let title = lines.iter().position(|line| line.starts_with("[HIGH]")).unwrap();
+    assert_eq!(lines[title], "[HIGH] GPU starved 37.2 s of 120 s");
+    assert_eq!(lines[title + 1], "       (31 %): waiting for data");
+    assert_eq!(lines[title + 2], format!("       workers{:23}input_starved", ""));
+    assert!(lines.iter().any(|line| line == "  fix     num_workers 4 → 6 num_workers 4 → 6"), "{lines:#?}");
+}
+
+#[test]
+fn colours_go_by_severity_and_only_where_wanted() {
+    assert!(!shown(&report(), 100, Style::PLAIN).concat().contains('\x1b'));
+    let text = shown(&report(), 100, Style::COLOUR).join("\n");
+    assert!(text.contains("\x1b[31m[HIGH]\x1b[0m GPU starved"), "{text:?}");
+    let low = Finding { severity: Severity::Medium, ..starved() };
+    assert!(title_line(&low, Style::COLOUR).starts_with("\x1b[33m[MEDIUM]\x1b[0m GPU"));
+}
+
+#[test]
+fn names_from_the_traced_world_are_defused() {
+    let evil = "evil\x1b]0;owned\x07".to_owned();
+    let mut report = report();
+    report.verdict.clone_from(&evil);
+    report.healthy.push(evil.clone());
+    report.context.push(evil.clone());
+    report.loss.notes.push(evil.clone());
+    report.gpus[0].basis.clone_from(&evil);
+    report.threads[0].name.clone_from(&evil);
+    report.threads[0].held_by[0].name.clone_from(&evil);
+    report.threads[0].cuda.insert(evil.clone(), 100);
+    report.findings[0].title.clone_from(&evil);
+    report.findings[0].kind = evil;
+    assert!(!shown(&report, 100, Style::PLAIN).concat().contains('\x1b'));
+}
+
+#[test]
+fn an_empty_report_is_its_verdict() {
+    let report = Report { verdict: "Nothing was traced in this span.".into(), ..Default::default() };
+    assert_eq!(shown(&report, 80, Style::PLAIN), ["Nothing was traced in this span."]);
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Long lines broken at blanks.
+
+use unicode_width::UnicodeWidthStr;
+
+/// The text in lines of at most `width` columns; all but the first begin with `hang` blanks. A word that is wider than
+/// that stays whole, and blanks between columns stay as they are.
+pub(crate) fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut rest = text.trim_end().to_owned();
+    while rest.width() > width {
+        let Some(at) = break_at(&rest, width, hang) else { break };
+        let next = format!("{:hang$}{}", "", rest[at..].trim_start());
+        rest.truncate(rest[..at].trim_end().len());
+        lines.push(std::mem::replace(&mut rest, next));
+    }
+    lines.push(rest);
+    lines
+}
+
+/// The last blank that fits; else the first there is. Never one before the hang: the rest must get shorter.
+fn break_at(text: &str, width: usize, hang: usize) -> Option<usize> {
+    let beyond = |at: &usize| *at > hang && !text[..*at].trim().is_empty();
+    let mut blanks = text.match_indices(' ').map(|(at, _)| at).filter(beyond).peekable();
+    let first = blanks.peek().copied();
+    blanks.take_while(|at| text[..*at].width() <= width).last().or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_break_at_blanks_and_hang() {
+        assert_eq!(wrap("a bc def", 80, 2), ["a bc def"]);
+        assert_eq!(wrap("a bc def ghi", 6, 2), ["a bc", "  def", "  ghi"]);
+        assert_eq!(wrap("  fix  訓練 訓練", 12, 4), ["  fix  訓練", "    訓練"]);
+        assert_eq!(wrap("averylongword x", 4, 0), ["averylongword", "x"]);
+        assert_eq!(wrap("averylongword", 4, 0), ["averylongword"]);
+        assert_eq!(wrap("          averylongword", 4, 10), ["          averylongword"]);
+        assert_eq!(wrap("", 4, 0), [""]);
+    }
+}

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Answers go into the run they are about.
+
+use super::Explained;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Stores the findings of a run that has ended. A file that may not be written to, or is busy, is as good without:
+/// whoever asks again gets the same answer.
+pub(crate) fn keep(path: &Path, explained: &Explained) {
+    let Explained { report, session } = explained;
+    if session.stop_unix_ns.is_none() || report.findings.is_empty() {
+        return;
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64);
+    let at = now.saturating_sub(session.start_unix_ns);
+    let _ = gpuwhy_store::add_findings(path, report.from_ns, report.to_ns, at, &report.findings);
+}
