@@ -94,14 +94,8 @@ impl Unsure {
     pub(crate) fn certain(&self, gpu: u32, from: u64, to: u64, mut each: impl FnMut(u64, u64)) {
         let mut at = from;
         let own = self.by_gpu.get(&gpu).map(Vec::as_slice).unwrap_or_default();
-        // Both lists are in order and without overlaps: those that matter stand together.
-        let near = |spans: &'_ [(u64, u64)]| {
-            let first = spans.partition_point(|span| span.1 <= from);
-            let last = spans.partition_point(|span| span.0 < to);
-            spans[first.min(last)..last].to_vec()
-        };
-        let mut spans = near(&self.everywhere);
-        spans.extend(near(own));
+        let mut spans = near(&self.everywhere, from, to).to_vec();
+        spans.extend(near(own, from, to));
         spans.sort_unstable();
         for (start, end) in &spans {
             if *start > at {
@@ -113,6 +107,18 @@ impl Unsure {
             each(at, to);
         }
     }
+}
+
+/// Of spans that are in order and do not overlap, those that touch a time.
+fn near(spans: &[(u64, u64)], from: u64, to: u64) -> &[(u64, u64)] {
+    let first = spans.partition_point(|span| span.1 <= from);
+    let last = spans.partition_point(|span| span.0 < to);
+    &spans[first.min(last)..last]
+}
+
+/// How much of one time lies in another.
+fn overlap(a: u64, b: u64, from: u64, to: u64) -> u64 {
+    b.min(to).saturating_sub(a.max(from))
 }
 
 /// All GPUs, by gpuwhy's number of them.
@@ -217,9 +223,10 @@ impl Devices {
             state.after_wait = waited && waited_for && sure_until > start;
         }
         if let Some((begin, until)) = busy {
-            let mut certain = 0;
-            self.unsure.certain(gpu, begin, until, |a, b| certain += b - a);
-            self.gpu(gpu, start).busy_ns += certain;
+            // Who else may use the GPU does not matter here; what was lost does.
+            let lost: u64 =
+                near(&self.unsure.everywhere, begin, until).iter().map(|(a, b)| overlap(*a, *b, begin, until)).sum();
+            self.gpu(gpu, start).busy_ns += (until - begin).saturating_sub(lost);
         }
         let idle = |since| Idle { gpu, from: since, to: start, launcher, after_wait: false, whole: true };
         ended.map(idle).and_then(|idle| self.settle(idle))

@@ -98,6 +98,10 @@ pub(crate) struct Circumstances {
     pub(crate) memory_short: bool,
     /// Who had the CPU belongs to the job.
     pub(crate) holder_traced: bool,
+    /// And is a thread of the launching thread's own process.
+    pub(crate) holder_is_sibling: bool,
+    /// The launching threads waited for Python's lock, and not a little.
+    pub(crate) gil_matters: bool,
     /// And is one of many processes that lived shortly.
     pub(crate) holder_short_lived: bool,
     /// There are many of those.
@@ -118,6 +122,10 @@ pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
         let timed_out = matches!(cause.leaf, Leaf::Blocked(state, WokenBy::Timer) if state != State::BlockedSleep);
         if timed_out && around.in_queue {
             return (Kind::InputStarved, Kind::Unresolved);
+        }
+        // Behind a sibling that will want the GIL back, on the same CPU: that is the same contention.
+        if around.gil_matters && around.holder_is_sibling && leaf == Kind::CpuContention {
+            return (Kind::LockContention, Kind::LockContention);
         }
         return (leaf, leaf);
     };

@@ -150,11 +150,14 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     // In a fixed order, so that equal runs are told in equal words.
     let mut ordered: Vec<(&Cause, &Cost)> = costs.iter().collect();
     ordered.sort_by_key(|(cause, _)| **cause);
+    let gil: u64 = costs.iter().filter(|(cause, _)| cause.gil && cause.gap != Gap::Busy).map(|(_, cost)| cost.ns).sum();
+    let gil_matters = gil > scene.steady.idle_ns / 10;
     let mut busy: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
     let mut by_nvml: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
     let mut late: BTreeMap<(Kind, u32), u64> = BTreeMap::new();
     for (cause, cost) in ordered {
-        let (kind, root) = kind::of(cause, &circumstances(cause, cost, scene));
+        let around = Circumstances { gil_matters, ..circumstances(cause, cost, scene) };
+        let (kind, root) = kind::of(cause, &around);
         let pid = scene.thread(cause.launcher).pid;
         if cause.gap == Gap::Busy {
             *busy.entry((kind, pid)).or_default() += cost.ns;
@@ -271,6 +274,8 @@ fn circumstances(cause: &Cause, cost: &Cost, scene: &Scene<'_>) -> Circumstances
         has_stack: stack.is_some(),
         memory_short: scene.memory_short,
         holder_traced: holder.is_some_and(|pid| scene.facts.is_traced(pid)),
+        holder_is_sibling: holder == Some(launcher.pid),
+        gil_matters: false,
         holder_short_lived: holder.is_some_and(|pid| scene.short_lived.contains(&pid)),
         many_short_lived: !scene.short_lived.is_empty(),
         short_lived: cost.path.iter().any(|thread| scene.short_lived.contains(&scene.thread(*thread).pid)),
