@@ -3,6 +3,7 @@
 //! and asks of every idle interval what the launching thread did meanwhile.
 
 use crate::blame::{Gap, Slices};
+use crate::calls::Done;
 use crate::conclude;
 use crate::device::{Devices, Idle, REAL_WAIT_NS, Unsure, Work};
 use crate::facts::{Facts, StackFact};
@@ -29,23 +30,6 @@ const FORGET_NS: u64 = 250_000_000;
 const SHORT_GAP_NS: u64 = 1_000_000;
 /// How long after the GPU was done a sleeping thread may be woken, ns: an interrupt's way, or a timer's slack.
 const WAKING_NS: u64 = 80_000;
-/// CUDA events that are remembered.
-const EVENTS: usize = 65_536;
-
-/// Something that becomes true when a call returns.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Done {
-    at: u64,
-    start: u64,
-    gpu: u32,
-    pid: u32,
-    thread: ThreadIndex,
-    stream: Option<u64>,
-    /// The work queued until then is what is done.
-    as_of: u64,
-    /// Whether the call is there to wait; one that frees memory only happens to.
-    waits: bool,
-}
 
 /// What the kernel tells that matters here, by its op.
 #[derive(Debug)]
@@ -100,18 +84,18 @@ pub struct Explainer {
     pub(crate) facts: Facts,
     pub(crate) timeline: Timeline,
     pub(crate) devices: Devices,
-    ledger: Ledger,
+    pub(crate) ledger: Ledger,
     pub(crate) slices: Slices,
     pub(crate) counts: Counts,
-    places: Places,
+    pub(crate) places: Places,
     told: Told,
-    done: BinaryHeap<Reverse<Done>>,
-    due: VecDeque<Idle>,
+    pub(crate) done: BinaryHeap<Reverse<Done>>,
+    pub(crate) due: VecDeque<Idle>,
     windows: VecDeque<Window>,
     forget_at: u64,
     walked_until: u64,
     /// Of each CUDA event of a process, the stream it was recorded in last, and when.
-    recorded: HashMap<(u32, u64), (u64, u64)>,
+    pub(crate) recorded: HashMap<(u32, u64), (u64, u64)>,
 }
 
 impl Explainer {
@@ -205,119 +189,7 @@ impl Explainer {
         }
     }
 
-    fn call(&mut self, call: &Call) {
-        if !call.op.is_cuda() {
-            return self.kernel_told(call);
-        }
-        self.ledger.call(call);
-        let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
-        let thread = self.timeline.call(call, op.class);
-        let (gpu, numbered) = self.places.find(call.pid, call.device);
-        *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
-        if call.ret != 0 && !call.flags.unfinished {
-            return;
-        }
-        let end = call.start_ns.saturating_add(call.duration_ns);
-        let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
-        let stream = match call.stream.unwrap_or(0) {
-            // The thread's own default stream: no handle has the highest bit set.
-            0 if per_thread => u64::from(call.tid) | 1 << 63,
-            2 => u64::from(call.tid) | 1 << 63,
-            // Two names of the legacy default stream.
-            1 => 0,
-            stream => stream,
-        };
-        let done = |stream| Done {
-            at: end,
-            start: call.start_ns,
-            gpu,
-            pid: call.pid,
-            thread,
-            stream,
-            as_of: call.start_ns,
-            waits: op.class != Class::Free,
-        };
-        let inside = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
-        match op.class {
-            Class::Launch | Class::Fill => self.launch(call, gpu, stream, thread, op.class == Class::Launch && inside),
-            Class::Copy => {
-                let device_to_host = call.arg1 == Some(2);
-                self.devices.copy(gpu, (call.pid, stream), call.start_ns, call.arg0.unwrap_or(0));
-                if call.arg1 == Some(3) {
-                    self.launch(call, gpu, stream, thread, false);
-                } else if !op.has_stream() && device_to_host && !call.flags.unfinished {
-                    self.done.push(Reverse(done(Some(stream))));
-                }
-                if inside {
-                    let slice = self.slices.at(call.start_ns);
-                    slice.copy_ns += call.duration_ns;
-                    slice.copy_bytes += call.arg0.unwrap_or(0);
-                }
-            }
-            Class::Sync if !call.flags.unfinished => self.sync(call, &op.name, done, stream, inside),
-            Class::Alloc | Class::Free => {
-                // Freeing nothing waits for nothing.
-                let frees = (op.name == "cudaFree" || op.name == "cuMemFree") && call.arg1.is_some_and(|ptr| ptr != 0);
-                if frees {
-                    // It waits for everything the device has to do.
-                    self.done.push(Reverse(done(None)));
-                }
-                if inside {
-                    let slice = self.slices.at(call.start_ns);
-                    slice.allocs += 1;
-                    slice.alloc_ns += call.duration_ns;
-                    slice.alloc_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
-                }
-            }
-            Class::Order if op.name.contains("WaitEvent") => {
-                let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
-                if let Some((other, as_of)) = recorded {
-                    self.devices.joins(gpu, (call.pid, stream), call.start_ns, other, as_of);
-                }
-            }
-            Class::Order if op.name.contains("EventRecord") => {
-                if self.recorded.len() >= EVENTS {
-                    self.recorded.clear();
-                }
-                self.recorded.insert((call.pid, call.arg0.unwrap_or(0)), (stream, call.start_ns));
-            }
-            _ => {}
-        }
-    }
-
-    fn launch(&mut self, call: &Call, gpu: u32, stream: u64, thread: ThreadIndex, counted: bool) {
-        if counted {
-            self.counts.users.insert((call.pid, gpu));
-            *self.counts.launchers.entry(thread).or_default() += 1;
-            self.slices.at(call.start_ns).launches += 1;
-        }
-        let idle = self.devices.launch(gpu, (call.pid, stream), call.start_ns, thread);
-        self.due.extend(idle);
-    }
-
-    fn sync(&mut self, call: &Call, name: &str, done: impl Fn(Option<u64>) -> Done, stream: u64, inside: bool) {
-        let waited = call.duration_ns >= REAL_WAIT_NS;
-        if inside {
-            let slice = self.slices.at(call.start_ns);
-            slice.syncs += 1;
-            slice.waits += u64::from(waited);
-            slice.waited_ns += call.duration_ns;
-            slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
-            self.counts.sync_times.record(call.duration_ns);
-        }
-        if name.contains("Event") {
-            // An event that was not seen being recorded may stand for anything.
-            let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
-            if let Some((stream, as_of)) = recorded {
-                self.done.push(Reverse(Done { as_of, ..done(Some(stream)) }));
-            }
-            return;
-        }
-        let whole_device = !name.contains("Stream");
-        self.done.push(Reverse(done((!whole_device).then_some(stream))));
-    }
-
-    fn kernel_told(&mut self, call: &Call) {
+    pub(crate) fn kernel_told(&mut self, call: &Call) {
         let op = call.op;
         if op == self.told.sample {
             if let Some(stack) = call.stack {

@@ -2,7 +2,7 @@
 //! Where a GPU job's time went, and why. Pure: a run's facts and events in, a [`Report`] out.
 //!
 //! - [`ledger`]: each thread's time by state; it adds up.
-//! - `device` and `nvml`: how long each GPU had no work, with bounds.
+//! - `calls`, `device` and `nvml`: how long each GPU had no work, with bounds.
 //! - `timeline` and `walk`: the last seconds of every thread, and the way from a wait to its cause.
 //! - `blame`, `story`, `kind`: idle time summed by cause, and the names of causes.
 //! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings and what is said about them.
@@ -10,6 +10,7 @@
 //! Times are nanoseconds since the run began.
 
 mod blame;
+mod calls;
 mod conclude;
 mod device;
 mod explain;

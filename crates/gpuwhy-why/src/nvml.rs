@@ -101,8 +101,10 @@ impl Places {
             return (only, true);
         }
         let ordinal = usize::from(device.unwrap_or(0));
-        match self.of_process.get(&pid) {
-            Some(gpus) if ordinal < gpus.len() => (gpus[ordinal], true),
+        match self.of_process.get(&pid).map(Vec::as_slice) {
+            Some([only]) => (*only, true),
+            // Which of several is CUDA's first is a guess: good enough to keep them apart, not to trust.
+            Some(gpus) if ordinal < gpus.len() => (gpus[ordinal], false),
             _ => (u32::from(device.unwrap_or(0)), false),
         }
     }

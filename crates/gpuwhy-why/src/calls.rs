@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a CUDA call means for what a GPU has to do: which queue work, which wait for it, which order it.
+
+use crate::device::REAL_WAIT_NS;
+use crate::explain::Explainer;
+use crate::timeline::ThreadIndex;
+use gpuwhy_model::{Call, Class, Direction, Op};
+use std::cmp::Reverse;
+
+/// CUDA events that are remembered.
+const EVENTS: usize = 65_536;
+
+/// Something that becomes true when a call returns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Done {
+    pub(crate) at: u64,
+    pub(crate) start: u64,
+    pub(crate) gpu: u32,
+    pub(crate) pid: u32,
+    pub(crate) thread: ThreadIndex,
+    pub(crate) stream: Option<u64>,
+    /// The work queued until then is what is done.
+    pub(crate) as_of: u64,
+    /// Whether the call is there to wait; one that frees memory only happens to.
+    pub(crate) waits: bool,
+}
+
+/// A call of the program that succeeded, and where it belongs.
+struct Made<'a> {
+    call: &'a Call,
+    op: &'a Op,
+    thread: ThreadIndex,
+    gpu: u32,
+    stream: u64,
+    /// Whether it began in the span that is explained.
+    counted: bool,
+}
+
+impl Made<'_> {
+    /// When it returns, a stream, or all of the process's, has done what was queued before.
+    fn done(&self, stream: Option<u64>) -> Done {
+        Done {
+            at: self.call.start_ns.saturating_add(self.call.duration_ns),
+            start: self.call.start_ns,
+            gpu: self.gpu,
+            pid: self.call.pid,
+            thread: self.thread,
+            stream,
+            as_of: self.call.start_ns,
+            waits: self.op.class != Class::Free,
+        }
+    }
+}
+
+/// A stream's name within its process, one for each stream however it is spelled.
+fn stream_of(call: &Call, op: &Op) -> u64 {
+    let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
+    match call.stream.unwrap_or(0) {
+        // The thread's own default stream: no handle has the highest bit set.
+        0 if per_thread => u64::from(call.tid) | 1 << 63,
+        2 => u64::from(call.tid) | 1 << 63,
+        // Two names of the legacy default stream.
+        1 => 0,
+        stream => stream,
+    }
+}
+
+impl Explainer {
+    /// A call, or what the kernel tells.
+    pub(crate) fn call(&mut self, call: &Call) {
+        if !call.op.is_cuda() {
+            return self.kernel_told(call);
+        }
+        self.ledger.call(call);
+        let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
+        let thread = self.timeline.call(call, op.class);
+        let (gpu, numbered) = self.places.find(call.pid, call.device);
+        *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
+        if call.ret != 0 && !call.flags.unfinished {
+            return;
+        }
+        let counted = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
+        let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted };
+        match op.class {
+            Class::Launch | Class::Fill => self.queued(&made),
+            Class::Copy => self.copy(&made),
+            Class::Sync if !call.flags.unfinished => self.sync(&made),
+            Class::Alloc | Class::Free => self.memory(&made),
+            Class::Order => self.order(&made),
+            _ => {}
+        }
+    }
+
+    /// Work for the GPU's multiprocessors.
+    fn queued(&mut self, made: &Made<'_>) {
+        let call = made.call;
+        if made.counted && made.op.class == Class::Launch {
+            self.counts.users.insert((call.pid, made.gpu));
+            *self.counts.launchers.entry(made.thread).or_default() += 1;
+            self.slices.at(call.start_ns).launches += 1;
+        }
+        let idle = self.devices.launch(made.gpu, (call.pid, made.stream), call.start_ns, made.thread);
+        self.due.extend(idle);
+    }
+
+    fn copy(&mut self, made: &Made<'_>) {
+        let call = made.call;
+        let bytes = call.arg0.unwrap_or(0);
+        let is = |direction: Direction| call.arg1 == Some(direction as u64);
+        self.devices.copy(made.gpu, (call.pid, made.stream), call.start_ns, bytes);
+        if is(Direction::DtoD) {
+            // It may be a kernel.
+            self.queued(made);
+        } else if !made.op.has_stream() && is(Direction::DtoH) && !call.flags.unfinished {
+            self.done.push(Reverse(made.done(Some(made.stream))));
+        }
+        if made.counted {
+            let slice = self.slices.at(call.start_ns);
+            slice.copy_ns = slice.copy_ns.saturating_add(call.duration_ns);
+            slice.copy_bytes = slice.copy_bytes.saturating_add(bytes);
+        }
+    }
+
+    fn memory(&mut self, made: &Made<'_>) {
+        let call = made.call;
+        // Freeing nothing waits for nothing; freeing something waits for all that the device has to do.
+        let plain = made.op.name == "cudaFree" || made.op.name == "cuMemFree";
+        if plain && call.arg1.is_some_and(|pointer| pointer != 0) {
+            self.done.push(Reverse(made.done(None)));
+        }
+        if made.counted {
+            let slice = self.slices.at(call.start_ns);
+            slice.allocs += 1;
+            slice.alloc_ns = slice.alloc_ns.saturating_add(call.duration_ns);
+            slice.alloc_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+        }
+    }
+
+    fn order(&mut self, made: &Made<'_>) {
+        let call = made.call;
+        let event = (call.pid, call.arg0.unwrap_or(0));
+        if made.op.name.contains("EventRecord") {
+            if self.recorded.len() >= EVENTS {
+                self.recorded.clear();
+            }
+            self.recorded.insert(event, (made.stream, call.start_ns));
+        } else if let Some((other, as_of)) = self.recorded.get(&event).copied() {
+            self.devices.joins(made.gpu, (call.pid, made.stream), call.start_ns, other, as_of);
+        }
+    }
+
+    fn sync(&mut self, made: &Made<'_>) {
+        let call = made.call;
+        if made.counted {
+            let slice = self.slices.at(call.start_ns);
+            slice.syncs += 1;
+            slice.waits += u64::from(call.duration_ns >= REAL_WAIT_NS);
+            slice.waited_ns = slice.waited_ns.saturating_add(call.duration_ns);
+            slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+            self.counts.sync_times.record(call.duration_ns);
+        }
+        let name = &made.op.name;
+        let done = if name.contains("Event") {
+            // An event that was not seen being recorded may stand for anything.
+            let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
+            recorded.map(|(stream, as_of)| Done { as_of, ..made.done(Some(stream)) })
+        } else {
+            Some(made.done(name.contains("Stream").then_some(made.stream)))
+        };
+        self.done.extend(done.map(Reverse));
+    }
+}
