@@ -12,7 +12,6 @@ use crate::scene::{Scene, task_name};
 use crate::state::State;
 use crate::story::{Story, most, stories};
 use crate::timeline::ThreadIndex;
-use crate::walk::Leaf;
 use crate::{fixes, startup, verdict, words};
 use gpuwhy_model::{Confidence, Finding, Severity, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -136,7 +135,7 @@ pub(crate) fn conclude(
         gpu_idle_max_ns: idlest.map(|gpu| gpu.idle_max_ns),
         loss: loss(&explainer),
         processes: processes(&explainer),
-        threads: threads(&explainer, ledgers, &phases),
+        threads: threads(&explainer, ledgers),
         healthy: verdict::healthy(&scene, &told, ledgers, &explainer.counts),
         context: verdict::context(&scene, &explainer),
         gpus,
@@ -363,20 +362,19 @@ fn processes(explainer: &Explainer) -> Vec<ProcessReport> {
     processes
 }
 
-fn threads(explainer: &Explainer, ledgers: &Ledgers, phases: &Phases) -> Vec<ThreadReport> {
+fn threads(explainer: &Explainer, ledgers: &Ledgers) -> Vec<ThreadReport> {
     let of = |index: &ThreadIndex| &explainer.timeline.threads[*index as usize];
     let launches: HashMap<(u32, u32), u64> =
         explainer.counts.launchers.iter().map(|(index, n)| ((of(index).pid, of(index).tid), *n)).collect();
     let names: HashMap<(u32, u32), String> =
         explainer.facts.threads.iter().map(|life| ((life.pid, life.tid), task_name(&life.name))).collect();
     let mut held: HashMap<(u32, u32), BTreeMap<(u32, String), u64>> = HashMap::new();
-    for (cause, cost) in &phases.steady.costs {
-        if let Leaf::Ready(Some(holder)) = cause.leaf
-            && let Some(holder) = explainer.timeline.holders.get(holder as usize)
-        {
-            let thread = &explainer.timeline.threads[cause.thread as usize];
-            let of_thread = held.entry((thread.pid, thread.tid)).or_default();
-            *of_thread.entry((holder.pid, holder.name.clone())).or_default() += cost.ns;
+    for thread in explainer.timeline.threads.iter().filter(|thread| !thread.held.is_empty()) {
+        let of_thread = held.entry((thread.pid, thread.tid)).or_default();
+        for (holder, ns) in &thread.held {
+            if let Some(holder) = explainer.timeline.holders.get(*holder as usize) {
+                *of_thread.entry((holder.pid, holder.name.clone())).or_default() += ns;
+            }
         }
     }
     let mut reports: Vec<ThreadReport> = ledgers

@@ -153,6 +153,7 @@ impl Explainer {
         self.due.extend(rest);
         self.explain_due(u64::MAX);
         self.walk_busy(end);
+        self.timeline.forget(u64::MAX, (self.facts.from_ns, end));
         let ledger = std::mem::replace(&mut self.ledger, Ledger::new(0, 0)).close(&self.facts.threads);
         conclude::conclude(self, &ledger, stacks)
     }
@@ -168,7 +169,7 @@ impl Explainer {
         self.due.extend(lasting);
         self.explain_due(now);
         self.walk_busy(now.saturating_sub(AHEAD_NS));
-        self.timeline.forget(now.saturating_sub(KEPT_NS));
+        self.timeline.forget(now.saturating_sub(KEPT_NS), (self.facts.from_ns, self.facts.to_ns));
     }
 
     fn settle_done(&mut self, now: u64) {

@@ -100,7 +100,7 @@ pub struct ThreadReport {
     pub ledger: BTreeMap<&'static str, u64>,
     /// Of `running_cuda`, by op.
     pub cuda: BTreeMap<String, u64>,
-    /// Of `ready` while the GPU idled because of it: who had the CPU, most first.
+    /// Of `ready`: who had the CPU, most first.
     pub held_by: Vec<HeldBy>,
 }
 

@@ -10,6 +10,10 @@ use std::collections::{HashMap, VecDeque};
 const FUTEXES: usize = 32_768;
 /// CPUs whose occupants are remembered.
 const CPUS: usize = 4096;
+/// How much longer than other things it is remembered who had a CPU, ns.
+const RUNS_KEPT_NS: u64 = 2_000_000_000;
+/// Tasks that are remembered of one thread to have had its CPU.
+const HOLDERS: usize = 256;
 /// The words of one lock or condition variable lie this close together.
 pub(crate) const SAME_OBJECT: u64 = 64;
 
@@ -64,6 +68,8 @@ pub(crate) struct Thread {
     /// On the CPU, but making room in memory: direct reclaim, compaction.
     pub(crate) memory: VecDeque<(u64, u64)>,
     moved: VecDeque<(u64, u64, u16)>,
+    /// Who had the CPU while it was ready, ns by holder, of what is forgotten.
+    pub(crate) held: HashMap<u32, u64>,
 }
 
 /// Who had a CPU.
@@ -222,8 +228,12 @@ impl Timeline {
         self.threads[index as usize].moved.push_back((moved.start_ns, end, moved.cpu));
     }
 
-    /// Forgets what ended before a moment.
-    pub(crate) fn forget(&mut self, before: u64) {
+    /// Forgets what ended before a moment. Who had the CPU while a thread was ready is summed up before that, as far as
+    /// it lies in the span.
+    pub(crate) fn forget(&mut self, before: u64, span: (u64, u64)) {
+        for index in 0..self.threads.len() {
+            self.sum_held(index, before, span);
+        }
         for thread in &mut self.threads {
             drop_while(&mut thread.offs, |off| off.end < before);
             drop_while(&mut thread.calls, |call| call.end < before);
@@ -232,9 +242,27 @@ impl Timeline {
             drop_while(&mut thread.memory, |span| span.1 < before);
             drop_while(&mut thread.moved, |wait| wait.1 < before);
         }
+        // A thread may have been ready for long: who had the CPU then is asked when that is over.
         for runs in self.runs.values_mut() {
-            drop_while(runs, |run| run.end < before);
+            drop_while(runs, |run| run.end.saturating_add(RUNS_KEPT_NS) < before);
         }
+    }
+
+    fn sum_held(&mut self, index: usize, before: u64, (from, to): (u64, u64)) {
+        let mut held = std::mem::take(&mut self.threads[index].held);
+        for off in self.threads[index].offs.iter().take_while(|off| off.end < before) {
+            let (a, b) = (off.woken.max(from), off.end.min(to));
+            if a < b && !off.throttled {
+                self.holders(index as ThreadIndex, off, a, b, &mut |a, b, holder| {
+                    if let Some(holder) = holder
+                        && (held.len() < HOLDERS || held.contains_key(&holder))
+                    {
+                        *held.entry(holder).or_default() += b - a;
+                    }
+                });
+            }
+        }
+        self.threads[index].held = held;
     }
 
     /// Who had the CPUs for which a ready thread waited from `a` to `b`; `None` for parts in which nobody did.

@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What must not be claimed, what the GPU itself tells, and what must not break.
+
+use crate::story::{LAUNCH, MS, SECOND, Story, Thread, assert_about, found, serious};
+use gpuwhy_model::sample::GpuError;
+use gpuwhy_model::{Confidence, Severity, Wait, WokenBy};
+use gpuwhy_why::{LossFact, Report};
+
+/// A job that waits 30 of every 50 ms for its worker, for so many seconds.
+fn starved(seconds: u64) -> Story {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    let worker = story.process(200, "pt_data_worker");
+    for _ in 0..seconds * 20 {
+        story.kernel(main, 20 * MS);
+        story.off(main, story.now, 30 * MS, Wait::Pipe).by(worker);
+        story.now += 30 * MS;
+    }
+    story
+}
+
+/// A job that launches every millisecond and never waits for the GPU: the host cannot tell when that idles.
+fn never_waits(seconds: u64) -> Story {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    let other = story.thread(100, 101, "idle");
+    story.off(other, 0, seconds * SECOND, Wait::Futex);
+    for at in (0..seconds * SECOND).step_by(MS as usize) {
+        story.launch(main, at);
+    }
+    story.now = seconds * SECOND;
+    story
+}
+
+/// A job that keeps its GPU busy.
+fn busy(seconds: u64) -> Story {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    let other = story.thread(100, 101, "idle");
+    story.off(other, 0, seconds * SECOND, Wait::Futex);
+    for _ in 0..seconds * 20 {
+        story.kernel(main, 50 * MS);
+    }
+    story
+}
+
+#[test]
+fn no_idle_time_is_claimed_where_calls_were_lost() {
+    let mut story = starved(10);
+    story.facts.lossy_seconds = vec![4];
+    story.facts.loss = vec![LossFact { cause: "ring full".into(), count: 7, loses_event: true, ..LossFact::default() }];
+    let report = story.tell();
+    // Three of ten seconds are in doubt.
+    assert_eq!(report.gpu_idle_min_ns, Some(7 * 600 * MS));
+    assert!(report.gpu_idle_max_ns >= Some(7 * 600 * MS + 3 * SECOND), "{:?}", report.gpu_idle_max_ns);
+    assert_eq!(found(&report, "input_starved").lost_ns, 7 * 600 * MS);
+    assert_eq!(report.loss.events, 7);
+    assert!(report.loss.notes[0].contains("events were lost"), "{:?}", report.loss);
+}
+
+#[test]
+fn nvml_sees_what_the_host_cannot() {
+    let mut story = never_waits(5);
+    story.nvml_busy(0, 40);
+    let report = story.tell();
+    let least = report.gpu_idle_min_ns.unwrap();
+    assert!((2_900 * MS..=3_000 * MS).contains(&least), "{least}");
+    let own = found(&report, "launch_bound");
+    assert_about(own.lost_ns, 3 * SECOND);
+    assert_eq!(own.confidence, Confidence::Medium);
+    assert_eq!(report.gpus[0].host_idle_min_ns, 0);
+}
+
+#[test]
+fn samples_of_a_gpu_that_may_be_another_are_not_used() {
+    let mut story = never_waits(5);
+    story.nvml_busy(0, 40);
+    story.nvml_busy(1, 100);
+    let report = story.tell();
+    assert_eq!((report.gpus[0].nvml_index, report.gpus[0].nvml_idle_min_ns), (None, None));
+    assert_eq!(report.gpu_idle_min_ns, Some(0));
+    assert_eq!(serious(&report), [""; 0]);
+    assert!(report.verdict.contains("cannot be told"), "{}", report.verdict);
+}
+
+#[test]
+fn samples_of_the_gpu_the_process_has_memory_on_are_used() {
+    let mut story = never_waits(5);
+    story.nvml_busy(0, 100);
+    story.nvml_busy(1, 20);
+    story.on_gpu(100, "python3", 1, None);
+    let report = story.tell();
+    assert_eq!((report.gpus[0].device, report.gpus[0].nvml_index), (1, Some(1)));
+    let least = report.gpu_idle_min_ns.unwrap();
+    assert!((3_900 * MS..=4_000 * MS).contains(&least), "{least}");
+}
+
+#[test]
+fn nobody_knows_what_an_untraced_process_gives_the_gpu_to_do() {
+    for (sm_percent, least) in [(Some(30), 0), (None, 0), (Some(0), 5 * 600 * MS)] {
+        let mut story = starved(5);
+        story.nvml_seconds(0, |_, _| {});
+        story.on_gpu(999, "blender", 0, sm_percent);
+        let report = story.tell();
+        assert_eq!(report.gpu_idle_min_ns, Some(least), "{sm_percent:?}");
+        assert_eq!(serious(&report).contains(&"input_starved"), least > 0, "{sm_percent:?}");
+    }
+}
+
+#[test]
+fn an_xid_is_critical() {
+    let mut story = busy(3);
+    story.facts.gpu_errors = vec![GpuError { at_ns: SECOND, gpu: 0, xid: 79 }];
+    let report = story.tell();
+    assert_eq!(report.findings[0].kind, "gpu_fault");
+    assert_eq!(report.findings[0].severity, Severity::Critical);
+    assert!(report.verdict.starts_with("GPU 0 reported an error: Xid 79."), "{}", report.verdict);
+    assert!(report.findings[0].fixes[0].text.contains("hardware"), "{:?}", report.findings[0].fixes);
+}
+
+#[test]
+fn clocks_held_down_by_heat_cost_time() {
+    let held = |reasons: u64| {
+        let mut story = busy(10);
+        story.nvml_seconds(0, |second, sample| {
+            if second > 5 {
+                (sample.sm_mhz, sample.throttle_reasons) = (Some(1000), Some(reasons));
+            }
+        });
+        story.tell()
+    };
+    let hot = held(0x40);
+    assert_about(found(&hot, "gpu_throttled").lost_ns, 2_500 * MS);
+    assert_eq!(serious(&hot), ["gpu_throttled"]);
+    assert!(found(&hot, "gpu_throttled").title.contains("5 of 10 samples"), "{:?}", hot.findings);
+    // The power cap is how a GPU at work looks.
+    let capped = held(0x4);
+    assert_eq!(serious(&capped), [""; 0]);
+    assert_eq!(found(&capped, "gpu_bound").severity, Severity::Info);
+}
+
+#[test]
+fn who_else_uses_the_gpu_is_named_if_the_job_waits_for_it() {
+    let mut story = busy(10);
+    story.nvml_seconds(0, |_, _| {});
+    story.on_gpu(100, "python3", 0, Some(50));
+    story.on_gpu(999, "blender", 0, Some(40));
+    story.on_gpu(998, "Xorg", 0, Some(1));
+    let report = story.tell();
+    let shared = found(&report, "gpu_shared");
+    assert_about(shared.lost_ns, 10 * SECOND * 41 / 100);
+    assert_eq!((shared.root_cause.pid, shared.root_cause.name.as_deref()), (Some(999), Some("blender")));
+    assert_eq!(shared.severity, Severity::High);
+    assert!(report.verdict.contains("blender"), "{}", report.verdict);
+
+    let mut story = never_waits(10);
+    story.nvml_seconds(0, |_, _| {});
+    story.on_gpu(999, "blender", 0, Some(40));
+    assert_eq!(serious(&story.tell()), [""; 0]);
+}
+
+#[test]
+fn a_job_that_launches_nothing_has_no_findings() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    story.off(main, 0, SECOND, Wait::Sleep).ended_by(WokenBy::Timer);
+    story.call(main, "cudaMalloc", SECOND, MS).arg0 = Some(1 << 20);
+    story.now = 3 * SECOND;
+    let report = story.tell();
+    assert!(report.findings.is_empty(), "{:?}", report.findings);
+    assert!(report.verdict.starts_with("No GPU work was seen"), "{}", report.verdict);
+    assert_eq!((report.gpu_idle_min_ns, report.steady), (None, None));
+    assert_eq!(Story::new().tell().verdict, "Nothing was traced in this span.");
+}
+
+#[test]
+fn without_the_scheduler_it_is_said_what_cannot_be_known() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    for sums in &mut story.facts.threads {
+        sums.has_times = false;
+    }
+    for _ in 0..40 {
+        story.kernel(main, 20 * MS);
+        story.now += 30 * MS;
+    }
+    let report = story.tell();
+    assert!(report.loss.notes.iter().any(|note| note.contains("cannot tell waiting from working")), "{:?}", report.loss);
+    assert!(report.findings.iter().all(|found| found.confidence == Confidence::Low), "{:?}", report.findings);
+    // A thread that had no CPU looks as if it waited: nothing is busy for certain.
+    assert_eq!((report.gpu_idle_min_ns, report.gpu_idle_max_ns), (Some(40 * 30 * MS), Some(report.wall_ns)));
+}
+
+#[track_caller]
+fn assert_sane(report: &Report) {
+    assert!(report.gpu_idle_min_ns <= report.gpu_idle_max_ns, "{:?}", report.gpus);
+    assert!(report.gpu_idle_max_ns <= Some(report.wall_ns), "{:?}", report.gpus);
+    assert!(!report.verdict.is_empty());
+    for found in &report.findings {
+        assert!(found.lost_ns <= report.wall_ns, "{found:?}");
+    }
+}
+
+#[test]
+fn events_out_of_order_do_no_harm() {
+    for stride in [1, 7, 13] {
+        let mut story = Story::new();
+        let main = story.process(100, "python3");
+        let worker = story.process(200, "pt_data_worker");
+        // 101 has no divisor in common with the strides.
+        for i in 0..101 {
+            let at = (101 - i) * stride % 101 * 50 * MS;
+            story.off(main, at + 20 * MS, 30 * MS, Wait::Pipe).by(worker);
+            story.off(worker, at + 21 * MS, 5 * MS, Wait::Futex).by(main);
+            story.sync(main, at + LAUNCH, 20 * MS);
+            story.launch(main, at);
+        }
+        story.facts.to_ns = 101 * 50 * MS;
+        assert_sane(&story.explain());
+    }
+}
+
+/// Every kind of event at a moment, with any length and size.
+fn everything(story: &mut Story, threads: [Thread; 2], at: u64, ns: u64) {
+    let [main, other] = threads;
+    story.launch(main, at);
+    story.sync(main, at, ns);
+    for function in ["cudaMemcpy", "cudaMemcpyAsync", "cudaMalloc", "cudaFree"] {
+        let call = story.call(other, function, at, ns);
+        (call.arg0, call.arg1) = (Some(ns), Some(2));
+    }
+    story.off(main, at, ns, Wait::Futex).ready(ns / 2).by(other).limit(ns);
+    story.off(other, at, ns, Wait::Pipe).ready(ns).by(main);
+    // More ready than away.
+    story.off(other, at, 0, Wait::Futex).ready(ns).limit(0).ended_by(WokenBy::Timer);
+    story.has_cpu(999, "stress", 0, at, ns);
+    story.moved(main, 1, at, ns);
+    story.sample(other, at, 1);
+}
+
+const LAST: u64 = i64::MAX as u64;
+
+#[test]
+fn any_time_and_any_length_is_borne() {
+    for to in [0, 1, SECOND, 1 << 62, LAST] {
+        let mut story = Story::new();
+        let main = story.process(100, "python3");
+        let other = story.thread(100, 101, "other");
+        for at in [0, 1, 3 * MS, SECOND, 1 << 40, 1 << 62, LAST - 1, LAST] {
+            for ns in [0, 1, MS, 1 << 62, LAST, u64::MAX - 1, u64::MAX] {
+                everything(&mut story, [main, other], at, ns);
+            }
+        }
+        story.facts.to_ns = to;
+        assert_sane(&story.explain());
+    }
+}
+
+#[test]
+fn a_thread_that_wakes_itself_or_its_waker_comes_to_an_end() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    let other = story.thread(100, 101, "other");
+    let third = story.thread(100, 102, "third");
+    for _ in 0..100 {
+        story.kernel(main, 10 * MS);
+        let at = story.now;
+        story.off(main, at, 10 * MS, Wait::Futex).by(main);
+        for i in 0..100 {
+            let piece = at + 10 * MS + i * MS / 10;
+            story.off(main, piece, MS / 10, Wait::Futex).by(other).object(0x10);
+            story.off(other, piece, MS / 10, Wait::Futex).by(third).object(0x10);
+            story.off(third, piece, MS / 10, Wait::Futex).by(main).object(0x10);
+        }
+        story.now += 20 * MS;
+    }
+    let report = story.tell();
+    assert_sane(&report);
+    // Nobody worked: no one is said to have.
+    assert!(report.findings.iter().all(|found| found.root_cause.kind != "cpu_bound_worker"), "{:?}", report.findings);
+    assert_eq!(report.gpu_idle_min_ns, Some(100 * 20 * MS));
+}
+
+#[test]
+fn a_century_of_sleep_is_explained() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    for _ in 0..50 {
+        story.kernel(main, 20 * MS);
+    }
+    story.off(main, story.now, 1 << 62, Wait::Sleep).ended_by(WokenBy::Timer);
+    story.now += 1 << 62;
+    for _ in 0..50 {
+        story.kernel(main, 20 * MS);
+    }
+    let report = story.tell();
+    assert_sane(&report);
+    assert_eq!(report.gpu_idle_min_ns, Some(1 << 62));
+    assert_about(found(&report, "host_sleep").lost_ns, 1 << 62);
+}
