@@ -110,6 +110,9 @@ pub(crate) struct Slice {
     pub(crate) costs: Costs,
     /// GPU time that launching threads waited for in calls that wait, ns.
     pub(crate) waited_ns: u64,
+    /// Of it, with a collective queued before; and where.
+    pub(crate) exchanged_ns: u64,
+    pub(crate) exchange_stacks: Votes,
     /// Syncs, and those that waited.
     pub(crate) syncs: u64,
     pub(crate) waits: u64,
@@ -130,6 +133,8 @@ impl Slice {
         self.idle_ns += other.idle_ns;
         self.certain_ns += other.certain_ns;
         self.waited_ns += other.waited_ns;
+        self.exchanged_ns += other.exchanged_ns;
+        self.exchange_stacks.merge(&other.exchange_stacks);
         self.syncs += other.syncs;
         self.waits += other.waits;
         self.sync_stacks.merge(&other.sync_stacks);

@@ -83,6 +83,10 @@ impl Explainer {
         let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted };
         match op.class {
             Class::Launch | Class::Fill => self.queued(&made),
+            Class::Collective => {
+                self.queued(&made);
+                self.exchanging.insert(call.pid);
+            }
             Class::Copy => self.copy(&made),
             Class::Sync if !call.flags.unfinished => self.sync(&made),
             Class::Alloc | Class::Free => self.memory(&made),
@@ -158,7 +162,12 @@ impl Explainer {
             slice.waited_ns = slice.waited_ns.saturating_add(call.duration_ns);
             slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
             self.counts.sync_times.record(call.duration_ns);
+            if self.exchanging.contains(&call.pid) {
+                slice.exchanged_ns = slice.exchanged_ns.saturating_add(call.duration_ns);
+                slice.exchange_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+            }
         }
+        self.exchanging.remove(&call.pid);
         let name = &made.op.name;
         let done = if name.contains("Event") {
             // An event that was not seen being recorded may stand for anything.

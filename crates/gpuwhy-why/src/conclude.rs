@@ -116,6 +116,7 @@ pub(crate) fn conclude(
     let shared_ns = explainer.devices.gpus.values().map(|gpu| gpu.shared_ns).sum();
     findings.extend(gpu_rules::faults(&scene));
     findings.extend(gpu_rules::throttled(&scene));
+    findings.extend(gpu_rules::collectives(&scene, launchers(&explainer).first().map(|(pid, _)| *pid)));
     findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns));
     if !explainer.facts.only.is_empty() {
         let only = &explainer.facts.only;
@@ -179,7 +180,7 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
             wanted.extend(votes.ranked().into_iter().take(STACKS_OF_A_CAUSE).map(|(stack, _)| stack));
         }
     }
-    for votes in [&phases.steady.sync_stacks, &phases.steady.alloc_stacks] {
+    for votes in [&phases.steady.sync_stacks, &phases.steady.alloc_stacks, &phases.steady.exchange_stacks] {
         wanted.extend(votes.ranked().into_iter().take(STACKS_OF_A_CAUSE).map(|(stack, _)| stack));
     }
     wanted.into_iter().collect()

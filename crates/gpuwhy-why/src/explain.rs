@@ -16,7 +16,7 @@ use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::replay::Event;
 use gpuwhy_model::{Call, Class, Histogram, OpId};
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
 
 /// The longest part of an idle interval that is looked at in one go, ns.
 const LONGEST_NS: u64 = 1_000_000_000;
@@ -94,6 +94,8 @@ pub struct Explainer {
     windows: VecDeque<Window>,
     forget_at: u64,
     walked_until: u64,
+    /// Processes that have queued a collective since they last waited for the GPU.
+    pub(crate) exchanging: HashSet<u32>,
     /// Of each CUDA event of a process, the stream it was recorded in last, and when.
     pub(crate) recorded: HashMap<(u32, u64), (u64, u64)>,
 }
@@ -115,6 +117,7 @@ impl Explainer {
             windows: nvml::windows(&facts).into(),
             forget_at: 0,
             walked_until: 0,
+            exchanging: HashSet::new(),
             recorded: HashMap::new(),
             facts,
         }

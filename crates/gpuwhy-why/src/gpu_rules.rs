@@ -10,6 +10,8 @@ use std::collections::{BTreeMap, BTreeSet};
 /// NVML's reasons that mean trouble: hardware slowdown, thermal limits, the power brake. The plain power cap (0x4) is
 /// how a GPU at work looks.
 const TROUBLE: u64 = 0x8 | 0x20 | 0x40 | 0x80;
+/// How old the driver's figures of a process may be, ns.
+const BEHIND_NS: u64 = 1_500_000_000;
 /// What is idle of a GPU that is the limit, at most.
 const BUSY_ENOUGH: f64 = 0.15;
 
@@ -165,6 +167,30 @@ pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> O
     Some(found)
 }
 
+/// Waits for the GPU behind a collective. Whether it worked or waited for other ranks, one rank cannot know.
+pub(crate) fn collectives(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
+    let waited = scene.steady.exchanged_ns / scene.gpus;
+    if scene.share(waited) < 0.03 {
+        return None;
+    }
+    let line = scene.line(&scene.steady.exchange_stacks);
+    let detail = "the GPU was busy or waited for other ranks: one rank cannot know which".to_owned();
+    let root =
+        RootCause { kind: Kind::CollectiveWait.name().into(), pid: launcher, detail, line, ..RootCause::default() };
+    let title = format!("{} were waits behind collectives (NCCL)", scene.of_steady(waited));
+    let mut found = finding(Kind::CollectiveWait, Severity::Low, title, root);
+    found.pid = launcher;
+    let evidence =
+        "SELECT op, COUNT(*), SUM(duration_ns) FROM events WHERE class IN ('collective', 'sync') GROUP BY op";
+    found.chain.push(gpu_link(0, "busy, or waiting for other ranks".into(), "collective", waited, evidence));
+    let text = "trace the other ranks too, and compare: the rank that waits least is the one the others wait for";
+    found.fixes.push(Fix { text: text.into(), ..Fix::default() });
+    found.confidence = Confidence::Low;
+    found.confidence_reason =
+        "that a collective was queued and waited for is measured; what the GPU did meanwhile is not".into();
+    Some(found)
+}
+
 /// Other processes on the GPU, while the job waited for it.
 pub(crate) fn shared(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -> Option<Finding> {
     let launcher = launchers.first().map(|(pid, _)| *pid);
@@ -207,6 +233,8 @@ fn shared_by_host(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -
 
 fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let (from, to) = scene.steady_span;
+    // The driver's figure is of a second that is over: the first ones may be of before.
+    let from = from.saturating_add(BEHIND_NS);
     let mut others: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
     let mut looks = BTreeSet::new();
     let inside = scene.facts.gpu_processes.iter().filter(|process| process.at_ns > from && process.at_ns <= to);

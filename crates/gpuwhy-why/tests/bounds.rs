@@ -87,3 +87,18 @@ fn nobody_is_blamed_for_more_than_there_was() {
         assert!(lost <= least, "seed {seed}: {lost} > {least}");
     }
 }
+
+#[test]
+fn waits_behind_collectives_are_told_as_what_one_rank_can_know() {
+    let mut job = Job::new(7);
+    let before = explain(&job, facts(&job));
+    assert!(before.findings.iter().all(|finding| finding.kind != "collective_wait"));
+    job.exchange_before_waits();
+    let report = explain(&job, facts(&job));
+    let found = report.findings.iter().find(|finding| finding.kind == "collective_wait").unwrap();
+    assert!(found.root_cause.detail.contains("other ranks"), "{}", found.root_cause.detail);
+    assert_eq!((found.severity, found.lost_ns), (gpuwhy_model::Severity::Low, 0));
+    // What the GPU did meanwhile stays within the bounds: a collective is work.
+    let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
+    assert!(least <= job.idle(0, job.end) && job.idle(0, job.end) <= most);
+}

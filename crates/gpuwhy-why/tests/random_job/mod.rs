@@ -4,7 +4,7 @@
 
 use gpuwhy_model::ops::by_function;
 use gpuwhy_model::replay::Event;
-use gpuwhy_model::{Call, CallFlags, OffCpu, Reason, ThreadSums, Wait, WokenBy};
+use gpuwhy_model::{Call, CallFlags, Class, OffCpu, Reason, ThreadSums, Wait, WokenBy};
 
 const PID: u32 = 100;
 const HELPER: u32 = 101;
@@ -76,6 +76,24 @@ impl Job {
     pub(crate) fn without_the_first(&self, ns: u64) -> Self {
         let events = self.events.iter().filter(|event| event.start_ns() >= ns).copied().collect();
         Self { events, sums: self.sums.clone(), end: self.end, kernels: self.kernels.clone() }
+    }
+
+    /// Puts a collective before each wait for a stream or the device. It takes no time on the GPU: it may have been done.
+    pub(crate) fn exchange_before_waits(&mut self) {
+        let Some(collective) = by_function("ncclAllReduce") else { panic!("NCCL is not in the op table") };
+        let mut events = Vec::with_capacity(self.events.len());
+        for event in &self.events {
+            if let Event::Call(call) = event
+                && call.op.get().is_some_and(|op| op.class == Class::Sync)
+            {
+                let stream = call.arg0.or(Some(0x1000));
+                let start_ns = call.start_ns.saturating_sub(500);
+                events.push(Event::Call(Call { start_ns, duration_ns: 400, op: collective.id, stream, ..*call }));
+            }
+            events.push(*event);
+        }
+        events.sort_by_key(Event::start_ns);
+        self.events = events;
     }
 
     /// Time without a kernel.
