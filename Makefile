@@ -38,6 +38,8 @@ score: build
 bench: build deps-bench
 	$(SUDO) python3 bench/run.py
 	$(SUDO) python3 bench/host.py
+	$(CARGO) build --release --locked -p simgpu --example install
+	$(SUDO) python3 bench/explain.py
 	python3 bench/profile_snapshot.py
 	python3 bench/profile_trace.py
 

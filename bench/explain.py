@@ -30,10 +30,10 @@ def timed(command):
 
 def record(folder):
     """A run of about so many events: launches, copies, allocations and waits from two threads."""
-    subprocess.run([INSTALL, folder / "sim"], check=True)
+    subprocess.run([INSTALL, folder / "sim"], check=True, stdout=subprocess.DEVNULL)
     run = folder / "run.db"
     job = [folder / "sim/simjob", "--cudart", folder / "sim/libcudart.so.13", "--threads", "2", "--mix", "mixed"]
-    job += ["--calls", str(EVENTS // 2), "--rate", "100000"]
+    job += ["--calls", str(EVENTS), "--rate", "200000"]
     subprocess.run([GPUWHY, "trace", "-q", "--db", run, "--", *job], check=True, stdout=subprocess.DEVNULL)
     return run
 
