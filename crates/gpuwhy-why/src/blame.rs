@@ -132,17 +132,17 @@ impl Slice {
         self.launches += other.launches;
         self.idle_ns += other.idle_ns;
         self.certain_ns += other.certain_ns;
-        self.waited_ns += other.waited_ns;
+        self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
         self.exchanged_ns += other.exchanged_ns;
         self.exchange_stacks.merge(&other.exchange_stacks);
         self.syncs += other.syncs;
         self.waits += other.waits;
         self.sync_stacks.merge(&other.sync_stacks);
-        self.alloc_ns += other.alloc_ns;
+        self.alloc_ns = self.alloc_ns.saturating_add(other.alloc_ns);
         self.allocs += other.allocs;
         self.alloc_stacks.merge(&other.alloc_stacks);
-        self.copy_bytes += other.copy_bytes;
-        self.copy_ns += other.copy_ns;
+        self.copy_bytes = self.copy_bytes.saturating_add(other.copy_bytes);
+        self.copy_ns = self.copy_ns.saturating_add(other.copy_ns);
         for (cause, cost) in other.costs {
             add_cost(&mut self.costs, cause, &cost);
         }

@@ -47,10 +47,17 @@ impl Phases {
         }
         let found = startup::steady(&slices).map(|(first, last)| {
             let steady = at(last + 1).saturating_sub(at(first));
-            let tail = to.saturating_sub(at(last + 1));
+            // What comes after the job's end is not the job.
+            let until = edges.ended.map_or(to, |ended| ended.min(to));
+            let tail = until.saturating_sub(at(last + 1));
             // A job that stops launching and does not end hangs; that is the question, not its end.
             let hangs = tail > LONG_TAIL_NS && tail > steady / 10;
-            let last = if edges.open_end || hangs { slices.len() - 1 } else { last };
+            let stopped = usize::try_from(until.saturating_sub(from).saturating_sub(1) / width).unwrap_or(usize::MAX);
+            let last = match (edges.open_end, hangs) {
+                (true, _) => slices.len() - 1,
+                (false, true) => stopped.clamp(last, slices.len() - 1),
+                (false, false) => last,
+            };
             (if edges.open_start { 0 } else { first }, last)
         });
         let mut phases = Self {
@@ -75,6 +82,7 @@ impl Phases {
 struct Edges {
     open_start: bool,
     open_end: bool,
+    ended: Option<u64>,
 }
 
 impl Edges {
@@ -83,7 +91,11 @@ impl Edges {
         let main = launchers(explainer).first().map(|(pid, _)| *pid);
         let ended = main.and_then(|pid| facts.processes.get(&pid)?.ended).map(|at| at.max(0).cast_unsigned());
         let alive = ended.is_none_or(|at| at > facts.to_ns.saturating_add(ENDING_NS));
-        Self { open_start: facts.from_ns > 0 || !facts.started, open_end: alive && main.is_some() && facts.complete }
+        Self {
+            open_start: facts.from_ns > 0 || !facts.started,
+            open_end: alive && main.is_some() && facts.complete,
+            ended,
+        }
     }
 }
 
@@ -163,8 +175,8 @@ fn launchers(explainer: &Explainer) -> Vec<(u32, u64)> {
 fn nvml_factor(windows: &[(u32, u64, u64)], (from, to): (u64, u64)) -> f64 {
     let gpus: BTreeSet<u32> = windows.iter().map(|window| window.0).collect();
     let covered: u64 = windows.iter().map(|(_, a, b)| b.min(&to).saturating_sub(*a.max(&from))).sum();
-    let steady = to.saturating_sub(from) * gpus.len() as u64;
-    if covered * 2 < steady || covered == 0 { 1.0 } else { (steady as f64 / covered as f64).max(1.0) }
+    let steady = to.saturating_sub(from).saturating_mul(gpus.len() as u64);
+    if covered < steady / 2 || covered == 0 { 1.0 } else { (steady as f64 / covered as f64).max(1.0) }
 }
 
 /// Threads with at least a hundredth of the launches.
@@ -188,7 +200,7 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
 
 /// A story as a finding, if it is worth one.
 fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
-    let lost_ns = story.ns / story.gpus(scene);
+    let lost_ns = (story.ns / story.gpus(scene)).min(scene.steady_ns);
     let mut severity = severity(scene.share(lost_ns));
     if lost_ns < WORTH_ACTING_NS.max(scene.facts.wall_ns() / 100) {
         severity = severity.min(Severity::Low);
@@ -240,7 +252,7 @@ fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
     }
     let by_nvml = scene.steady.costs.iter().filter(|(cause, _)| cause.gap == crate::blame::Gap::ByNvml);
     let estimated: u64 = by_nvml.map(|(_, cost)| cost.ns).sum();
-    if estimated * 2 > story.ns && estimated * 2 > scene.steady.idle_ns {
+    if estimated > story.ns / 2 && estimated > scene.steady.idle_ns / 2 {
         let why =
             "how long the GPU idled is NVML's measure; which moments those were is spread over what the thread did";
         return (Confidence::Medium, why.into());

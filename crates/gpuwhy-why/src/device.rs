@@ -253,10 +253,12 @@ impl Devices {
     pub(crate) fn lasting(&mut self, now: u64, longest: u64) -> Vec<Idle> {
         let mut parts = Vec::new();
         for (gpu, state) in &mut self.gpus {
-            while let Some(since) = state.idle_since.filter(|since| since.saturating_add(longest) <= now) {
+            while let Some(since) =
+                state.idle_since.filter(|since| *since < now && since.saturating_add(longest) <= now)
+            {
                 // In pieces, but never in very many: a damaged file may claim any time.
                 let to = since.saturating_add(longest.max((now - since) / MOST_PIECES));
-                let after_wait = std::mem::take(&mut state.after_wait);
+                let after_wait = state.after_wait;
                 parts.push(Idle { gpu: *gpu, from: since, to, launcher: state.launcher, after_wait, whole: false });
                 state.idle_since = Some(to);
             }
@@ -270,8 +272,8 @@ impl Devices {
         for (gpu, state) in &mut self.gpus {
             state.shared_ns += state.shared_since.take().map_or(0, |since| end.saturating_sub(since));
             if let Some(since) = state.idle_since.take() {
-                let launcher = state.launcher;
-                rest.push(Idle { gpu: *gpu, from: since, to: end, launcher, after_wait: false, whole: true });
+                let (launcher, after_wait) = (state.launcher, state.after_wait);
+                rest.push(Idle { gpu: *gpu, from: since, to: end, launcher, after_wait, whole: true });
             }
         }
         rest.into_iter().filter_map(|idle| self.settle(idle)).collect()

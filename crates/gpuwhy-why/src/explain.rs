@@ -265,7 +265,7 @@ impl Explainer {
             let Some(launcher) = gpu.launcher else { continue };
             for (from, to) in between(&gpu.idle_between(from, until), from, until) {
                 Walker::walk(timeline, launcher, from, to, &mut |piece| {
-                    if !waits_for_gpu(piece.leaf) && piece.leaf != Leaf::Running {
+                    if !waits_for_gpu(piece.leaf) && (piece.leaf != Leaf::Running || piece.head.is_some()) {
                         slices.blame(launcher, Gap::Busy, piece, 1.0);
                     }
                 });

@@ -213,7 +213,7 @@ fn copies(story: &Story, scene: &Scene<'_>, line: &str) -> Fix {
     let (bytes, ns) = (scene.steady.copy_bytes, scene.steady.copy_ns);
     let rate = if ns > 0 { bytes as f64 / ns as f64 } else { 0.0 };
     // A copy of pinned memory returns at once: one that takes its time in the call was pageable.
-    let pageable = ns * 2 > story.ns;
+    let pageable = ns > story.ns / 2;
     let text = if pageable {
         format!(
             "copies{line} are from pageable memory ({} at {rate:.1} GB/s inside the call): pin_memory=True and \

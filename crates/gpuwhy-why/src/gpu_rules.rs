@@ -237,8 +237,11 @@ fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let from = from.saturating_add(BEHIND_NS);
     let mut others: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
     let mut looks = BTreeSet::new();
+    let of_launcher = scene.facts.gpu_processes.iter().filter(|process| Some(process.pid) == launcher);
+    let own: BTreeSet<u32> = of_launcher.map(|process| process.gpu).collect();
     let inside = scene.facts.gpu_processes.iter().filter(|process| process.at_ns > from && process.at_ns <= to);
-    for process in inside {
+    // Who is on another GPU takes nothing away.
+    for process in inside.filter(|process| own.is_empty() || own.contains(&process.gpu)) {
         looks.insert(process.at_ns / 100_000_000);
         if Some(process.pid) != launcher {
             let (sum, _) = others.entry(process.pid).or_insert((0.0, process.gpu));

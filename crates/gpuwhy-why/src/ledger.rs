@@ -157,9 +157,11 @@ impl Growing {
         let class = inside.and_then(OpId::get).map(|op| op.class);
         let clip = |start: u64, end: u64| end.min(to).saturating_sub(start.max(from));
         let (blocked, ready) = (clip(off.start_ns, woken), clip(woken, end));
-        self.ledger.states[blocked_state(off, class) as usize] += blocked;
-        self.ledger.states[ready_state(off) as usize] += ready;
-        self.off_ns += blocked + ready;
+        for (state, ns) in [(blocked_state(off, class), blocked), (ready_state(off), ready)] {
+            let sum = &mut self.ledger.states[state as usize];
+            *sum = sum.saturating_add(ns);
+            self.off_ns = self.off_ns.saturating_add(ns);
+        }
         if let Some(op) = inside {
             // The call's time was counted as running before this was known.
             let off_in_call = (blocked + ready).min(self.ledger.states[State::RunningCuda as usize]);

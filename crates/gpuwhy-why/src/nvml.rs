@@ -129,7 +129,7 @@ pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
             // Who was there at the first look was there before it, and who was there at the last one stayed.
             let near = WINDOW_NS / 2;
             let from = if at <= first.saturating_add(near) { 0 } else { at.saturating_sub(WINDOW_NS * 5 / 4) };
-            let to = if at.saturating_add(near) >= last { u64::MAX } else { at + WINDOW_NS * 5 / 4 };
+            let to = if at.saturating_add(near) >= last { u64::MAX } else { at.saturating_add(WINDOW_NS * 5 / 4) };
             match list.last_mut() {
                 Some(last) if last.1 >= from => last.1 = to,
                 _ => list.push((from, to)),

@@ -135,7 +135,7 @@ impl<'a> Scene<'a> {
     pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
         // Who had little part in it is not worth a name.
         let total: u64 = threads.values().sum();
-        let named = threads.iter().filter(|(_, ns)| **ns * 20 >= total);
+        let named = threads.iter().filter(|(_, ns)| **ns >= total / 20);
         let pids: BTreeSet<u32> = named.map(|(index, _)| self.thread(*index).pid).collect();
         let Some((first, _)) = most(threads.iter().map(|(index, ns)| (*index, *ns))) else { return String::new() };
         if pids.len() < 2 {

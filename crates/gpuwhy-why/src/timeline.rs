@@ -257,7 +257,8 @@ impl Timeline {
                     if let Some(holder) = holder
                         && (held.len() < HOLDERS || held.contains_key(&holder))
                     {
-                        *held.entry(holder).or_default() += b - a;
+                        let sum: &mut u64 = held.entry(holder).or_default();
+                        *sum = sum.saturating_add(b - a);
                     }
                 });
             }

@@ -33,7 +33,7 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> 
         Some(shows) => format!("{shows}; {idles}"),
         None => idles,
     };
-    let told = if start * 20 > report.wall_ns {
+    let told = if start > report.wall_ns / 20 {
         format!("The job started for {}. Since then {told}", units::time(start))
     } else {
         capital(&told)

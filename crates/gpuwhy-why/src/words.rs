@@ -98,7 +98,7 @@ pub(crate) fn blamed_line(story: &Story, scene: &Scene<'_>) -> Option<String> {
 }
 
 pub(crate) fn is_gil(story: &Story) -> bool {
-    story.all.gil_ns * 2 > story.ns
+    story.all.gil_ns > story.ns / 2
 }
 
 /// Who had the CPU, most first: `stress 77, cc1 81 and 3 more`.
@@ -283,7 +283,7 @@ pub(crate) fn root_cause(story: &Story, scene: &Scene<'_>) -> RootCause {
 fn detail(story: &Story, scene: &Scene<'_>) -> String {
     let mut text = because(story, scene);
     let mut others: Vec<(Kind, u64)> = story.parts.iter().map(|(kind, part)| (*kind, part.ns)).collect();
-    others.retain(|(kind, ns)| *kind != story.root && ns * 20 > story.ns);
+    others.retain(|(kind, ns)| *kind != story.root && *ns > story.ns / 20);
     others.sort_by_key(|(kind, ns)| (std::cmp::Reverse(*ns), *kind));
     let share = |ns: u64| units::percent(ns as f64, story.ns as f64);
     let rest: Vec<String> =

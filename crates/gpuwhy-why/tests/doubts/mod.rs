@@ -2,7 +2,7 @@
 //! What must not be claimed, what the GPU itself tells, and what must not break.
 
 use crate::story::{LAUNCH, MS, SECOND, Story, Thread, assert_about, found, serious};
-use gpuwhy_model::sample::GpuError;
+use gpuwhy_model::sample::{GpuBusy, GpuError};
 use gpuwhy_model::{Confidence, Severity, Wait, WokenBy};
 use gpuwhy_why::{LossFact, Report};
 
@@ -185,7 +185,11 @@ fn without_the_scheduler_it_is_said_what_cannot_be_known() {
         story.now += 30 * MS;
     }
     let report = story.tell();
-    assert!(report.loss.notes.iter().any(|note| note.contains("cannot tell waiting from working")), "{:?}", report.loss);
+    assert!(
+        report.loss.notes.iter().any(|note| note.contains("cannot tell waiting from working")),
+        "{:?}",
+        report.loss
+    );
     assert!(report.findings.iter().all(|found| found.confidence == Confidence::Low), "{:?}", report.findings);
     // A thread that had no CPU looks as if it waited: nothing is busy for certain.
     assert_eq!((report.gpu_idle_min_ns, report.gpu_idle_max_ns), (Some(40 * 30 * MS), Some(report.wall_ns)));
@@ -196,9 +200,7 @@ fn assert_sane(report: &Report) {
     assert!(report.gpu_idle_min_ns <= report.gpu_idle_max_ns, "{:?}", report.gpus);
     assert!(report.gpu_idle_max_ns <= Some(report.wall_ns), "{:?}", report.gpus);
     assert!(!report.verdict.is_empty());
-    for found in &report.findings {
-        assert!(found.lost_ns <= report.wall_ns, "{found:?}");
-    }
+    assert!(report.findings.iter().all(|found| found.lost_ns <= report.wall_ns), "{:?}", report.findings);
 }
 
 #[test]
@@ -297,4 +299,39 @@ fn a_century_of_sleep_is_explained() {
     assert_sane(&report);
     assert_eq!(report.gpu_idle_min_ns, Some(1 << 62));
     assert_about(found(&report, "host_sleep").lost_ns, 1 << 62);
+}
+
+#[test]
+fn any_facts_are_borne() {
+    for odd in [0, 1, 1 << 62, LAST, u64::MAX] {
+        let mut story = starved(3);
+        for sums in &mut story.facts.threads {
+            (sums.born_ns, sums.ready_ns, sums.blocked_ns, sums.throttled_ns) = (odd / 2, odd, odd, odd);
+            (sums.at_ns, sums.ended) = (odd, odd > 1);
+        }
+        story.nvml_busy(0, 1000);
+        story.facts.busy.push(GpuBusy { at_ns: odd, gpu: 0, percent: u32::MAX });
+        story.nvml_seconds(0, |second, sample| {
+            if second == 2 {
+                (sample.at_ns, sample.sm_mhz, sample.throttle_reasons) = (odd, Some(0), Some(odd));
+            }
+        });
+        story.on_gpu(999, "blender", 0, Some(u32::MAX));
+        story.facts.gpu_processes[0].at_ns = odd;
+        story.facts.gpu_errors = vec![GpuError { at_ns: odd, gpu: u32::MAX, xid: odd }];
+        story.facts.lossy_seconds = vec![odd, odd];
+        for process in story.facts.processes.values_mut() {
+            (process.started, process.ended) = (Some(i64::MAX), Some(i64::MIN));
+        }
+        (story.facts.from_ns, story.facts.to_ns) = (odd.min(SECOND), 3 * SECOND);
+        assert_sane(&story.explain());
+    }
+}
+
+#[test]
+fn the_last_moment_there_can_be_is_borne() {
+    let mut story = starved(1);
+    story.off(Thread { pid: 100, tid: 100 }, u64::MAX, 0, Wait::Sleep);
+    story.facts.to_ns = u64::MAX;
+    assert_sane(&story.explain());
 }
