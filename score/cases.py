@@ -272,7 +272,7 @@ def pageable(rng):
 
 
 def alloc_churn(rng):
-    return Scene(shape(rng, trouble="alloc_churn", alloc_us=rng.choice((900, 1200, 1600)), **a_step(rng)))
+    return Scene(shape(rng, trouble="alloc_churn", alloc_us=rng.choice((1200, 1600, 2000)), **a_step(rng)))
 
 
 def gpu_shared(rng):

@@ -215,6 +215,8 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     for fix in &mut fixes {
         fix.saves_ns = (fix.saves_ns / story.gpus(scene)).min(lost_ns);
     }
+    // What saves next to nothing is no advice.
+    fixes.retain(|fix| fix.saves_ns >= lost_ns / 20);
     Some(Finding {
         kind: story.kind.name().to_owned(),
         severity,

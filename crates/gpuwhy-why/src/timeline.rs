@@ -211,13 +211,17 @@ impl Timeline {
         if self.runs.len() >= CPUS && !self.runs.contains_key(&run.cpu) {
             return;
         }
-        let key = (run.pid, run.tid);
-        let holder = *self.holder_index.entry(key).or_insert_with(|| {
-            let length = run.name.iter().position(|byte| *byte == 0).unwrap_or(run.name.len());
-            let name = String::from_utf8_lossy(&run.name[..length]).into_owned();
-            self.holders.push(Holder { pid: run.pid, tid: run.tid, name });
+        let length = run.name.iter().position(|byte| *byte == 0).unwrap_or(run.name.len());
+        let name = &run.name[..length];
+        let holder = *self.holder_index.entry((run.pid, run.tid)).or_insert_with(|| {
+            self.holders.push(Holder { pid: run.pid, tid: run.tid, name: String::new() });
             (self.holders.len() - 1) as u32
         });
+        // A shell becomes the program it runs: the last name is what people know it by.
+        let known = &mut self.holders[holder as usize].name;
+        if known.as_bytes() != name {
+            *known = String::from_utf8_lossy(name).into_owned();
+        }
         let end = run.start_ns.saturating_add(run.duration_ns);
         self.runs.entry(run.cpu).or_default().push_back(Run { start: run.start_ns, end, holder });
     }
