@@ -237,6 +237,20 @@ pub struct ThreadSums {
     pub has_times: bool,
 }
 
+/// A thread's name as text: the kernel gives it zero-padded, and not always as UTF-8.
+pub fn task_name(name: &[u8; 16]) -> String {
+    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    String::from_utf8_lossy(&name[..end]).into_owned()
+}
+
+/// A name as the kernel would give it: zero-padded, cut to its length.
+pub fn padded_name(name: &[u8]) -> [u8; 16] {
+    let mut padded = [0; 16];
+    let length = name.len().min(padded.len());
+    padded[..length].copy_from_slice(&name[..length]);
+    padded
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,5 +271,12 @@ mod tests {
         }
         assert_eq!(Reason::from_number(99), None);
         assert_eq!(Reason::from_name("bored"), None);
+    }
+
+    #[test]
+    fn thread_names_end_at_the_first_zero_or_at_the_end() {
+        assert_eq!(task_name(b"python\0\0\0\0\0\0\0\0\0\0"), "python");
+        assert_eq!(task_name(b"0123456789abcdef"), "0123456789abcdef");
+        assert_eq!(task_name(b"\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"), "\u{fffd}");
     }
 }

@@ -5,10 +5,10 @@
 //! with the run.
 
 use crate::aggregate::OpTotals;
-use crate::names;
 use crate::overview::{LossRow, Process, Session};
 use crate::pending::sums_from_row;
 use crate::{Reader, Result};
+use gpuwhy_model::host::padded_name;
 use gpuwhy_model::sample::{CgroupSample, Gpu, GpuBusy, GpuError, GpuProcess, GpuSample, ProcessSample, SystemSample};
 use gpuwhy_model::{OpId, ThreadSums, ops};
 use rusqlite::{Params, Row};
@@ -179,7 +179,7 @@ impl Reader {
                 pid: row.get(2)?,
                 bytes: known(row, 3)?,
                 sm_percent,
-                name: names::unpadded(name.unwrap_or_default().as_bytes()),
+                name: padded_name(name.unwrap_or_default().as_bytes()),
             })
         })
     }
@@ -210,7 +210,7 @@ fn thread(row: &Row<'_>) -> rusqlite::Result<ThreadSums> {
         since_ns: unsigned(row, 2)?,
         at_ns: unsigned(row, 3)?,
         born_ns: unsigned(row, 4)?,
-        name: names::unpadded(row.get_ref(5)?.as_bytes()?),
+        name: padded_name(row.get_ref(5)?.as_bytes()?),
         on_cpu_ns: times(6)?,
         ready_ns: times(7)?,
         blocked_ns: times(8)?,

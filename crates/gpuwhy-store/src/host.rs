@@ -8,6 +8,7 @@ use crate::context::{Interned, know_process};
 use crate::names;
 use crate::pending::stored;
 use crate::writer::insert_at_free_time;
+use gpuwhy_model::host::task_name;
 use gpuwhy_model::ops::{self, KernelOp};
 use gpuwhy_model::{Call, CallFlags, CpuRun, MovedWait, OffCpu, Reason, Wait, WokenBy};
 use rusqlite::{Connection, params};
@@ -75,7 +76,7 @@ impl HostRows {
             let key = if idle { (0, 0, *b"idle\0\0\0\0\0\0\0\0\0\0\0\0") } else { (row.pid, row.tid, row.name) };
             let runner = self.runners.id_of(key, |id, (pid, tid, name)| {
                 db.prepare_cached("INSERT INTO runner_ (id, pid, tid, name) VALUES (?1, ?2, ?3, ?4)")?
-                    .execute(params![id, pid, tid, names::padded(name)])?;
+                    .execute(params![id, pid, tid, task_name(name)])?;
                 Ok(())
             })?;
             insert.execute(params![row.cpu, bounded(start - origin_ns), bounded(duration), runner])?;

@@ -130,20 +130,6 @@ pub(crate) fn file(wait: Wait, number: u32) -> Option<String> {
     }
 }
 
-/// A name as the kernel would give it, cut to its length.
-pub(crate) fn unpadded(name: &[u8]) -> [u8; 16] {
-    let mut padded = [0; 16];
-    let length = name.len().min(padded.len());
-    padded[..length].copy_from_slice(&name[..length]);
-    padded
-}
-
-/// A name as the kernel gives it: zero-padded, and not always UTF-8.
-pub(crate) fn padded(name: &[u8; 16]) -> String {
-    let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    String::from_utf8_lossy(&name[..end]).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,12 +163,5 @@ mod tests {
             assert_eq!(file(wait, number).map_or(0, |text| file_number(wait, &text)), number);
         }
         assert_eq!(file_number(Wait::Gpu, "4096:99999999999"), 0);
-    }
-
-    #[test]
-    fn thread_names_end_at_the_first_zero_or_at_the_end() {
-        assert_eq!(padded(b"python\0\0\0\0\0\0\0\0\0\0"), "python");
-        assert_eq!(padded(b"0123456789abcdef"), "0123456789abcdef");
-        assert_eq!(padded(b"\xff\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0"), "\u{fffd}");
     }
 }

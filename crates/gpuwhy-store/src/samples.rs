@@ -2,8 +2,8 @@
 //! What is looked up every second, and each thread's sums: waiting for a commit, then rows.
 
 use crate::context::know_process;
-use crate::names;
 use crate::pending::stored;
+use gpuwhy_model::host::task_name;
 use gpuwhy_model::sample::{CgroupSample, Gpu, GpuSample, ProcessSample, SystemSample};
 use gpuwhy_model::{Samples, ThreadSums};
 use rusqlite::{Connection, params};
@@ -101,7 +101,7 @@ impl Rows<'_> {
                 self.since_start(sums.since_ns),
                 self.since_start(sums.at_ns),
                 self.since_start(sums.born_ns),
-                names::padded(&sums.name),
+                task_name(&sums.name),
                 known(sums.on_cpu_ns),
                 known(sums.ready_ns),
                 known(sums.blocked_ns),
@@ -232,7 +232,7 @@ impl Rows<'_> {
                 process.pid,
                 process.bytes.map(stored),
                 process.sm_percent,
-                (process.name[0] != 0).then(|| names::padded(&process.name))
+                (process.name[0] != 0).then(|| task_name(&process.name))
             ])?;
         }
         for error in &samples.gpu_errors {

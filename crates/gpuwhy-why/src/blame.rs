@@ -75,7 +75,6 @@ impl Votes {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cost {
     pub(crate) ns: u64,
-    pub(crate) times: u64,
     /// Where the launching thread was.
     pub(crate) head_stacks: Votes,
     /// Where the one at the end of the chain was.
@@ -87,7 +86,6 @@ pub(crate) struct Cost {
 impl Cost {
     pub(crate) fn merge(&mut self, other: &Self) {
         self.ns += other.ns;
-        self.times += other.times;
         self.head_stacks.merge(&other.head_stacks);
         self.leaf_stacks.merge(&other.leaf_stacks);
         if self.path.is_empty() {
@@ -113,9 +111,8 @@ pub(crate) struct Slice {
     /// Of it, with a collective queued before; and where.
     pub(crate) exchanged_ns: u64,
     pub(crate) exchange_stacks: Votes,
-    /// Syncs, and those that waited.
+    /// Syncs.
     pub(crate) syncs: u64,
-    pub(crate) waits: u64,
     /// Where threads waited for the GPU.
     pub(crate) sync_stacks: Votes,
     /// Time in allocating and freeing calls of launching threads, with where.
@@ -136,7 +133,6 @@ impl Slice {
         self.exchanged_ns += other.exchanged_ns;
         self.exchange_stacks.merge(&other.exchange_stacks);
         self.syncs += other.syncs;
-        self.waits += other.waits;
         self.sync_stacks.merge(&other.sync_stacks);
         self.alloc_ns = self.alloc_ns.saturating_add(other.alloc_ns);
         self.allocs += other.allocs;
@@ -215,7 +211,7 @@ impl Slices {
             leaf: piece.leaf,
             thread: piece.thread,
         };
-        let mut cost = Cost { ns, times: 1, path: piece.path.to_vec(), ..Cost::default() };
+        let mut cost = Cost { ns, path: piece.path.to_vec(), ..Cost::default() };
         cost.head_stacks.add(head.map_or(piece.stack, |head: Head| head.stack), ns);
         cost.leaf_stacks.add(piece.stack, ns);
         let slice = self.at(piece.from);

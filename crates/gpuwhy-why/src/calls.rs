@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a CUDA call means for what a GPU has to do: which queue work, which wait for it, which order it.
 
-use crate::device::REAL_WAIT_NS;
 use crate::explain::Explainer;
 use crate::timeline::ThreadIndex;
 use gpuwhy_model::{Call, Class, Direction, Op};
@@ -158,7 +157,6 @@ impl Explainer {
         if made.counted {
             let slice = self.slices.at(call.start_ns);
             slice.syncs += 1;
-            slice.waits += u64::from(call.duration_ns >= REAL_WAIT_NS);
             slice.waited_ns = slice.waited_ns.saturating_add(call.duration_ns);
             slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
             self.counts.sync_times.record(call.duration_ns);

@@ -8,11 +8,12 @@ use crate::gpu_rules::{self, severity};
 use crate::kind::Kind;
 use crate::ledger::ThreadLedger;
 use crate::report::{GpuReport, HeldBy, LossReport, ProcessReport, Report, ThreadReport};
-use crate::scene::{Scene, task_name};
+use crate::scene::Scene;
 use crate::state::State;
 use crate::story::{Story, most, stories};
 use crate::timeline::ThreadIndex;
 use crate::{fixes, startup, verdict, words};
+use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Confidence, Finding, Severity, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 

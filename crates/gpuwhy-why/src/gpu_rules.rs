@@ -3,7 +3,8 @@
 
 use crate::kind::Kind;
 use crate::report::GpuReport;
-use crate::scene::{Scene, task_name};
+use crate::scene::Scene;
+use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, units};
 use std::collections::{BTreeMap, BTreeSet};
 

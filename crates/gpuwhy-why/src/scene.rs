@@ -6,6 +6,7 @@ use crate::blame::{Slice, Votes};
 use crate::facts::{Facts, StackFact};
 use crate::story::most;
 use crate::timeline::{Thread, ThreadIndex, Timeline};
+use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Histogram, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -199,12 +200,6 @@ fn short_line(line: &str) -> &str {
     let number = file.rfind(':').map_or(0, |colon| colon + 1);
     let digits = file[number..].bytes().take_while(u8::is_ascii_digit).count();
     if digits > 0 { &file[..number + digits] } else { file }
-}
-
-/// The kernel's zero-padded name as text.
-pub(crate) fn task_name(name: &[u8; 16]) -> String {
-    let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
-    String::from_utf8_lossy(&name[..length]).into_owned()
 }
 
 fn short_lived(facts: &Facts) -> BTreeSet<u32> {

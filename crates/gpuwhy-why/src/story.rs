@@ -17,7 +17,6 @@ const REMARKABLE: f64 = 0.3;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Part {
     pub(crate) ns: u64,
-    pub(crate) times: u64,
     /// Who stood at the end.
     pub(crate) threads: HashMap<ThreadIndex, u64>,
     /// Who had their CPU.
@@ -39,7 +38,6 @@ pub(crate) struct Part {
 impl Part {
     fn add(&mut self, cause: &Cause, cost: &Cost) {
         self.ns += cost.ns;
-        self.times += cost.times;
         *self.threads.entry(cause.thread).or_default() += cost.ns;
         if let Leaf::Ready(Some(holder)) = cause.leaf {
             *self.holders.entry(holder).or_default() += cost.ns;
@@ -61,7 +59,6 @@ impl Part {
 
     fn merge(&mut self, other: &Self) {
         self.ns += other.ns;
-        self.times += other.times;
         for (thread, ns) in &other.threads {
             *self.threads.entry(*thread).or_default() += ns;
         }

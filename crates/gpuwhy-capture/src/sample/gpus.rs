@@ -5,6 +5,7 @@
 
 use super::files::{ahead_of_monotonic_ns, clock_ns};
 use crate::capture::now_ns;
+use gpuwhy_model::host::padded_name;
 use gpuwhy_model::sample::{Gpu, GpuBusy, GpuError, GpuProcess, GpuSample, Samples};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::{Clock, Sampling, TemperatureSensor};
@@ -181,12 +182,8 @@ impl<'nvml> Watched<'nvml> {
 
 /// The kernel's name of a process, zero-padded; zeros when it is gone.
 fn task_name(pid: u32) -> [u8; 16] {
-    let mut name = [0; 16];
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let comm = comm.strip_suffix(b"\n").unwrap_or(&comm);
-    let length = comm.len().min(name.len());
-    name[..length].copy_from_slice(&comm[..length]);
-    name
+    padded_name(comm.strip_suffix(b"\n").unwrap_or(&comm))
 }
 
 fn watch_errors<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Option<EventSet<'nvml>> {

@@ -3,6 +3,7 @@
 
 use crate::hash::FastMap;
 use crate::names;
+use gpuwhy_model::host::padded_name;
 use gpuwhy_model::{Call, CallFlags, CpuRun, OffCpu, OpId, Reason, Wait, WokenBy, ops};
 use rusqlite::{Connection, Row};
 use std::collections::HashMap;
@@ -181,7 +182,7 @@ impl<'a> Contexts<'a> {
     fn load_runners(&mut self) -> rusqlite::Result<()> {
         let sql = "SELECT id, pid, tid, name FROM runner_ WHERE id >= ?1 ORDER BY id";
         self.runners.extend(self.db, sql, |row| {
-            let name = names::unpadded(row.get_ref(3)?.as_bytes()?);
+            let name = padded_name(row.get_ref(3)?.as_bytes()?);
             Ok(Some(CpuRun { start_ns: 0, duration_ns: 0, pid: row.get(1)?, tid: row.get(2)?, cpu: 0, name }))
         })
     }
