@@ -42,6 +42,9 @@ static __always_inline __u64 by_value_address(const struct input *in, __u32 slot
 	return in->reg[(slot - 1) & (REGISTER_SLOTS - 1)];
 }
 
+/* The slot of the argument after such a struct, which is in slot n. */
+#define SLOT_AFTER_BY_VALUE(n) ((n) + 1)
+
 /* The system call a task is in, -1 outside of one, and its n-th argument. */
 static __always_inline __s32 syscall_of(const struct pt_regs *regs)
 {

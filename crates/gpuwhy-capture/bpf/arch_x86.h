@@ -47,6 +47,9 @@ static __always_inline __u64 by_value_address(const struct input *in, __u32 slot
 	return in->sp + 8 + offset;
 }
 
+/* The slot of the argument after such a struct that would be in slot n: the struct takes none. */
+#define SLOT_AFTER_BY_VALUE(n) (n)
+
 /* The system call a task is in, -1 outside of one, and its n-th argument. */
 static __always_inline __s32 syscall_of(const struct pt_regs *regs)
 {

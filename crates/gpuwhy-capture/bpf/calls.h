@@ -3,16 +3,9 @@
  * function it called: what a CUDA library calls inside is followed only where it tells something. */
 #pragma once
 
-static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid, __s32 ret, __u8 device,
-				 __u8 more_flags, __u64 stack)
+static __always_inline void fill(struct record *r, const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid,
+				 __s32 ret, __u8 device, __u8 more_flags, __u64 stack)
 {
-	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
-
-	if (!r) {
-		if (!(f->flags & FLAG_INNER)) /* inner calls are none of the program's */
-			count_loss(LOSS_RING_FULL, f->op);
-		return;
-	}
 	r->start_ns = f->start_ns;
 	r->duration_ns = end_ns - f->start_ns;
 	r->arg0 = f->arg0;
@@ -25,7 +18,43 @@ static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid
 	r->device = device;
 	r->flags = f->flags | more_flags;
 	r->stack = stack;
+}
+
+static __always_inline void no_room(const struct frame *f)
+{
+	if (!(f->flags & FLAG_INNER)) /* inner calls are none of the program's */
+		count_loss(LOSS_RING_FULL, f->op);
+}
+
+static __always_inline void emit(const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid, __s32 ret, __u8 device,
+				 __u8 more_flags, __u64 stack)
+{
+	struct record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+
+	if (!r) {
+		no_room(f);
+		return;
+	}
+	fill(r, f, end_ns, tgid, tid, ret, device, more_flags, stack);
 	/* gpuwhy empties the ring on a timer: a wake-up for each call would cost more than the call. */
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+}
+
+/* A transfer, with its number and the other rank. */
+static __always_inline void emit_transfer(const struct frame *f, __u64 end_ns, __u32 tgid, __u32 tid, __s32 ret,
+					  __u8 device, __u8 more_flags, __u64 stack)
+{
+	struct long_record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+
+	if (!r) {
+		no_room(f);
+		return;
+	}
+	fill(&r->call, f, end_ns, tgid, tid, ret, device, more_flags, stack);
+	r->weight = 1;
+	r->sequence = (__u32)f->more;
+	r->peer = (__s32)(f->more >> 32);
+	r->unused = 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
@@ -79,7 +108,7 @@ static __always_inline struct frame *frame_at(struct thread *t, __u64 n)
 
 /* Whose code a call came from. UNNAMED is memory without a file: the kernel's own trampoline for return
  * probes, or code made at run time. */
-enum caller { CALLER_OTHER = 0, CALLER_RUNTIME, CALLER_DRIVER, CALLER_UNNAMED, CALLER_UNKNOWN };
+enum caller { CALLER_OTHER = 0, CALLER_RUNTIME, CALLER_DRIVER, CALLER_NCCL, CALLER_UNNAMED, CALLER_UNKNOWN };
 
 struct vma_question {
 	enum caller answer;
@@ -87,9 +116,9 @@ struct vma_question {
 
 static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, struct vma_question *question)
 {
-	static const char runtime[] = "libcudart", driver[] = "libcuda.so";
+	static const char runtime[] = "libcudart", driver[] = "libcuda.so", nccl[] = "libnccl";
 	char name[sizeof(driver)] = {};
-	bool is_runtime = true, is_driver = true;
+	bool is_runtime = true, is_driver = true, is_nccl = true;
 	const unsigned char *from;
 
 	question->answer = CALLER_UNNAMED;
@@ -101,7 +130,9 @@ static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, st
 		is_runtime &= name[i] == runtime[i];
 	for (__u32 i = 0; i < sizeof(driver) - 1; i++)
 		is_driver &= name[i] == driver[i];
-	question->answer = is_runtime ? CALLER_RUNTIME : is_driver ? CALLER_DRIVER : CALLER_OTHER;
+	for (__u32 i = 0; i < sizeof(nccl) - 1; i++)
+		is_nccl &= name[i] == nccl[i];
+	question->answer = is_runtime ? CALLER_RUNTIME : is_driver ? CALLER_DRIVER : is_nccl ? CALLER_NCCL : CALLER_OTHER;
 	return 0;
 }
 
@@ -125,18 +156,22 @@ static __always_inline enum caller who_called(const struct input *in, struct thr
 	return question.answer;
 }
 
-static __always_inline bool tells_about_devices(__u32 shape)
+/* What a CUDA library does inside a call is followed where it tells of devices and names. */
+static __always_inline bool tells_more(__u32 shape)
 {
-	return shape >= SET_DEVICE && shape <= DROP_CONTEXT;
+	return (shape >= SET_DEVICE && shape <= DROP_CONTEXT) || shape == NAMED;
 }
 
 /* Forgets calls that cannot be open any more because the stack is already back above them: the program
  * jumped out of them. One at the very same place may still be open: a function that jumps into another as its
  * last act shares its return address with it. */
-static __always_inline __u32 drop_stale(struct thread *t, __u64 sp)
+__noinline __u32 drop_stale(struct thread *t, __u64 sp)
 {
-	__u32 depth = t->depth;
+	__u32 depth;
 
+	if (!t)
+		return 0;
+	depth = t->depth;
 	for (int i = 0; i < MAX_DEPTH; i++) {
 		struct frame *f = frame_at(t, depth - 1);
 
@@ -172,7 +207,10 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 			return FLAG_INNER | FLAG_CALLER;
 		if (frame_at(t, depth - 1)->sp == sp)
 			return FLAG_INNER;
-		return caller == CALLER_RUNTIME || caller == CALLER_DRIVER ? FLAG_INNER : 0;
+		/* A runtime that is part of the program looks like the program. */
+		if (caller == CALLER_OTHER && COOKIE_LINKED_IN(frame_at(t, depth - 1)->cookie))
+			return FLAG_INNER;
+		return caller >= CALLER_RUNTIME && caller <= CALLER_NCCL ? FLAG_INNER : 0;
 	}
 	if (COOKIE_RUNTIME(cookie))
 		return 0;
@@ -190,7 +228,7 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 
 /* Returns 1 when the call's return is of no interest. Helper calls are what a probe's time goes into after
  * the trap itself, so there are few: state, cookie, stack, clock. */
-static __always_inline int enter(struct pt_regs *ctx)
+static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 cookie = bpf_get_attach_cookie(ctx), sp;
@@ -215,10 +253,18 @@ static __always_inline int enter(struct pt_regs *ctx)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
-		if (!tells_about_devices(COOKIE_SHAPE(cookie)))
+		if (!tells_more(COOKIE_SHAPE(cookie))) {
+			count_trap(COOKIE_OP(cookie), false);
 			return 1;
+		}
 		flags |= FLAG_QUIET;
 	}
+	if (!rare && !depth && !flags && only_counted(t, &in, cookie, op)) {
+		count_trap(COOKIE_OP(cookie), false);
+		return 1;
+	}
+	if (!(flags & FLAG_INNER))
+		end_burst(t, task->tgid, task->pid);
 	if (depth >= MAX_DEPTH) {
 		if (!(flags & FLAG_QUIET))
 			count_loss(LOSS_TOO_DEEP, op);
@@ -238,13 +284,18 @@ static __always_inline int enter(struct pt_regs *ctx)
 	f->arg1 = 0;
 	f->stream = 0;
 	f->caller = in.stack.return_address;
-	read_at_entry(&in, f, outer, task->tgid);
+	f->more = 0;
+	if (rare)
+		read_rare_at_entry(&in, t, f, task->tgid);
+	else
+		read_at_entry(&in, f, outer, task->tgid);
+	count_trap(COOKIE_OP(cookie), true);
 	t->depth = depth + 1;
 	f->start_ns = bpf_ktime_get_ns();
 	return 0;
 }
 
-static __always_inline int leave(struct pt_regs *ctx)
+static __always_inline int leave(struct pt_regs *ctx, const bool rare)
 {
 	__u64 end_ns = bpf_ktime_get_ns();
 	__u64 sp = PT_REGS_SP(ctx) - SP_DELTA_AT_RETURN;
@@ -268,12 +319,20 @@ static __always_inline int leave(struct pt_regs *ctx)
 	if (f->sp != sp)
 		return 0;
 	t->depth = depth - 1;
-	read_at_return(t, f, depth > 1 ? frame_at(t, depth - 2) : NULL, task->tgid, ret != 0);
+	if (rare)
+		read_rare_at_return(t, f, task, ret);
+	else
+		read_at_return(t, f, depth > 1 ? frame_at(t, depth - 2) : NULL, task->tgid, ret != 0);
 	if (f->flags & FLAG_QUIET)
 		return 0;
 	if (!(f->flags & FLAG_INNER))
 		stack = stack_of_call(&t->python, task, end_ns);
-	emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
+	if (depth == 1)
+		begin_burst(t, f, end_ns, stack);
+	if (rare && COOKIE_SHAPE(f->cookie) == TRANSFER)
+		emit_transfer(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
+	else
+		emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
 	return 0;
 }
 
@@ -283,6 +342,7 @@ static __always_inline void emit_unfinished(struct thread *t, __u32 tgid, __u32 
 	__u64 now = bpf_ktime_get_ns();
 	__u32 depth = t->depth;
 
+	end_burst(t, tgid, tid);
 	for (__u32 i = 0; i < MAX_DEPTH; i++) {
 		struct frame *f = frame_at(t, i);
 		__u32 shape = COOKIE_SHAPE(f->cookie);
@@ -296,7 +356,10 @@ static __always_inline void emit_unfinished(struct thread *t, __u32 tgid, __u32 
 			f->arg1 = 0;
 		if (shape == ALLOC_PITCH)
 			f->stream = 0;
-		emit(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED, 0);
+		if (shape == TRANSFER)
+			emit_transfer(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED, 0);
+		else
+			emit(f, now, tgid, tid, 0, t->device, FLAG_UNFINISHED, 0);
 	}
 	t->depth = 0;
 }

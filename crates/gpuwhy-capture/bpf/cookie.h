@@ -13,6 +13,8 @@
 #define COOKIE_EXTRA(c) ((__u32)((c) >> 28 & 0xf))
 #define COOKIE_TWIN(c) ((__u32)((c) >> 32 & 0x3ff))
 #define COOKIE_RUNTIME(c) ((bool)((c) >> 42 & 1))
+/* The runtime is part of the file that calls it: its own driver calls come from that file, too. */
+#define COOKIE_LINKED_IN(c) ((bool)((c) >> 43 & 1))
 
 enum shape {
 	PLAIN = 0,
@@ -41,4 +43,10 @@ enum shape {
 	SET_CONTEXT = 23,
 	POP_CONTEXT = 24,
 	DROP_CONTEXT = 25,
+	/* From here on: rare.h. */
+	HANDLES = 26,
+	NEW_HANDLE = 27,
+	NAMED = 28,
+	TRANSFER = 29,
+	COMMUNICATOR = 30,
 };

@@ -3,6 +3,8 @@
  *   kernel.h    the kernel types read        arch_*.h   where an architecture keeps arguments
  *   cookie.h    how a function is read       state.h    maps, loss counters, the ring's record
  *   decode.h    reading arguments            calls.h    entering and leaving a call
+ *   rare.h      communicators, names, graphs burst.h    calls that are only counted
+ *   torch.h     PyTorch's allocator
  *   watched.h   what is kept of threads      waits.h    what a thread waits for
  *   sched.h     running, ready, blocked      host.h     memory and I/O
  *   python.h    CPython's frames             stacks.h   when they are read, and what is told of them
@@ -25,11 +27,14 @@
 #include "cookie.h"
 #include "state.h"
 #include "decode.h"
+#include "rare.h"
 #include "stacks.h"
 #include "watched.h"
 #include "waits.h"
 #include "sched.h"
+#include "burst.h"
 #include "calls.h"
+#include "torch.h"
 #include "host.h"
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";
@@ -39,33 +44,77 @@ extern bool bpf_session_is_return(void) __ksym __weak;
 SEC("uprobe.session")
 int session(struct pt_regs *ctx)
 {
-	return bpf_session_is_return() ? leave(ctx) : enter(ctx);
+	return bpf_session_is_return() ? leave(ctx, false) : enter(ctx, false);
+}
+
+SEC("uprobe.session")
+int session_rare(struct pt_regs *ctx)
+{
+	return bpf_session_is_return() ? leave(ctx, true) : enter(ctx, true);
 }
 
 SEC("uprobe.multi")
 int multi_enter(struct pt_regs *ctx)
 {
-	enter(ctx);
+	enter(ctx, false);
 	return 0;
 }
 
 SEC("uretprobe.multi")
 int multi_leave(struct pt_regs *ctx)
 {
-	return leave(ctx);
+	return leave(ctx, false);
+}
+
+SEC("uprobe.multi")
+int multi_enter_rare(struct pt_regs *ctx)
+{
+	enter(ctx, true);
+	return 0;
+}
+
+SEC("uretprobe.multi")
+int multi_leave_rare(struct pt_regs *ctx)
+{
+	return leave(ctx, true);
 }
 
 SEC("uprobe")
 int plain_enter(struct pt_regs *ctx)
 {
-	enter(ctx);
+	enter(ctx, false);
 	return 0;
 }
 
 SEC("uretprobe")
 int plain_leave(struct pt_regs *ctx)
 {
-	return leave(ctx);
+	return leave(ctx, false);
+}
+
+SEC("uprobe")
+int plain_enter_rare(struct pt_regs *ctx)
+{
+	enter(ctx, true);
+	return 0;
+}
+
+SEC("uretprobe")
+int plain_leave_rare(struct pt_regs *ctx)
+{
+	return leave(ctx, true);
+}
+
+SEC("uprobe.multi")
+int multi_torch(struct pt_regs *ctx)
+{
+	return tensor_reported(ctx);
+}
+
+SEC("uprobe")
+int plain_torch(struct pt_regs *ctx)
+{
+	return tensor_reported(ctx);
 }
 
 /* A target's children are targets, its threads are watched from their first moment. */
@@ -132,11 +181,13 @@ int BPF_PROG(on_exec, struct task_struct *task, int old_pid, struct linux_binprm
 	t = bpf_task_storage_get(&threads, task, 0, all_processes ? 0 : BPF_LOCAL_STORAGE_GET_F_CREATE);
 	if (!t)
 		return 0;
+	end_burst(t, tgid, task->pid);
 	__builtin_memset(t->caller, 0, sizeof(t->caller));
 	t->depth = 0;
 	t->context_depth = 0;
 	t->chosen = false;
 	t->device = DEVICE_UNKNOWN;
+	t->burst.cookie = 0;
 	t->born_ns = now;
 	t->python.tstate = 0;
 	emit_life(OP_EXEC, task, now);
@@ -154,7 +205,7 @@ int BPF_PROG(on_exit, struct task_struct *task)
 	struct watched *w = NULL;
 	__u64 now;
 
-	if (t && t->depth)
+	if (t && (t->depth || t->burst.counted))
 		emit_unfinished(t, tgid, task->pid);
 	if (host && !host_end_ns)
 		w = watched_of(task);
@@ -187,7 +238,7 @@ int still_open(struct bpf_iter__task *ctx)
 	if (!task)
 		return 0;
 	t = bpf_task_storage_get(&threads, task, 0, 0);
-	if (t && t->depth)
+	if (t && (t->depth || t->burst.counted))
 		emit_unfinished(t, task->tgid, task->pid);
 	return 0;
 }

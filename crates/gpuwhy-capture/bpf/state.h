@@ -19,6 +19,9 @@
 /* Whether the runtime made this driver call could not be told here: arg1 holds the return address instead. */
 #define FLAG_CALLER 64
 
+/* A rank's number of a transfer in `more`; told only where its communicator was seen being made. */
+#define FLAG_SEQUENCE 128
+
 /* Records that are no calls carry one of these as their op. */
 #define OP_EXEC 0x3fe
 #define OP_EXIT 0x3fd
@@ -75,6 +78,15 @@ struct record {
 	__u64 stack; /* number of the Python stack, 0 for none */
 };
 
+/* A call with more to tell. */
+struct long_record {
+	struct record call;
+	__u32 weight; /* calls it stands for */
+	__u32 sequence;
+	__s32 peer; /* rank, -1 for none */
+	__u32 unused;
+};
+
 /* What is remembered of a thread's Python. */
 struct py_memory {
 	__u64 tstate;
@@ -91,12 +103,36 @@ struct frame {
 	__u64 arg1;
 	__u64 stream;
 	__u64 caller; /* return address, where FLAG_CALLER says so */
+	__u64 more; /* of rare functions: a name's address, or a transfer's sequence and peer */
 	__u32 op;
 	__u32 flags;
 };
 
+/* A communicator that is being made. */
+struct new_communicator {
+	__u64 id;
+	__u64 parent;
+	__u32 ranks;
+	__u32 rank;
+	__s32 color;
+	__s32 key;
+};
+
+/* The thread's newest outermost call, and how many like it followed that were only counted. */
+struct burst {
+	__u64 cookie;
+	__u64 stream;
+	__u64 start_ns; /* of the newest, counted ones included */
+	__u64 duration_ns;
+	__u64 stack;
+	__u32 op;
+	__u32 counted;
+};
+
 struct thread {
 	struct frame frames[MAX_DEPTH];
+	struct burst burst;
+	struct new_communicator communicator;
 	/* Return addresses already looked up, and whose they are. */
 	__u64 caller[CALLER_CACHE];
 	__u8 caller_is[CALLER_CACHE];
@@ -131,6 +167,15 @@ const volatile bool find_callers = true;
 const volatile __u32 own_tgid = 0;
 /* Op number of the first thing the kernel tells. */
 const volatile __u32 kernel_ops = 0;
+
+/* Op number of the first thing PyTorch's allocator tells. */
+const volatile __u32 torch_ops = 0;
+
+/* How much of an op is followed, as the governor says: see burst.h. */
+enum mode { MODE_FULL = 0, MODE_SAMPLED = 1 };
+volatile __u8 modes[LOSS_OPS];
+/* Whether switches and samples get Python stacks. */
+volatile bool switch_stacks = true;
 
 /* The latest moment at which a library that was already mapped got its probes: what a thread born
  * before it did until then is not known. */
@@ -177,6 +222,28 @@ struct {
 	__type(key, struct context_key);
 	__type(value, __u32);
 } contexts SEC(".maps");
+
+/* Traps, by op, for the governor. */
+struct traps {
+	__u64 entered;
+	__u64 followed; /* to their return */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, LOSS_OPS);
+	__type(key, __u32);
+	__type(value, struct traps);
+} traps SEC(".maps");
+
+/* Transfers so far of a communicator that was seen being made. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct context_key);
+	__type(value, __u32);
+} transfers SEC(".maps");
 
 static __always_inline void count_loss(__u32 cause, __u32 op)
 {

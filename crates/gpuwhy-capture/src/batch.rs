@@ -4,7 +4,8 @@
 use crate::host_record::{self, HostRecord};
 use crate::python::{self, PythonRecord};
 use crate::record::{self, Life, Record};
-use gpuwhy_model::{Call, CpuRun, MovedWait, OffCpu, ThreadSums};
+use crate::told_record::{self, RawName, ToldRecord};
+use gpuwhy_model::{Call, Communicator, CpuRun, FunctionName, MovedWait, OffCpu, TensorEvent, ThreadSums, Transfer};
 use gpuwhy_stacks::Stack;
 
 /// What came in at once.
@@ -22,9 +23,18 @@ pub struct Batch {
     pub moved: Vec<MovedWait>,
     /// Threads' sums so far.
     pub sums: Vec<ThreadSums>,
+    /// Reports of PyTorch's allocator.
+    pub tensors: Vec<TensorEvent>,
+    /// Transfers between ranks; their calls are in `calls`, too.
+    pub transfers: Vec<Transfer>,
+    /// Communicators that were made.
+    pub communicators: Vec<Communicator>,
+    /// Names of functions.
+    pub names: Vec<FunctionName>,
     /// Stacks seen for the first time, by the id that calls and times off the CPU have.
     pub stacks: Vec<(u64, Stack)>,
     pub(crate) python: Vec<PythonRecord>,
+    pub(crate) raw_names: Vec<RawName>,
     /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
     pub(crate) unsettled: Vec<(Call, u64)>,
     /// Ring records this version does not understand (there should be none).
@@ -43,7 +53,21 @@ impl Batch {
         match record::parse(bytes) {
             Some(Record::Call(call)) => self.calls.push(call),
             Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
+            Some(Record::Counted(call, _weight)) => self.calls.push(call),
+            Some(Record::Transfer(transfer)) => {
+                self.calls.push(transfer.call);
+                self.transfers.push(transfer);
+            }
             Some(Record::Life(life)) => self.life.push(life),
+            None => self.take_told_record(bytes),
+        }
+    }
+
+    fn take_told_record(&mut self, bytes: &[u8]) {
+        match told_record::parse(bytes) {
+            Some(ToldRecord::Tensor(event)) => self.tensors.push(event),
+            Some(ToldRecord::Communicator(made)) => self.communicators.push(made),
+            Some(ToldRecord::Name(name)) => self.raw_names.push(name),
             None => self.take_host_record(bytes),
         }
     }
@@ -63,7 +87,8 @@ impl Batch {
 
     /// How many records it has.
     pub fn len(&self) -> usize {
-        self.calls.len() + self.life.len() + self.off.len() + self.runs.len() + self.moved.len() + self.sums.len()
+        let host = self.off.len() + self.runs.len() + self.moved.len() + self.sums.len();
+        self.calls.len() + self.life.len() + self.tensors.len() + self.communicators.len() + self.names.len() + host
     }
 
     /// Whether it has none.
@@ -80,6 +105,11 @@ impl Batch {
         self.runs.clear();
         self.moved.clear();
         self.sums.clear();
+        self.tensors.clear();
+        self.transfers.clear();
+        self.communicators.clear();
+        self.names.clear();
+        self.raw_names.clear();
         self.stacks.clear();
         self.python.clear();
         self.unknown = 0;

@@ -1,28 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The whole of capturing behind one type: start, take what came in, stop.
 
-use crate::arch::ProbeCost;
+use crate::attach::{self, Probes};
 use crate::batch::Batch;
 use crate::callers::Callers;
-use crate::elf;
 use crate::error::{CaptureError, Result};
 use crate::host::HostOptions;
-use crate::libraries::{self, AttachedLibrary, FileId, FoundLibrary};
-use crate::map_watch::MapWatch;
+use crate::libraries::{self, AttachedLibrary, FoundLibrary, LinkedIn};
+use crate::map_watch::{MapWatch, Mapping};
+use crate::names::Names;
 use crate::process;
 use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
 use crate::python::Pythons;
 use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
-use gpuwhy_model::ops::{self, KernelOp, kernel_op};
-use gpuwhy_model::{Call, LossCause, Op, OpId};
+use gpuwhy_model::ops::{KernelOp, kernel_op};
+use gpuwhy_model::{Call, LossCause, OpId, Unwatched};
 use gpuwhy_stacks::python::PyProcess;
-use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap, HashSet};
-use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -74,8 +71,9 @@ pub struct Capture {
     ring: RingBuffer<'static>,
     inbox: Rc<RefCell<Batch>>,
     programs: Programs,
-    links: HashMap<FileId, Vec<Link>>,
-    attached: Vec<AttachedLibrary>,
+    probes: Probes,
+    linked_in: LinkedIn,
+    names: Names,
     map_watch: Option<MapWatch>,
     poll_fds: Vec<libc::pollfd>,
     all_processes: bool,
@@ -88,6 +86,8 @@ pub struct Capture {
     sockets: Sockets,
     pythons: Option<Pythons>,
     began_ns: u64,
+    /// When mappings were last looked at.
+    looked_ns: u64,
     warnings: Vec<String>,
 }
 
@@ -118,8 +118,9 @@ impl Capture {
             ring,
             inbox,
             programs,
-            links: HashMap::new(),
-            attached: Vec::new(),
+            probes: Probes::default(),
+            linked_in: LinkedIn::default(),
+            names: Names::default(),
             map_watch: None,
             poll_fds: Vec::new(),
             all_processes,
@@ -130,6 +131,7 @@ impl Capture {
             sockets: Sockets::default(),
             pythons: options.stacks.then(Pythons::default),
             began_ns: now_ns(),
+            looked_ns: now_ns(),
             warnings: Vec::new(),
         };
         capture.warnings.append(&mut capture.programs.warnings);
@@ -231,15 +233,15 @@ impl Capture {
                     self.add_child(child)?;
                 }
             }
-            let found = libraries::of_process(*pid)?;
-            self.attach_all(&found);
+            let found = libraries::of_process(*pid, &mut self.linked_in)?;
+            self.attach_all(&found, *pid, self.began_ns);
             if !process::is_running(*pid) {
                 return Err(CaptureError::ProcessDied { pid: *pid });
             }
         }
         if self.all_processes {
             for pid in libraries::all_processes() {
-                self.attach_process(pid);
+                self.attach_process(pid, self.began_ns);
             }
         }
         Ok(())
@@ -253,7 +255,7 @@ impl Capture {
         self.programs.add_target(child)?;
         if process::is_running(child) {
             self.processes.insert(child);
-            self.attach_process(child);
+            self.attach_process(child, self.began_ns);
         } else {
             // Its end came before it was marked, so the kernel will not take the mark away.
             self.programs.remove_target(child);
@@ -274,94 +276,29 @@ impl Capture {
         self.programs.has_targets()
     }
 
-    /// Attaches to what a process has mapped. One that ended meanwhile needs nothing any more.
-    fn attach_process(&mut self, pid: u32) {
+    /// Attaches to what a process has mapped since a time, `CLOCK_MONOTONIC` ns. Returns whether it still was there to be
+    /// looked at.
+    fn attach_process(&mut self, pid: u32, since_ns: u64) -> bool {
         if pid == std::process::id() {
-            return;
+            return true;
         }
-        if let Ok(found) = libraries::of_process(pid) {
-            self.attach_all(&found);
-        }
+        let Ok(found) = libraries::of_process(pid, &mut self.linked_in) else { return false };
+        self.attach_all(&found, pid, since_ns);
+        true
     }
 
     /// Attaches to files that no process needs to have mapped yet.
     pub fn attach_ahead(&mut self, found: &[FoundLibrary]) {
-        self.attach_files(found);
+        self.probes.attach(&self.programs, self.all_layers, found, None);
     }
 
     /// Attaches to libraries that are in use already: what their threads did before now is unknown.
-    fn attach_all(&mut self, found: &[FoundLibrary]) {
+    fn attach_all(&mut self, found: &[FoundLibrary], pid: u32, since_ns: u64) {
         // Until all probes are there, no thread counts as watched from its birth.
         let before = self.programs.ready();
         self.programs.set_ready(u64::MAX);
-        let any = self.attach_files(found);
+        let any = self.probes.attach(&self.programs, self.all_layers, found, Some((pid, since_ns)));
         self.programs.set_ready(if any { now_ns() } else { before });
-    }
-
-    /// Whether anything was attached that was not before.
-    ///
-    /// Each file is opened once, and everything after goes through that descriptor: a path may lead elsewhere
-    /// the next time, and a probe must not land in a file somebody else chose.
-    fn attach_files(&mut self, found: &[FoundLibrary]) -> bool {
-        let mut any = false;
-        for library in found {
-            // One that is gone went with its process.
-            let Ok(file) = elf::open_regular(&library.open) else { continue };
-            let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
-            if self.links.contains_key(&id) {
-                continue;
-            }
-            match self.attach_file(library, &file, id) {
-                Ok(()) => any = true,
-                Err(error) => {
-                    // Said once: an empty entry keeps a broken file from being tried at every mapping.
-                    self.links.insert(id, Vec::new());
-                    self.warnings.push(error.to_string());
-                }
-            }
-        }
-        any
-    }
-
-    fn attach_file(&mut self, library: &FoundLibrary, file: &File, id: FileId) -> Result<()> {
-        let all_layers = self.all_layers;
-        let wanted = |op: &Op| op.library == library.library && (all_layers || !op.seen_at_driver);
-        let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
-        let sites = elf::find_functions(file, Path::new(&library.path), &is_wanted)?;
-        let pinned = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
-        let mut attached = AttachedLibrary {
-            library: library.library,
-            path: library.path.clone(),
-            file: id,
-            functions: 0,
-            slow_functions: 0,
-            refused: 0,
-            attached_ns: 0,
-        };
-        let mut links = Vec::new();
-        // Two names of one address (aliases) would report one call twice.
-        let mut offsets = HashSet::new();
-        for op in ops::table().iter().filter(|op| wanted(op)) {
-            let Some(site) = sites.get(&op.function) else { continue };
-            if !offsets.insert(site.offset) {
-                continue;
-            }
-            match self.programs.attach(&pinned, op, *site) {
-                Ok(new) => {
-                    links.extend(new);
-                    attached.functions += 1;
-                    attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
-                }
-                Err(error) => {
-                    attached.refused += 1;
-                    self.warnings.push(error.to_string());
-                }
-            }
-        }
-        attached.attached_ns = now_ns();
-        self.links.insert(id, links);
-        self.attached.push(attached);
-        Ok(())
     }
 
     /// Waits until a library was mapped or the time is up, whichever is first.
@@ -375,17 +312,41 @@ impl Capture {
     pub fn follow_mappings(&mut self) {
         self.look_for_python();
         let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
-        let mut pids: Vec<u32> = news.mappings.iter().map(|m| m.pid).collect();
-        if news.lost > 0 {
-            pids = libraries::all_processes();
+        let mut mapped: BTreeMap<u32, Vec<Mapping>> = BTreeMap::new();
+        for mapping in news.mappings {
+            mapped.entry(mapping.pid).or_default().push(mapping);
         }
-        pids.sort_unstable();
-        pids.dedup();
-        for pid in pids {
-            if self.all_processes || self.programs.is_target(pid) {
-                self.attach_process(pid);
+        if news.lost > 0 {
+            // What was mapped, and when, is not known: at the latest a moment after the last look.
+            for pid in libraries::all_processes() {
+                mapped.entry(pid).or_default();
             }
         }
+        for (pid, mappings) in mapped {
+            if self.all_processes || self.programs.is_target(pid) {
+                self.follow_process(pid, &mappings);
+            }
+        }
+        self.looked_ns = now_ns();
+    }
+
+    /// A process has mapped these, or, when they are none, something.
+    fn follow_process(&mut self, pid: u32, mappings: &[Mapping]) {
+        let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
+        if self.attach_process(pid, since_ns) {
+            return;
+        }
+        // It is gone, and what it did with a library that had no probes nobody saw.
+        for mapping in mappings {
+            if !self.probes.has(mapping.file) {
+                self.probes.was_unwatched(pid, &mapping.found(), mapping.at_ns);
+            }
+        }
+    }
+
+    /// When libraries were in use before their functions were watched, as noted since the last time.
+    pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
+        self.probes.take_unwatched()
     }
 
     /// Takes what came in, at most 8k records at a time. Returns whether anything did.
@@ -403,6 +364,9 @@ impl Capture {
             self.follow_life(life);
         }
         self.name_stacks(batch);
+        for raw in batch.raw_names.drain(..) {
+            batch.names.extend(self.names.take(raw));
+        }
         for life in batch.life.iter().filter(is_end) {
             self.follow_life(life);
         }
@@ -423,7 +387,10 @@ impl Capture {
             self.programs.forget_site(key);
         }
         let calls = batch.calls.iter_mut().map(|call| &mut call.stack);
-        for stack in calls.chain(batch.off.iter_mut().map(|off| &mut off.stack)) {
+        let transfers = batch.transfers.iter_mut().map(|transfer| &mut transfer.call.stack);
+        let tensors = batch.tensors.iter_mut().map(|event| &mut event.stack);
+        let off = batch.off.iter_mut().map(|off| &mut off.stack);
+        for stack in calls.chain(transfers).chain(tensors).chain(off) {
             *stack = stack.and_then(|key| pythons.id_of(key));
         }
     }
@@ -453,6 +420,7 @@ impl Capture {
             }
             LifeEvent::Exec => {
                 self.callers.forget_process(life.pid);
+                self.names.forget_process(life.pid);
                 if self.pythons.is_some() {
                     self.programs.forget_python(life.pid);
                 }
@@ -460,6 +428,7 @@ impl Capture {
             }
             LifeEvent::Exit => {
                 self.callers.forget_process(life.pid);
+                self.names.forget_process(life.pid);
                 self.processes.remove(&life.pid);
                 if let Some(pythons) = &mut self.pythons {
                     pythons.ended(life.pid);
@@ -502,7 +471,7 @@ impl Capture {
 
     /// The libraries that have probes.
     pub fn attached(&self) -> &[AttachedLibrary] {
-        &self.attached
+        self.probes.attached()
     }
 
     /// How probes are attached.
@@ -512,23 +481,15 @@ impl Capture {
 
     /// Things that went wrong without stopping the capture, since the last time.
     pub fn take_warnings(&mut self) -> Vec<String> {
+        self.warnings.append(&mut self.probes.warnings);
         std::mem::take(&mut self.warnings)
     }
 
-    /// Detaches every probe, many at a time: the kernel waits some 60 ms for each until no CPU can still be in
-    /// it, and waits of several threads end together.
+    /// Detaches every probe.
     fn detach(&mut self) {
-        const AT_ONCE: usize = 64;
-        let mut links: Vec<Link> = self.links.drain().flat_map(|(_, links)| links).collect();
+        let mut links = self.probes.take_links();
         links.extend(self.programs.take_links());
-        let share = links.len().div_ceil(AT_ONCE).max(1);
-        std::thread::scope(|scope| {
-            while !links.is_empty() {
-                let part = links.split_off(links.len().saturating_sub(share));
-                // Where no thread can be had, the closure and its links are dropped here, one after another.
-                let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, move || drop(part));
-            }
-        });
+        attach::detach(links);
     }
 
     /// Begins to end it: no new calls are followed, and nothing more of the scheduler. What is in the ring is best taken

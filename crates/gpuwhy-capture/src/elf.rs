@@ -4,14 +4,15 @@
 use crate::arch::{self, ProbeCost};
 use crate::error::CaptureError;
 use gpuwhy_stacks::Bounded;
-use object::elf::{PF_X, PT_LOAD};
-use object::read::elf::{ElfFile64, ProgramHeader};
+use memchr::memmem;
+use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DynamicTag, PF_X, PT_LOAD, SHT_SYMTAB};
+use object::read::elf::{Dyn, ElfFile64, ProgramHeader, SectionHeader};
 use object::{Object, ObjectSymbol, ReadCache, ReadRef};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 /// No library needs more of it read than this; a file made to look as if it did is refused.
 const MOST_READ: u64 = 64 << 20;
@@ -54,6 +55,83 @@ pub fn find_functions(
         }
     }
     Ok(found)
+}
+
+/// A function that every CUDA runtime has, as it ends in a string table.
+const MARK: &[u8] = b"cudaLaunchKernel\0";
+/// No string table that is looked through is larger.
+const MOST_STRINGS: u64 = 512 << 20;
+/// How much of one is looked through at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Whether a program or library has the CUDA runtime built in, and still the names of its functions.
+///
+/// Cheap, since every file of a process is asked: one without a symbol table, or that uses the runtime's own library, has
+/// not; of the others only the names are read, and not one by one.
+pub fn has_runtime_built_in(file: &File) -> bool {
+    let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
+    let data = Bounded::new(&cache, &left);
+    let Ok(elf) = ElfFile64::<'_, object::Endianness, _>::parse(data) else { return false };
+    let endian = elf.endian();
+    let symbols = elf.elf_section_table().iter().find(|section| section.sh_type(endian) == SHT_SYMTAB);
+    let Some(names) = symbols.and_then(|table| elf.elf_section_table().iter().nth(table.sh_link(endian) as usize))
+    else {
+        return false;
+    };
+    let (offset, size) = (names.sh_offset(endian), names.sh_size(endian));
+    size <= MOST_STRINGS && !needs(&elf, "libcudart.so") && holds(file, offset, size, MARK)
+}
+
+/// Whether a library of this name is among those a file names as needed.
+fn needs<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, object::Endianness, R>, library: &str) -> bool {
+    dynamic(elf, DT_NEEDED).iter().any(|name| name.starts_with(library))
+}
+
+/// Folders in which a program has its libraries looked for first; `$ORIGIN` is where it lies.
+pub fn search_path(file: &File, program: &Path) -> Vec<PathBuf> {
+    let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
+    let data = Bounded::new(&cache, &left);
+    let Ok(elf) = ElfFile64::<'_, object::Endianness, _>::parse(data) else { return Vec::new() };
+    let origin = program.canonicalize().ok().and_then(|path| path.parent().map(Path::to_path_buf)).unwrap_or_default();
+    let origin = origin.to_string_lossy();
+    let lists = [dynamic(&elf, DT_RPATH), dynamic(&elf, DT_RUNPATH)].concat();
+    let folders = lists
+        .iter()
+        .flat_map(|list| list.split(':'))
+        .map(|folder| PathBuf::from(folder.replace("${ORIGIN}", &origin).replace("$ORIGIN", &origin)));
+    folders.filter(|folder| folder.is_absolute()).collect()
+}
+
+/// The texts of a file's dynamic entries of a kind.
+fn dynamic<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, object::Endianness, R>, tag: DynamicTag) -> Vec<String> {
+    let endian = elf.endian();
+    let Ok(Some((entries, strings))) = elf.elf_section_table().dynamic(endian, elf.data()) else { return Vec::new() };
+    let Ok(strings) = elf.elf_section_table().strings(endian, elf.data(), strings) else { return Vec::new() };
+    let wanted = entries.iter().filter(|entry| entry.tag(endian) == tag);
+    let texts = wanted.filter_map(|entry| entry.string(endian, strings).ok());
+    texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect()
+}
+
+/// Whether a part of a file holds some bytes.
+fn holds(file: &File, offset: u64, size: u64, wanted: &[u8]) -> bool {
+    let finder = memmem::Finder::new(wanted);
+    let mut buffer = vec![0; CHUNK];
+    let end = offset.saturating_add(size);
+    let mut at = offset;
+    while at < end {
+        let room = (end - at).min(CHUNK as u64) as usize;
+        let Ok(read @ 1..) = file.read_at(&mut buffer[..room], at) else { return false };
+        if finder.find(&buffer[..read]).is_some() {
+            return true;
+        }
+        // What lies across two parts is found in the second.
+        let overlap = if read > wanted.len() { wanted.len() - 1 } else { 0 };
+        at += (read - overlap) as u64;
+        if at + overlap as u64 >= end {
+            return false;
+        }
+    }
+    false
 }
 
 /// Opens a file that processes we do not trust may have put there: never waits for a pipe to be written.

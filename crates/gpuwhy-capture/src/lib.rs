@@ -8,6 +8,7 @@
 //! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
 
 mod arch;
+mod attach;
 pub mod batch;
 mod callers;
 pub mod capture;
@@ -18,6 +19,7 @@ mod host;
 mod host_record;
 pub mod libraries;
 pub mod map_watch;
+mod names;
 pub mod needs;
 mod perf;
 pub mod process;
@@ -29,6 +31,7 @@ pub mod sample;
 mod sockets;
 mod syscalls;
 pub mod system;
+mod told_record;
 
 pub use arch::ProbeCost;
 pub use capture::{Capture, Options, Targets};

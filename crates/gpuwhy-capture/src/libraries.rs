@@ -2,10 +2,11 @@
 //! Finding every copy of the traced libraries: those processes have mapped, and those a command that is
 //! about to start will likely load.
 
+use crate::elf;
 use crate::error::{CaptureError, Result};
 use crate::procmaps;
 use gpuwhy_model::Library;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -41,6 +42,8 @@ pub struct AttachedLibrary {
     pub path: String,
     /// Its identity.
     pub file: FileId,
+    /// Whether it is no library of its own but part of a program, or of another library.
+    pub linked_in: bool,
     /// How many functions are probed.
     pub functions: usize,
     /// Functions whose probe is dear, because the kernel must single-step their first instruction.
@@ -60,18 +63,52 @@ pub struct FoundLibrary {
     pub path: String,
     /// Where gpuwhy opens it: through the process's root, so that containers work.
     pub open: PathBuf,
+    /// Whether it is part of that file instead of the whole of it.
+    pub linked_in: bool,
 }
 
-/// The traced libraries a process has mapped now.
-pub fn of_process(pid: u32) -> Result<Vec<FoundLibrary>> {
+/// Files with a CUDA runtime built in, and those without. Each is looked at once.
+#[derive(Debug, Default)]
+pub struct LinkedIn {
+    known: HashMap<FileId, bool>,
+}
+
+/// Files that are remembered; a process has some hundreds.
+const MOST_KNOWN: usize = 1 << 16;
+
+impl LinkedIn {
+    /// The file as a library, if it has a runtime built in whose functions can be found.
+    fn look(&mut self, path: &str, open: PathBuf) -> Option<FoundLibrary> {
+        let id = FileId::of(&open).ok()?;
+        if self.known.len() >= MOST_KNOWN {
+            self.known.clear();
+        }
+        let has = *self
+            .known
+            .entry(id)
+            .or_insert_with(|| elf::open_regular(&open).is_ok_and(|file| elf::has_runtime_built_in(&file)));
+        has.then(|| FoundLibrary { library: Library::Runtime, path: path.to_owned(), open, linked_in: true })
+    }
+}
+
+/// The traced libraries a process has mapped now. A runtime that is built into something else is looked for once the
+/// process has the driver, without which it does nothing.
+pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary>> {
     let maps = match std::fs::read(format!("/proc/{pid}/maps")) {
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return Err(CaptureError::NotPermitted),
         Err(_) => return Err(CaptureError::ProcessDied { pid }),
     };
     let mut found: Vec<FoundLibrary> = procmaps::traced_libraries(&maps)
-        .map(|m| FoundLibrary { library: m.library, path: m.path.to_owned(), open: openable(pid, m.path, m.range) })
+        .map(|m| {
+            let open = openable(pid, m.path, m.range);
+            FoundLibrary { library: m.library, path: m.path.to_owned(), open, linked_in: false }
+        })
         .collect();
+    if found.iter().any(|library| library.library == Library::Driver) {
+        let others = procmaps::other_files(&maps);
+        found.extend(others.filter_map(|(path, range)| linked_in.look(path, openable(pid, path, range))));
+    }
     found.sort();
     found.dedup();
     Ok(found)
@@ -95,15 +132,20 @@ pub fn all_processes() -> Vec<u32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The libraries a command will likely load, so that they are probed before its first call: from
-/// LD_LIBRARY_PATH, the linker's cache, the program's neighbourhood and, for Python, its site-packages.
-/// What this misses is seen when it is mapped.
-pub fn likely_for(program: &Path, env: &[(OsString, OsString)]) -> Vec<FoundLibrary> {
+/// The libraries a command will likely load, so that they are probed before its first call: what is built into the
+/// program, what its arguments name, and what lies in LD_LIBRARY_PATH, PYTHONPATH, the program's own search path, the
+/// linker's cache, the program's neighbourhood and, for Python, its site-packages. What this misses is seen when it is
+/// mapped.
+pub fn likely_for(program: &Path, arguments: &[OsString], env: &[(OsString, OsString)]) -> Vec<FoundLibrary> {
     let var = |name: &str| env.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_os_str());
     let mut folders: BTreeSet<PathBuf> = BTreeSet::new();
-    if let Some(list) = var("LD_LIBRARY_PATH") {
+    for list in [var("LD_LIBRARY_PATH"), var("PYTHONPATH")].into_iter().flatten() {
         folders.extend(std::env::split_paths(list).filter(|p| p.is_absolute()));
     }
+    folders.extend(elf::open_regular(program).map(|file| elf::search_path(&file, program)).unwrap_or_default());
+    let preloaded = var("LD_PRELOAD").and_then(OsStr::to_str).unwrap_or_default();
+    let named = preloaded.split([' ', ':']).map(Path::new).chain(arguments.iter().map(Path::new));
+    folders.extend(named.flat_map(folders_named));
     folders.extend(linker_cache_folders());
     folders.extend(neighbourhood(program));
     for base in [var("VIRTUAL_ENV"), var("CONDA_PREFIX")].into_iter().flatten() {
@@ -112,7 +154,17 @@ pub fn likely_for(program: &Path, env: &[(OsString, OsString)]) -> Vec<FoundLibr
     if let Some(home) = var("HOME") {
         folders.extend(python_folders(&Path::new(home).join(".local")));
     }
-    folders.iter().flat_map(|folder| in_folder(folder)).collect()
+    let mut found: Vec<FoundLibrary> = folders.iter().flat_map(|folder| in_folder(folder)).collect();
+    let path = program.to_string_lossy();
+    found.extend(LinkedIn::default().look(&path, program.to_path_buf()));
+    found
+}
+
+/// A folder that an argument names, or that of the file it names.
+fn folders_named(argument: &Path) -> Option<PathBuf> {
+    let meta = std::fs::metadata(argument).ok()?;
+    let folder = if meta.is_dir() { argument } else { argument.parent()? };
+    folder.canonicalize().ok()
 }
 
 /// Traced libraries in a folder, each file once.
@@ -124,7 +176,7 @@ fn in_folder(folder: &Path) -> Vec<FoundLibrary> {
         let Some(library) = name.to_str().and_then(Library::of_file) else { continue };
         // Links to the same file are found by their target's own name, or once by identity.
         let Ok(open) = entry.path().canonicalize() else { continue };
-        found.push(FoundLibrary { library, path: open.to_string_lossy().into_owned(), open });
+        found.push(FoundLibrary { library, path: open.to_string_lossy().into_owned(), open, linked_in: false });
     }
     found.sort();
     found.dedup();
@@ -191,7 +243,7 @@ mod tests {
         std::fs::write(lib.join("libcublas.so.13"), b"").unwrap();
         std::os::unix::fs::symlink("libcudart.so.13", lib.join("libcudart.so")).unwrap();
         std::fs::write(root.join("bin/python3"), b"").unwrap();
-        let found = likely_for(&root.join("bin/python3"), &[]);
+        let found = likely_for(&root.join("bin/python3"), &[], &[]);
         let ours: Vec<_> = found.iter().filter(|f| f.open.starts_with(root.canonicalize().unwrap())).collect();
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(ours.len(), 1, "{found:?}");

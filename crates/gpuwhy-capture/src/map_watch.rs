@@ -5,6 +5,7 @@
 //! without polling `/proc`.
 
 use crate::error::{CaptureError, Result};
+use crate::libraries::{FileId, FoundLibrary};
 use crate::perf::{self, PerfEventAttr};
 use gpuwhy_model::Library;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -24,6 +25,20 @@ pub struct Mapping {
     pub pid: u32,
     /// Which library.
     pub library: Library,
+    /// Its path, as the kernel saw it.
+    pub path: String,
+    /// The file. Some file systems give it another device number elsewhere.
+    pub file: FileId,
+    /// When, `CLOCK_MONOTONIC` ns.
+    pub at_ns: u64,
+}
+
+impl Mapping {
+    /// The library, as far as a process that is gone leaves it to be found.
+    pub(crate) fn found(&self) -> FoundLibrary {
+        let open = self.path.clone().into();
+        FoundLibrary { library: self.library, path: self.path.clone(), open, linked_in: false }
+    }
 }
 
 /// What came in since the last time.
@@ -76,8 +91,11 @@ impl Ring {
             kind: perf::SOFTWARE,
             size: size_of::<PerfEventAttr>() as u32,
             config: perf::DUMMY,
-            flags: 1 << 8 | 1 << 14 | 1 << 23, // mmap, watermark, mmap2
-            wakeup: 1,                         // bytes: wake at once
+            sample_type: perf::SAMPLE_TIME,
+            // mmap, watermark, sample_id_all, mmap2, use_clockid
+            flags: 1 << 8 | 1 << 14 | 1 << 18 | 1 << 23 | 1 << 25,
+            wakeup: 1, // bytes: wake at once
+            clock: libc::CLOCK_MONOTONIC,
             ..Default::default()
         };
         let fd = perf::open(&attr, cpu)?;
@@ -149,12 +167,19 @@ impl Drop for Ring {
 }
 
 fn parse_mmap2(record: &[u8]) -> Option<Mapping> {
-    let pid = u32::from_ne_bytes(record.get(8..12)?.try_into().ok()?);
-    let name = record.get(MMAP2_NAME..)?;
-    let name = name.split(|b| *b == 0).next()?;
+    let half = |at: usize| Some(u32::from_ne_bytes(record.get(at..at + 4)?.try_into().ok()?));
+    let word = |at: usize| Some(u64::from_ne_bytes(record.get(at..at + 8)?.try_into().ok()?));
+    let name = record.get(MMAP2_NAME..)?.split(|b| *b == 0).next()?;
     let file = name.rsplit(|b| *b == b'/').next()?;
     let library = Library::of_file(std::str::from_utf8(file).ok()?)?;
-    Some(Mapping { pid, library })
+    Some(Mapping {
+        pid: half(8)?,
+        library,
+        path: String::from_utf8_lossy(name).into_owned(),
+        file: FileId { device: libc::makedev(half(40)?, half(44)?), inode: word(48)? },
+        // The time stands at the end of every record.
+        at_ns: word(record.len().checked_sub(8)?)?,
+    })
 }
 
 #[cfg(test)]
@@ -162,11 +187,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_names_its_process_and_library() {
+    fn a_record_names_its_process_library_file_and_time() {
         let mut record = vec![0u8; MMAP2_NAME];
         record[8..12].copy_from_slice(&77u32.to_ne_bytes());
+        record[40..44].copy_from_slice(&8u32.to_ne_bytes());
+        record[44..48].copy_from_slice(&1u32.to_ne_bytes());
+        record[48..56].copy_from_slice(&42u64.to_ne_bytes());
         record.extend_from_slice(b"/opt/x/libcudart.so.13\0\0");
-        assert_eq!(parse_mmap2(&record), Some(Mapping { pid: 77, library: Library::Runtime }));
+        record.extend_from_slice(&999u64.to_ne_bytes());
+        let mapping = parse_mmap2(&record).unwrap();
+        assert_eq!((mapping.pid, mapping.library, mapping.at_ns), (77, Library::Runtime, 999));
+        assert_eq!(mapping.path, "/opt/x/libcudart.so.13");
+        assert_eq!(mapping.file, FileId { device: libc::makedev(8, 1), inode: 42 });
         record.truncate(MMAP2_NAME);
         record.extend_from_slice(b"/lib/libc.so.6\0");
         assert_eq!(parse_mmap2(&record), None);

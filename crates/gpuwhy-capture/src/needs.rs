@@ -141,8 +141,9 @@ fn gpu() -> Need {
 
 /// Processes that have a CUDA library mapped.
 fn cuda_users() -> Vec<u32> {
-    let uses_cuda = |pid: &u32| libraries::of_process(*pid).is_ok_and(|found| !found.is_empty());
-    libraries::all_processes().into_iter().filter(uses_cuda).collect()
+    let mut linked_in = libraries::LinkedIn::default();
+    let mut uses_cuda = |pid: &u32| libraries::of_process(*pid, &mut linked_in).is_ok_and(|found| !found.is_empty());
+    libraries::all_processes().into_iter().filter(|pid| uses_cuda(pid)).collect()
 }
 
 /// Whether the lines of the Python that CUDA processes run can be told.

@@ -7,6 +7,8 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 const FD_CLOEXEC: libc::c_ulong = 8;
 /// PERF_TYPE_SOFTWARE.
 pub(crate) const SOFTWARE: u32 = 1;
+/// PERF_SAMPLE_TIME.
+pub(crate) const SAMPLE_TIME: u64 = 4;
 /// PERF_COUNT_SW_CPU_CLOCK: a timer, in ns.
 pub(crate) const CPU_CLOCK: u64 = 0;
 /// PERF_COUNT_SW_PAGE_FAULTS_MAJ.
@@ -26,7 +28,9 @@ pub(crate) struct PerfEventAttr {
     pub(crate) read_format: u64,
     pub(crate) flags: u64,
     pub(crate) wakeup: u32,
-    pub(crate) rest: [u32; 15],
+    pub(crate) before_clock: [u32; 10],
+    pub(crate) clock: i32,
+    pub(crate) rest: [u32; 4],
 }
 
 /// Opens an event on one CPU, for all processes. Never inherited: nothing of it reaches the traced job.

@@ -25,8 +25,24 @@ pub(crate) fn library_at(maps: &str, address: u64) -> Option<Option<Library>> {
     Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)))
 }
 
+/// Files with executable mappings that are no traced libraries: path and range, each file about once.
+pub(crate) fn other_files(maps: &str) -> impl Iterator<Item = (&str, &str)> {
+    let files = executable(maps).filter(|(path, _)| path.starts_with('/') && library_of(path).is_none());
+    let mut last = "";
+    files.filter(move |(path, _)| std::mem::replace(&mut last, path) != *path)
+}
+
+fn library_of(path: &str) -> Option<Library> {
+    Library::of_file(path.rsplit('/').next()?)
+}
+
 /// The traced libraries in the text of a `/proc/PID/maps`, one entry for each executable mapping.
 pub(crate) fn traced_libraries(maps: &str) -> impl Iterator<Item = MappedLibrary<'_>> {
+    executable(maps).filter_map(|(path, range)| Some(MappedLibrary { library: library_of(path)?, path, range }))
+}
+
+/// Path and range of every executable mapping.
+fn executable(maps: &str) -> impl Iterator<Item = (&str, &str)> {
     maps.lines().filter_map(|line| {
         // start-end perms offset dev inode   path (which may contain spaces)
         let mut rest = line;
@@ -42,9 +58,7 @@ pub(crate) fn traced_libraries(maps: &str) -> impl Iterator<Item = MappedLibrary
             return None;
         }
         let path = rest.trim_start_matches(' ');
-        let path = path.strip_suffix(" (deleted)").unwrap_or(path);
-        let library = Library::of_file(path.rsplit('/').next()?)?;
-        Some(MappedLibrary { library, path, range })
+        Some((path.strip_suffix(" (deleted)").unwrap_or(path), range))
     })
 }
 
@@ -71,6 +85,8 @@ garbage
         assert_eq!(found[0].range, "7f0000001000-7f0000009000");
         assert_eq!(found[1].library, Library::Driver);
         assert_eq!(found[1].path, "/tmp/libcuda.so.1");
+        let others: Vec<_> = other_files(maps).map(|(path, _)| path).collect();
+        assert_eq!(others, ["/usr/bin/python3.12", "/usr/lib/libcudnn.so.9"]);
         assert_eq!(library_at(maps, 0x7f00_0000_8fff), Some(Some(Library::Runtime)));
         assert_eq!(library_at(maps, 0x7f00_0001_0000), Some(Some(Library::Driver)));
         assert_eq!(library_at(maps, 0x7f00_0000_9000), None);

@@ -7,8 +7,8 @@ use crate::features::Features;
 use crate::host::{self, HostOptions};
 use crate::syscalls;
 use crate::system;
-use gpuwhy_model::ops::{KernelOp, kernel_op};
-use gpuwhy_model::{LossCause, Op, OpId};
+use gpuwhy_model::ops::{KernelOp, TorchOp, kernel_op, torch_op};
+use gpuwhy_model::{Class, LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
@@ -220,17 +220,36 @@ impl Programs {
         self.tracepoints.drain(..).chain(self.report.take()).collect()
     }
 
-    /// Attaches one function of one file: one link an op, so that a single op can be let go again.
-    pub(crate) fn attach(&self, path: &Path, op: &Op, site: Site) -> Result<Vec<Link>> {
+    /// Attaches one function of one file: one link an op, so that a single op can be let go again. `linked_in`: the file
+    /// is no library of its own but has the function built in.
+    pub(crate) fn attach(&self, path: &Path, op: &Op, site: Site, linked_in: bool) -> Result<Vec<Link>> {
         let progs = &self.skel.progs;
+        let probe = Probe { path, offset: site.offset as usize, cookie: op.cookie(linked_in) };
+        let rare = op.is_rare();
         let links = match self.flavour {
-            Flavour::Session => multi(&progs.session, path, op, site, false, true).map(|l| vec![l]),
-            Flavour::Multi => multi(&progs.multi_leave, path, op, site, true, false).and_then(|leave| {
+            Flavour::Plain if op.class == Class::Tensor => probe.plain(&progs.plain_torch, false).map(|l| vec![l]),
+            _ if op.class == Class::Tensor => probe.multi(&progs.multi_torch, Kind::Entry).map(|l| vec![l]),
+            Flavour::Session => {
+                probe.multi(if rare { &progs.session_rare } else { &progs.session }, Kind::Session).map(|l| vec![l])
+            }
+            Flavour::Multi => {
+                let (enter, leave) = if rare {
+                    (&progs.multi_enter_rare, &progs.multi_leave_rare)
+                } else {
+                    (&progs.multi_enter, &progs.multi_leave)
+                };
                 // The return first: an entry whose return is not watched yet would look unfinished.
-                Ok(vec![leave, multi(&progs.multi_enter, path, op, site, false, false)?])
-            }),
-            Flavour::Plain => plain(&progs.plain_leave, path, op, site, true)
-                .and_then(|leave| Ok(vec![leave, plain(&progs.plain_enter, path, op, site, false)?])),
+                let leave = probe.multi(leave, Kind::Return);
+                leave.and_then(|leave| Ok(vec![leave, probe.multi(enter, Kind::Entry)?]))
+            }
+            Flavour::Plain => {
+                let (enter, leave) = if rare {
+                    (&progs.plain_enter_rare, &progs.plain_leave_rare)
+                } else {
+                    (&progs.plain_enter, &progs.plain_leave)
+                };
+                probe.plain(leave, true).and_then(|leave| Ok(vec![leave, probe.plain(enter, false)?]))
+            }
         };
         links.map_err(|e| CaptureError::Attach { function: op.function.clone(), path: path.into(), why: e.to_string() })
     }
@@ -328,9 +347,21 @@ impl Programs {
     fn recursion_misses(&self) -> u64 {
         let progs = &self.skel.progs;
         let ours: &[&ProgramMut<'_>] = match self.flavour {
-            Flavour::Session => &[&progs.session],
-            Flavour::Multi => &[&progs.multi_enter, &progs.multi_leave],
-            Flavour::Plain => &[&progs.plain_enter, &progs.plain_leave],
+            Flavour::Session => &[&progs.session, &progs.session_rare, &progs.multi_torch],
+            Flavour::Multi => &[
+                &progs.multi_enter,
+                &progs.multi_leave,
+                &progs.multi_enter_rare,
+                &progs.multi_leave_rare,
+                &progs.multi_torch,
+            ],
+            Flavour::Plain => &[
+                &progs.plain_enter,
+                &progs.plain_leave,
+                &progs.plain_enter_rare,
+                &progs.plain_leave_rare,
+                &progs.plain_torch,
+            ],
         };
         let host = [&progs.on_switch, &progs.on_waking, &progs.on_wakeup, &progs.on_migrate, &progs.on_sample];
         let host: &[&ProgramMut<'_>] = if self.host.sched { &host } else { &[] };
@@ -377,6 +408,7 @@ fn configure(
         rodata.find_callers = options.find_callers;
         rodata.own_tgid = std::process::id();
         rodata.kernel_ops = u32::from(kernel_op(KernelOp::SchedSwitch).0);
+        rodata.torch_ops = u32::from(torch_op(TorchOp::Alloc).0);
         rodata.stacks = options.stacks;
         rodata.host = options.host.any();
         rodata.sched = options.host.sched;
@@ -396,35 +428,56 @@ fn configure(
     }
     open.maps.ring.set_max_entries(options.ring_bytes)?;
     let progs = &mut open.progs;
-    progs.session.set_autoload(flavour == Flavour::Session);
-    for program in [&mut progs.multi_enter, &mut progs.multi_leave] {
+    for program in [&mut progs.session, &mut progs.session_rare] {
+        program.set_autoload(flavour == Flavour::Session);
+    }
+    for program in
+        [&mut progs.multi_enter, &mut progs.multi_leave, &mut progs.multi_enter_rare, &mut progs.multi_leave_rare]
+    {
         program.set_autoload(flavour == Flavour::Multi);
     }
-    for program in [&mut progs.plain_enter, &mut progs.plain_leave] {
+    for program in [
+        &mut progs.plain_enter,
+        &mut progs.plain_leave,
+        &mut progs.plain_enter_rare,
+        &mut progs.plain_leave_rare,
+        &mut progs.plain_torch,
+    ] {
         program.set_autoload(flavour == Flavour::Plain);
     }
+    progs.multi_torch.set_autoload(flavour != Flavour::Plain);
     Ok(())
 }
 
-fn multi(
-    program: &ProgramMut<'_>,
-    path: &Path,
-    op: &Op,
-    site: Site,
-    retprobe: bool,
-    session: bool,
-) -> libbpf_rs::Result<Link> {
-    let opts = UprobeMultiOpts {
-        offsets: vec![site.offset as usize],
-        cookies: vec![op.cookie()],
-        retprobe,
-        session,
-        ..Default::default()
-    };
-    program.attach_uprobe_multi_with_opts(-1, path, "", opts)
+/// What of a call a probe sees.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Entry,
+    Return,
+    Session,
 }
 
-fn plain(program: &ProgramMut<'_>, path: &Path, op: &Op, site: Site, retprobe: bool) -> libbpf_rs::Result<Link> {
-    let opts = UprobeOpts { cookie: op.cookie(), retprobe, ..Default::default() };
-    program.attach_uprobe_with_opts(-1, path, site.offset as usize, opts)
+/// A place for a probe.
+struct Probe<'a> {
+    path: &'a Path,
+    offset: usize,
+    cookie: u64,
+}
+
+impl Probe<'_> {
+    fn multi(&self, program: &ProgramMut<'_>, kind: Kind) -> libbpf_rs::Result<Link> {
+        let opts = UprobeMultiOpts {
+            offsets: vec![self.offset],
+            cookies: vec![self.cookie],
+            retprobe: kind == Kind::Return,
+            session: kind == Kind::Session,
+            ..Default::default()
+        };
+        program.attach_uprobe_multi_with_opts(-1, self.path, "", opts)
+    }
+
+    fn plain(&self, program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
+        let opts = UprobeOpts { cookie: self.cookie, retprobe, ..Default::default() };
+        program.attach_uprobe_with_opts(-1, self.path, self.offset, opts)
+    }
 }

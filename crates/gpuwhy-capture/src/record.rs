@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What comes out of the ring: `struct record` of bpf/state.h, turned into the model's types.
 
-use gpuwhy_model::{Call, CallFlags, OpId};
+use gpuwhy_model::{Call, CallFlags, Class, OpId, Transfer};
 
 /// Size of `struct record`.
 const SIZE: usize = 64;
+/// Size of `struct long_record`, which begins with one.
+const LONG: usize = 80;
 const DEVICE_UNKNOWN: u8 = 0xff;
 const FLAG_INNER: u8 = 1;
 const FLAG_UNFINISHED: u8 = 2;
@@ -12,6 +14,7 @@ const FLAG_ARG0: u8 = 4;
 const FLAG_ARG1: u8 = 8;
 const FLAG_STREAM: u8 = 16;
 const FLAG_CALLER: u8 = 64;
+const FLAG_SEQUENCE: u8 = 128;
 const OP_EXEC: u16 = 0x3fe;
 const OP_EXIT: u16 = 0x3fd;
 const OP_FORK: u16 = 0x3fc;
@@ -24,6 +27,10 @@ pub enum Record {
     Call(Call),
     /// A call of the driver by code at this address, of which the kernel could not tell whose it is.
     CallFrom(Call, u64),
+    /// Calls that were only counted, told as one of that weight.
+    Counted(Call, u32),
+    /// A transfer between ranks.
+    Transfer(Transfer),
     /// A thread or process came or went.
     Life(Life),
 }
@@ -63,6 +70,9 @@ pub enum LifeEvent {
 /// Reads one ring record; `None` for one of a size or kind this version does not know.
 #[inline]
 pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
+    if let Ok(bytes) = <&[u8; LONG]>::try_from(bytes) {
+        return parse_long(bytes);
+    }
     let bytes: &[u8; SIZE] = bytes.try_into().ok()?;
     let word = |at: usize| u64::from_ne_bytes([0, 1, 2, 3, 4, 5, 6, 7].map(|i| bytes[at + i]));
     let half = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
@@ -106,6 +116,18 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
         parent: half(48),
         comm: String::from_utf8_lossy(comm).into_owned(),
     }))
+}
+
+/// A call with more to tell.
+fn parse_long(bytes: &[u8; LONG]) -> Option<Record> {
+    let Some(Record::Call(call)) = parse(&bytes[..SIZE]) else { return None };
+    let half = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
+    let (weight, sequence, peer) = (half(64), half(68), half(72).cast_signed());
+    if call.op.get().is_some_and(|op| op.class == Class::Collective) {
+        let sequence = (bytes[55] & FLAG_SEQUENCE != 0).then_some(sequence);
+        return Some(Record::Transfer(Transfer { call, sequence, peer: u32::try_from(peer).ok() }));
+    }
+    Some(Record::Counted(call, weight))
 }
 
 /// The kernel sends both arguments of what it tells; those without a meaning are none.
@@ -167,6 +189,7 @@ mod tests {
             ("FLAG_ARG1", u64::from(FLAG_ARG1)),
             ("FLAG_STREAM", u64::from(FLAG_STREAM)),
             ("FLAG_CALLER", u64::from(FLAG_CALLER)),
+            ("FLAG_SEQUENCE", u64::from(FLAG_SEQUENCE)),
             ("DEVICE_UNKNOWN", u64::from(DEVICE_UNKNOWN)),
             ("OP_EXEC", u64::from(OP_EXEC)),
             ("OP_EXIT", u64::from(OP_EXIT)),

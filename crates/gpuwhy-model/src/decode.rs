@@ -24,6 +24,18 @@ pub enum Direction {
     Default = 4,
 }
 
+/// How a communicator comes to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum NewCommunicator {
+    /// `(comm *out, int ranks, ncclUniqueId id, int rank, …)`: the id is passed by value, 128 bytes.
+    InitRank = 0,
+    /// `(comm *out, int ranks, int rank, int ids, ncclUniqueId *id, …)`.
+    Scalable = 1,
+    /// `(comm, int color, int key, comm *out, …)`.
+    Split = 2,
+}
+
 /// What to read from a call: where its size, handle, pointer, direction and stream are.
 ///
 /// Numbers are argument slots (see the module's head) unless said otherwise.
@@ -139,6 +151,40 @@ pub enum Decode {
         /// Slot of the handle.
         handle: u8,
     },
+    /// A call about two handles: the first made ready, or brought up to date, from the second.
+    Handles {
+        /// Slot of the handle.
+        handle: u8,
+        /// Slot of the one it is made from.
+        from: u8,
+    },
+    /// A new handle, written to `*out`, made from another.
+    NewHandle {
+        /// Slot of the pointer to the result.
+        out: u8,
+        /// Slot of the one it is made from.
+        from: u8,
+    },
+    /// As `NewHandle`, by a name, which is kept, too.
+    Named {
+        /// Slot of the pointer to the result.
+        out: u8,
+        /// Slot of the one it is in.
+        from: u8,
+        /// Slot of the name, a C string; 0 where it is that of what it is made from.
+        name: u8,
+    },
+    /// Sends or reduces `count` elements; their type is in the slot after the count.
+    Transfer {
+        /// Slot of the number of elements.
+        count: u8,
+        /// Slot of the other rank, or of the root; 0 when all are alike.
+        peer: u8,
+        /// Slot of the communicator.
+        communicator: u8,
+    },
+    /// A new communicator.
+    Communicator(NewCommunicator),
     /// Makes a device current for the calling thread (`cudaSetDevice`).
     SetDevice {
         /// Slot of the device ordinal.
@@ -188,6 +234,10 @@ impl Decode {
                 | Self::LaunchDim3
                 | Self::LaunchConfig
                 | Self::Handle { .. }
+                | Self::Handles { .. }
+                | Self::NewHandle { .. }
+                | Self::Named { .. }
+                | Self::Communicator(_)
                 | Self::SetDevice { .. }
                 | Self::NewContext { .. }
                 | Self::SetContext { .. }
@@ -219,6 +269,10 @@ impl Decode {
                 ("function (a launch seen at the driver: its handle there)", "blocks in the grid")
             }
             Self::Handle { .. } => ("handle", ""),
+            Self::Handles { .. } => ("made from", "handle"),
+            Self::NewHandle { .. } | Self::Named { .. } => ("made from", "new handle"),
+            Self::Transfer { .. } => ("bytes", "communicator"),
+            Self::Communicator(_) => ("", "new communicator"),
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),
             Self::SetContext { .. } | Self::DropContext => ("context", ""),
@@ -277,6 +331,11 @@ impl Decode {
             Self::SetContext { push } => (23, 1, 0, push as u8),
             Self::PopContext => (24, 0, 0, 0),
             Self::DropContext => (25, 1, 0, 0),
+            Self::Handles { handle, from } => (26, from, handle, 0),
+            Self::NewHandle { out, from } => (27, from, out, 0),
+            Self::Named { out, from, name } => (28, from, out, name),
+            Self::Transfer { count, peer, communicator } => (29, count, communicator, peer),
+            Self::Communicator(how) => (30, 0, 0, how as u8),
         }
     }
 }

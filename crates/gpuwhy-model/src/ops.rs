@@ -12,8 +12,10 @@
 mod cuda;
 mod kernel;
 mod nccl;
+mod torch;
 
 pub use kernel::{KernelOp, kernel_op};
+pub use torch::{TorchOp, torch_op};
 
 use crate::decode::Decode;
 use std::collections::HashMap;
@@ -28,6 +30,8 @@ pub enum Library {
     Driver,
     /// NVIDIA's collectives, `libnccl.so*`.
     Nccl,
+    /// PyTorch's core, `libc10.so`: where its allocator reports.
+    Torch,
     /// No library: the Linux kernel itself tells.
     Kernel,
 }
@@ -39,16 +43,18 @@ impl Library {
             Self::Runtime => "libcudart",
             Self::Driver => "libcuda",
             Self::Nccl => "libnccl",
+            Self::Torch => "libc10",
             Self::Kernel => "vmlinux",
         }
     }
 
-    /// `runtime`, `driver`, `nccl` or `kernel`, as in the run file.
+    /// `runtime`, `driver`, `nccl`, `torch` or `kernel`, as in the run file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Runtime => "runtime",
             Self::Driver => "driver",
             Self::Nccl => "nccl",
+            Self::Torch => "torch",
             Self::Kernel => "kernel",
         }
     }
@@ -61,7 +67,7 @@ impl Library {
         }
         // Wheels rename vendored libraries: libcudart-d0da41ae.so.11.0.
         let stem = stem.split_once('-').map_or(stem, |(s, _)| s);
-        [Self::Runtime, Self::Driver, Self::Nccl].into_iter().find(|lib| lib.stem() == stem)
+        [Self::Runtime, Self::Driver, Self::Nccl, Self::Torch].into_iter().find(|lib| lib.stem() == stem)
     }
 }
 
@@ -86,6 +92,14 @@ pub enum Class {
     Order,
     /// Exchanges data between ranks, on the GPU.
     Collective,
+    /// Makes or ends a communicator, or groups collectives.
+    Communicator,
+    /// Captures a CUDA graph, or makes it ready to launch.
+    Graph,
+    /// Loads code for the GPU, or finds a function in it.
+    Module,
+    /// Memory of a tensor, as PyTorch's allocator reports it.
+    Tensor,
     /// Chooses the device or context.
     Device,
     /// A thread off the CPU, or woken.
@@ -111,6 +125,10 @@ impl Class {
             Self::Sync => "sync",
             Self::Order => "order",
             Self::Collective => "collective",
+            Self::Communicator => "communicator",
+            Self::Graph => "graph",
+            Self::Module => "module",
+            Self::Tensor => "tensor",
             Self::Device => "device",
             Self::Sched => "sched",
             Self::Process => "process",
@@ -160,10 +178,16 @@ pub struct Op {
 }
 
 impl Op {
-    /// The cookie that tells the BPF program how to read this function.
-    pub fn cookie(&self) -> u64 {
+    /// The cookie that tells the BPF program how to read this function. `linked_in`: its library is part of the program,
+    /// or of another library, instead of a file of its own.
+    pub fn cookie(&self, linked_in: bool) -> u64 {
         let twin = self.runtime_twin.map(|t| t.0);
-        self.decode.cookie(self.id.0, self.stream, twin, self.library == Library::Runtime)
+        self.decode.cookie(self.id.0, self.stream, twin, self.library == Library::Runtime) | u64::from(linked_in) << 43
+    }
+
+    /// Whether it is called rarely and read by the program for such functions, which may do more.
+    pub fn is_rare(&self) -> bool {
+        matches!(self.class, Class::Collective | Class::Communicator | Class::Graph | Class::Module)
     }
 
     /// Whether the function takes a stream.
@@ -187,6 +211,9 @@ const fn f(symbol: &'static str, decode: Decode) -> Row {
 
 /// The short name of a symbol: what people say.
 pub fn short_name(symbol: &str) -> String {
+    if let Some(name) = torch::name(symbol) {
+        return name.to_owned();
+    }
     let mut name = symbol;
     loop {
         let stripped = ["_ptsz", "_ptds", "_v2", "_v3", "_v4"].iter().find_map(|end| name.strip_suffix(end));
@@ -203,6 +230,7 @@ fn build() -> Vec<Op> {
         (Library::Runtime, cuda::RUNTIME),
         (Library::Driver, cuda::DRIVER),
         (Library::Nccl, nccl::ROWS),
+        (Library::Torch, torch::ROWS),
         (Library::Kernel, kernel::ROWS),
     ];
     for (library, groups) in libraries {
@@ -312,7 +340,7 @@ mod tests {
             match op.library {
                 Library::Driver => assert!(op.runtime_twin.and_then(OpId::get).unwrap().seen_at_driver),
                 Library::Runtime => assert!(op.seen_at_driver),
-                Library::Nccl | Library::Kernel => panic!("{} launches nothing", op.library.name()),
+                Library::Nccl | Library::Torch | Library::Kernel => panic!("{} launches nothing", op.library.name()),
             }
         }
     }
@@ -326,6 +354,8 @@ mod tests {
             ("libcuda.so.580.159.04", Some(Library::Driver)),
             ("libcuda.so.1", Some(Library::Driver)),
             ("libnccl.so.2", Some(Library::Nccl)),
+            ("libc10.so", Some(Library::Torch)),
+            ("libc10_cuda.so", None),
             ("libcudadebugger.so.1", None),
             ("libcudnn.so.9", None),
             ("libcuda.sorry", None),

@@ -33,6 +33,7 @@ mod reserve;
 mod samples;
 pub mod schema;
 mod stacks;
+mod told;
 mod utc;
 mod writer;
 
@@ -50,4 +51,5 @@ pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackTrace, StackUnit,
 };
+pub use told::GovernorRow;
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

@@ -5,8 +5,10 @@
 //! rows of events only: names, loss, sums and samples are written with the next one that works.
 
 use crate::aggregate::{Aggregator, CellKey, OpTotals};
+use crate::context::Contexts;
 use crate::ledger;
 use crate::samples::Waiting;
+use crate::told::Told;
 use gpuwhy_model::{Histogram, LossCause, OpId};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -71,6 +73,7 @@ pub(crate) struct Pending {
     stacks: Vec<(i64, StackText)>,
     pub(crate) ledger: ledger::Waiting,
     pub(crate) host: Waiting,
+    pub(crate) told: Told,
 }
 
 /// A stack's frames in words.
@@ -106,8 +109,9 @@ impl Pending {
     }
 
     /// Writes everything inside the open transaction, keeping it until [`Pending::stored`].
-    pub(crate) fn write(&self, db: &Connection, origin_ns: u64) -> rusqlite::Result<()> {
+    pub(crate) fn write(&self, db: &Connection, contexts: &mut Contexts, origin_ns: u64) -> rusqlite::Result<()> {
         self.write_processes(db)?;
+        self.told.write(db, contexts, origin_ns)?;
         self.host.write(db, origin_ns)?;
         self.ledger.write(db, origin_ns)?;
         self.write_loss(db)?;

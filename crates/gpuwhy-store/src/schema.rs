@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a run file looks like: its marks, tables and views, and the vocabulary written into each.
 //!
-//! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql`), `views.sql` and
-//! `host_views.sql` the public interface; `findings.sql` has both of what analysis adds.
+//! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql` and `tensors.sql`), `views.sql` and
+//! `host_views.sql` the public interface; `told.sql` has both of what libraries tell beside their calls, `findings.sql` of
+//! what analysis adds.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -13,11 +14,11 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 
 /// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
 ///
-/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`.
-pub const VERSION: i32 = 2;
+/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls.
+pub const VERSION: i32 = 3;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 26] = [
+pub const VIEWS: [&str; 33] = [
     "events",
     "inner_events",
     "process_names",
@@ -42,6 +43,13 @@ pub const VIEWS: [&str; 26] = [
     "gpus",
     "libraries",
     "stack_traces",
+    "allocations",
+    "collectives",
+    "communicators",
+    "graphs",
+    "functions",
+    "unwatched",
+    "governor",
     "ledger",
     "causal_chains",
 ];
@@ -53,10 +61,8 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.pragma_update(None, "user_version", VERSION)?;
     db.execute_batch(include_str!("schema.sql"))?;
     db.execute_batch(include_str!("host.sql"))?;
-    for (view, inner, rest) in [("events", "0", include_str!("switches.sql")), ("inner_events", "1", "")] {
-        let calls = include_str!("calls.sql").replace("$VIEW", view).replace("$INNER", inner).replace("$REST", rest);
-        db.execute_batch(&calls)?;
-    }
+    db.execute_batch(include_str!("told.sql"))?;
+    create_events(db)?;
     db.execute_batch(include_str!("views.sql"))?;
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
@@ -72,14 +78,29 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// The views of events.
+fn create_events(db: &Connection) -> rusqlite::Result<()> {
+    let others = concat!(include_str!("switches.sql"), include_str!("tensors.sql"));
+    for (view, inner, rest) in [("events", "0", others), ("inner_events", "1", "")] {
+        let calls = include_str!("calls.sql").replace("$VIEW", view).replace("$INNER", inner).replace("$REST", rest);
+        db.execute_batch(&calls)?;
+    }
+    Ok(())
+}
+
 /// Makes a file of an earlier version one of this, inside the open transaction. What is in it stays.
 pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
     let version: i32 = db.pragma_query_value(None, "user_version", |row| row.get(0))?;
     if version >= VERSION {
         return Ok(());
     }
-    db.execute_batch(include_str!("upgrade_2.sql"))?;
-    db.execute_batch(include_str!("findings.sql"))?;
+    if version < 2 {
+        db.execute_batch(include_str!("upgrade_2.sql"))?;
+        db.execute_batch(include_str!("findings.sql"))?;
+    }
+    db.execute_batch(include_str!("told.sql"))?;
+    db.execute_batch("DROP VIEW events; DROP VIEW inner_events")?;
+    create_events(db)?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

@@ -11,8 +11,12 @@ use crate::host::{self, HostRows};
 use crate::ledger::LedgerRow;
 use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
+use crate::told::{self, GovernorRow};
 use crate::{Error, Result, reserve, schema};
-use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
+use gpuwhy_model::{
+    Call, Communicator, CpuRun, FunctionName, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, ThreadSums,
+    Transfer, Unwatched,
+};
 use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -196,6 +200,67 @@ impl Writer {
             });
         }
         self.end_batch(outcome, rows.len() as u64, rows.len())
+    }
+
+    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls.
+    pub fn write_tensors(&mut self, events: &mut [TensorEvent]) -> Result<()> {
+        events.sort_by_key(|event| event.at_ns);
+        self.counts.given += events.len() as u64;
+        let mut outcome = Ok(());
+        for chunk in events.chunks(CHUNK) {
+            outcome = outcome.and_then(|()| self.make_room_for_sums());
+            for event in chunk {
+                self.counts.unsummed += u64::from(!self.sums.add(&told::as_call(event)));
+            }
+            outcome = outcome.and_then(|()| {
+                self.begin()?;
+                told::insert_tensors(&self.db, &mut self.contexts, self.origin_ns, chunk)
+            });
+        }
+        self.end_batch(outcome, events.len() as u64, events.len())
+    }
+
+    /// Stores how transfers stand among those of their communicator; the calls themselves are given as such.
+    pub fn add_transfers(&mut self, rows: &[Transfer]) {
+        for row in rows {
+            let kept = self.pending.told.transfer(*row);
+            self.kept(kept);
+        }
+    }
+
+    /// Stores communicators that were made.
+    pub fn add_communicators(&mut self, rows: &[Communicator]) {
+        for row in rows {
+            let kept = self.pending.told.communicator(*row);
+            self.kept(kept);
+        }
+    }
+
+    /// Stores names of functions.
+    pub fn add_function_names(&mut self, rows: impl IntoIterator<Item = FunctionName>) {
+        for row in rows {
+            let kept = self.pending.told.name(row);
+            self.kept(kept);
+        }
+    }
+
+    /// Says that a library was in use before it was watched.
+    pub fn add_unwatched(&mut self, row: Unwatched) {
+        let kept = self.pending.told.unwatched(row);
+        self.kept(kept);
+    }
+
+    /// Says what the governor did.
+    pub fn add_governor(&mut self, row: GovernorRow) {
+        let kept = self.pending.told.governor(row);
+        self.kept(kept);
+    }
+
+    /// Counts evidence for which there was no room.
+    fn kept(&mut self, kept: bool) {
+        if !kept {
+            self.pending.add_loss(self.sums.newest_second(), LossCause::EvidenceLost, None, 1);
+        }
     }
 
     /// Stores who had a CPU for which a traced thread waited. Evidence, not events: what the disk refuses is counted
@@ -382,7 +447,7 @@ impl Writer {
     /// Everything but the rows, which are in the transaction already.
     fn write_rest(&mut self) -> rusqlite::Result<()> {
         self.begin()?;
-        self.pending.write(&self.db, self.origin_ns)?;
+        self.pending.write(&self.db, &mut self.contexts, self.origin_ns)?;
         write_sums(&self.db, &self.sums)?;
         let Counts { given, committed, open, lost_before, lost_here, unsummed, samples_missing, .. } = self.counts;
         self.db

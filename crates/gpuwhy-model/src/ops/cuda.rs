@@ -35,6 +35,16 @@ const fn alloc(bytes: u8, out: u8) -> Decode {
     Alloc { bytes, out }
 }
 
+/// A handle made from another: `(new *out, old)`.
+const MADE_FROM: Decode = NewHandle { out: 1, from: 2 };
+/// A handle brought up to date from another: `(handle, other)`.
+const MADE_FROM_BOTH: Decode = Handles { handle: 1, from: 2 };
+/// A function by its name: `(new *out, module, const char *name)`.
+const NAMED: Decode = Named { out: 1, from: 2, name: 3 };
+
+/// The same, of one that has a name already: `(new *out, old)`.
+const NAMED_BEFORE: Decode = Named { out: 1, from: 2, name: 0 };
+
 /// The runtime's functions.
 pub(super) const RUNTIME: &[(Class, &[Row])] = &[
     (
@@ -135,6 +145,29 @@ pub(super) const RUNTIME: &[(Class, &[Row])] = &[
             s("cudaStreamWaitEvent", Handle { handle: 2 }, 1),
             s("cudaEventRecord", Handle { handle: 1 }, 2),
             s("cudaEventRecordWithFlags", Handle { handle: 1 }, 2),
+        ],
+    ),
+    (
+        Class::Graph,
+        &[
+            s("cudaStreamBeginCapture", Plain, 1),
+            s("cudaStreamBeginCaptureToGraph", Plain, 1),
+            s("cudaStreamEndCapture", AllocOpaque { out: 2 }, 1),
+            f("cudaGraphInstantiate", MADE_FROM),
+            f("cudaGraphInstantiateWithFlags", MADE_FROM),
+            s("cudaGraphInstantiateWithParams", MADE_FROM, 0),
+            f("cudaGraphExecUpdate", MADE_FROM_BOTH),
+            s("cudaGraphUpload", Handle { handle: 1 }, 2),
+            f("cudaGraphExecDestroy", Handle { handle: 1 }),
+            f("cudaGraphDestroy", Handle { handle: 1 }),
+        ],
+    ),
+    (
+        Class::Module,
+        &[
+            f("cudaLibraryLoadData", AllocOpaque { out: 1 }),
+            f("cudaLibraryLoadFromFile", AllocOpaque { out: 1 }),
+            f("cudaLibraryUnload", Handle { handle: 1 }),
         ],
     ),
     (Class::Device, &[f("cudaSetDevice", SetDevice { device: 1 })]),
@@ -251,6 +284,39 @@ pub(super) const DRIVER: &[(Class, &[Row])] = &[
             s("cuStreamWaitEvent", Handle { handle: 2 }, 1),
             s("cuEventRecord", Handle { handle: 1 }, 2),
             s("cuEventRecordWithFlags", Handle { handle: 1 }, 2),
+        ],
+    ),
+    (
+        Class::Graph,
+        &[
+            s("cuStreamBeginCapture_v2", Plain, 1),
+            s("cuStreamBeginCaptureToGraph", Plain, 1),
+            s("cuStreamEndCapture", AllocOpaque { out: 2 }, 1),
+            f("cuGraphInstantiate_v2", MADE_FROM),
+            f("cuGraphInstantiateWithFlags", MADE_FROM),
+            s("cuGraphInstantiateWithParams", MADE_FROM, 0),
+            f("cuGraphExecUpdate", MADE_FROM_BOTH),
+            f("cuGraphExecUpdate_v2", MADE_FROM_BOTH),
+            s("cuGraphUpload", Handle { handle: 1 }, 2),
+            f("cuGraphExecDestroy", Handle { handle: 1 }),
+            f("cuGraphDestroy", Handle { handle: 1 }),
+        ],
+    ),
+    (
+        Class::Module,
+        &[
+            f("cuModuleLoad", AllocOpaque { out: 1 }),
+            f("cuModuleLoadData", AllocOpaque { out: 1 }),
+            f("cuModuleLoadDataEx", AllocOpaque { out: 1 }),
+            f("cuModuleLoadFatBinary", AllocOpaque { out: 1 }),
+            f("cuModuleUnload", Handle { handle: 1 }),
+            f("cuLibraryLoadData", AllocOpaque { out: 1 }),
+            f("cuLibraryLoadFromFile", AllocOpaque { out: 1 }),
+            f("cuLibraryUnload", Handle { handle: 1 }),
+            f("cuLibraryGetModule", MADE_FROM),
+            f("cuModuleGetFunction", NAMED),
+            f("cuLibraryGetKernel", NAMED),
+            f("cuKernelGetFunction", NAMED_BEFORE),
         ],
     ),
     (

@@ -1,26 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of the op table that is NCCL's: collectives and what one rank sends another. Their first argument of note is
-//! the communicator.
+//! The part of the op table that is NCCL's: communicators, collectives, and what one rank sends another.
 
-use super::{Class, Row};
-use crate::decode::Decode::Handle;
+use super::{Class, Row, f};
+use crate::decode::Decode::{self, Communicator, Handle, Plain, Transfer};
+use crate::decode::NewCommunicator;
 
-/// A function with its communicator and its stream in the given slots. NCCL has no variants by default stream.
-const fn n(symbol: &'static str, communicator: u8, stream: u8) -> Row {
-    Row { symbol, decode: Handle { handle: communicator }, stream: Some(stream), ptsz: false }
+/// A transfer of `count` elements of a type, in the slots given; the communicator and the stream follow each other.
+const fn t(symbol: &'static str, count: u8, peer: u8, communicator: u8) -> Row {
+    Row { symbol, decode: Transfer { count, peer, communicator }, stream: Some(communicator + 1), ptsz: false }
 }
 
-/// The rows, after CUDA's own.
-pub(super) const ROWS: &[(Class, &[Row])] = &[(
-    Class::Collective,
-    &[
-        n("ncclAllReduce", 6, 7),
-        n("ncclBroadcast", 6, 7),
-        n("ncclBcast", 5, 6),
-        n("ncclReduce", 7, 8),
-        n("ncclAllGather", 5, 6),
-        n("ncclReduceScatter", 6, 7),
-        n("ncclSend", 5, 6),
-        n("ncclRecv", 5, 6),
-    ],
-)];
+const fn new(symbol: &'static str, how: NewCommunicator) -> Row {
+    f(symbol, Communicator(how))
+}
+
+const COMMUNICATOR: Decode = Handle { handle: 1 };
+
+/// The rows, after CUDA's own. The type of a transfer's elements is in the slot after their count.
+pub(super) const ROWS: &[(Class, &[Row])] = &[
+    (
+        Class::Collective,
+        &[
+            t("ncclAllReduce", 3, 0, 6),
+            t("ncclBroadcast", 3, 5, 6),
+            t("ncclBcast", 2, 4, 5),
+            t("ncclReduce", 3, 6, 7),
+            t("ncclAllGather", 3, 0, 5),
+            t("ncclReduceScatter", 3, 0, 6),
+            t("ncclAlltoAll", 3, 0, 5),
+            t("ncclSend", 2, 4, 5),
+            t("ncclRecv", 2, 4, 5),
+        ],
+    ),
+    (
+        Class::Communicator,
+        &[
+            new("ncclCommInitRank", NewCommunicator::InitRank),
+            new("ncclCommInitRankConfig", NewCommunicator::InitRank),
+            new("ncclCommInitRankScalable", NewCommunicator::Scalable),
+            new("ncclCommSplit", NewCommunicator::Split),
+            f("ncclCommInitAll", Plain),
+            f("ncclCommFinalize", COMMUNICATOR),
+            f("ncclCommDestroy", COMMUNICATOR),
+            f("ncclCommAbort", COMMUNICATOR),
+            f("ncclGroupStart", Plain),
+            f("ncclGroupEnd", Plain),
+        ],
+    ),
+];

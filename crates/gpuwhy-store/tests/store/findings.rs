@@ -182,7 +182,11 @@ fn make_old(path: &Path) {
     Connection::open(path)
         .unwrap()
         .execute_batch(
-            "DROP VIEW ledger; DROP TABLE ledger_; DROP VIEW causal_chains;
+            "DROP VIEW allocations; DROP VIEW collectives; DROP VIEW communicators; DROP VIEW functions; DROP VIEW graphs;
+             DROP VIEW unwatched; DROP VIEW governor; DROP TABLE tensor_; DROP TABLE transfer_; DROP TABLE communicator_;
+             DROP TABLE function_; DROP TABLE unwatched_; DROP TABLE governor_;
+             DROP VIEW events; CREATE VIEW events AS SELECT * FROM inner_events;
+             DROP VIEW ledger; DROP TABLE ledger_; DROP VIEW causal_chains;
              DROP VIEW gpu_processes;
              ALTER TABLE gpu_process_ DROP COLUMN sm_percent; ALTER TABLE gpu_process_ DROP COLUMN name;
              CREATE VIEW gpu_processes AS SELECT at / 1000000000 AS second, at AS timestamp, gpu, pid, bytes
@@ -201,6 +205,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     write(&path, &mut any_calls(500, 3));
+    let events = number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events");
     make_old(&path);
     let reader = Reader::open(&path).unwrap();
     assert_eq!(reader.replay(0, None, |_, _| ControlFlow::Continue(())).unwrap(), 500);
@@ -208,14 +213,14 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert!(reader.facts(0, None).unwrap().session.events_stored > 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM gpu_processes"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains"), 0);
-    let events = number(&reader, "SELECT COUNT(*) FROM events");
     for added in [1, 0] {
         assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), added);
     }
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 2);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
 }

@@ -92,13 +92,13 @@ fn plans_scan_events_once_and_build_no_index() {
         assert!(!plan.contains("AUTOMATIC"), "{sql}\n{plan}");
         for line in plan.lines().filter(|line| line.contains("SCAN")) {
             let scanned = line.rsplit(' ').next().unwrap();
-            // c and f are the tables of rows; the others are views whose rows come from them one by one.
-            let rows = ["c", "f", "moved_wait_", "events", "e", "cpu_waits", "q"];
+            // c, f and t are the tables of rows; the others are views whose rows come from them one by one.
+            let rows = ["c", "f", "t", "moved_wait_", "events", "e", "cpu_waits", "q"];
             assert!(rows.contains(&scanned), "{sql}\n{plan}");
         }
     }
     let plan = ask(&reader, &format!("EXPLAIN QUERY PLAN {range}")).unwrap().join("\n");
-    for table in ["c", "f"] {
+    for table in ["c", "f", "t"] {
         let search = format!("SEARCH {table} USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)");
         assert!(plan.contains(&search), "{plan}");
     }

@@ -17,7 +17,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 pub(crate) struct Job {
     /// The program, found in the job's own PATH.
     pub(crate) program: PathBuf,
-    arguments: Vec<OsString>,
+    pub(crate) arguments: Vec<OsString>,
     /// What it will run with.
     pub(crate) env: Vec<(OsString, OsString)>,
     caller: Option<Caller>,

@@ -151,7 +151,7 @@ impl Recorder {
         let held = job.start_held(stdout_to_stderr, open_files)?;
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
-        self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.env));
+        self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.arguments, &job.env));
         held.release()
     }
 
@@ -275,6 +275,9 @@ impl Recorder {
         let attached = self.capture.attached();
         for library in &attached[self.libraries_noted..] {
             let mut notes = Vec::new();
+            if library.linked_in {
+                notes.push("the CUDA runtime is part of this file".to_owned());
+            }
             if library.slow_functions > 0 {
                 notes.push(format!("{} functions are dear to probe", library.slow_functions));
             }
@@ -291,6 +294,9 @@ impl Recorder {
             });
         }
         self.libraries_noted = attached.len();
+        for row in self.capture.take_unwatched() {
+            self.writer.unwatched(row);
+        }
     }
 
     /// Detaches, takes what is left, closes the file.

@@ -4,8 +4,8 @@
 
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::Batch;
-use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples};
-use gpuwhy_store::{Finished, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, Unwatched};
+use gpuwhy_store::{Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,6 +22,8 @@ enum Message {
     Samples(Box<Samples>),
     Loss(u64, LossCause, Option<OpId>, u64),
     Library(LibraryRow),
+    Unwatched(Unwatched),
+    Governor(GovernorRow),
     Machine(Machine),
     Tick(Duration),
     Finish(RunEnd),
@@ -98,6 +100,14 @@ impl WriterThread {
         self.send(Message::Library(library));
     }
 
+    pub(crate) fn unwatched(&self, row: Unwatched) {
+        self.send(Message::Unwatched(row));
+    }
+
+    pub(crate) fn governor(&self, row: GovernorRow) {
+        self.send(Message::Governor(row));
+    }
+
     pub(crate) fn machine(&self, machine: Machine) {
         self.send(Message::Machine(machine));
     }
@@ -135,6 +145,7 @@ struct Gathered {
     off: Vec<OffCpu>,
     runs: Vec<CpuRun>,
     moved: Vec<MovedWait>,
+    tensors: Vec<TensorEvent>,
 }
 
 impl Gathered {
@@ -143,19 +154,21 @@ impl Gathered {
         self.off.append(&mut batch.off);
         self.runs.append(&mut batch.runs);
         self.moved.append(&mut batch.moved);
+        self.tensors.append(&mut batch.tensors);
     }
 
     fn len(&self) -> usize {
-        self.calls.len() + self.off.len() + self.runs.len() + self.moved.len()
+        self.calls.len() + self.off.len() + self.runs.len() + self.moved.len() + self.tensors.len()
     }
 
     /// Writes everything and keeps the memory. Whatever fails, the rest is tried, and the ledger has it all.
-    fn write(&mut self, writer: &mut Writer, ledger: Option<&mut LiveLedger>) -> [gpuwhy_store::Result<()>; 4] {
+    fn write(&mut self, writer: &mut Writer, ledger: Option<&mut LiveLedger>) -> [gpuwhy_store::Result<()>; 5] {
         let outcomes = [
             if self.calls.is_empty() { Ok(()) } else { writer.write_calls(&mut self.calls) },
             if self.off.is_empty() { Ok(()) } else { writer.write_off_cpu(&mut self.off) },
             if self.runs.is_empty() { Ok(()) } else { writer.write_cpu_runs(&self.runs) },
             if self.moved.is_empty() { Ok(()) } else { writer.write_moved_waits(&self.moved) },
+            if self.tensors.is_empty() { Ok(()) } else { writer.write_tensors(&mut self.tensors) },
         ];
         if let Some(ledger) = ledger {
             // The writer has sorted them by start.
@@ -165,6 +178,7 @@ impl Gathered {
         self.off.clear();
         self.runs.clear();
         self.moved.clear();
+        self.tensors.clear();
         outcomes
     }
 }
@@ -189,6 +203,8 @@ impl Owner {
                 Message::Samples(samples) => self.writer.add_samples(*samples),
                 Message::Loss(second, cause, op, count) => self.writer.add_loss(second, cause, op, count),
                 Message::Library(library) => self.writer.add_library(library),
+                Message::Unwatched(row) => self.writer.add_unwatched(row),
+                Message::Governor(row) => self.writer.add_governor(row),
                 Message::Machine(machine) => self.writer.set_machine(machine),
                 Message::Tick(elapsed) => self.tick(elapsed),
                 Message::Finish(end) => {
@@ -214,6 +230,9 @@ impl Owner {
                 ledger.sums(sums);
             }
         }
+        self.writer.add_transfers(&batch.transfers);
+        self.writer.add_communicators(&batch.communicators);
+        self.writer.add_function_names(batch.names.drain(..));
         for (id, stack) in batch.stacks.drain(..) {
             self.writer.add_stack(id, StackText { frames: stack.frames, top_line: stack.top_line });
         }

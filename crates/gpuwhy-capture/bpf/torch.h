@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
+/* What PyTorch's caching allocator reports at every tensor's allocation and free, and when there is no memory left. Read
+ * at entry alone: a C++ exception may cross these functions, and would not survive a return probe. */
+#pragma once
+
+/* c10::DeviceType of a GPU: CUDA, which ROCm calls itself, too. */
+#define TORCH_CUDA 1
+
+enum torch_op { TORCH_ALLOC = 0, TORCH_FREE = 1, TORCH_OUT_OF_MEMORY = 2 };
+
+struct tensor_record {
+	__u64 at_ns;
+	__u64 bytes;
+	__u64 address;
+	__u64 allocated; /* of the device in this process, after it */
+	__u64 reserved;
+	__u64 stack;
+	__u32 tgid;
+	__u32 tid;
+	__u32 op;
+	__u32 device;
+	__u64 unused; /* no other record is as long */
+};
+
+static __always_inline int tensor_reported(struct pt_regs *ctx)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u32 op = COOKIE_OP(bpf_get_attach_cookie(ctx));
+	bool refused = op != torch_ops;
+	struct tensor_record *r;
+	struct input in = {};
+	struct thread *t;
+	__u64 now, stack = 0;
+	__s64 bytes;
+	__u32 device;
+
+	read_registers(ctx, &in);
+	device = refused ? in.reg[3] : in.reg[4];
+	if ((device & 0xff) != TORCH_CUDA)
+		return 0;
+	t = thread_state(task, op);
+	if (!t || stopping)
+		return 0;
+	now = bpf_ktime_get_ns();
+	bytes = refused ? in.reg[0] : in.reg[1];
+	if (!refused && bytes < 0) {
+		bytes = -bytes;
+		op = torch_ops + TORCH_FREE;
+	}
+	count_trap(refused ? op : torch_ops, false);
+	if (modes[torch_ops & (LOSS_OPS - 1)] == MODE_FULL)
+		stack = stack_of_call(&t->python, task, now);
+	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+	if (!r) {
+		count_loss(LOSS_RING_FULL, op);
+		return 0;
+	}
+	r->at_ns = now;
+	r->bytes = bytes;
+	r->address = refused ? 0 : in.reg[0];
+	r->allocated = refused ? in.reg[1] : in.reg[2];
+	r->reserved = refused ? in.reg[2] : in.reg[3];
+	r->stack = stack;
+	r->tgid = task->tgid;
+	r->tid = task->pid;
+	r->op = op;
+	r->device = device >> 8 & 0xff;
+	r->unused = 0;
+	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	return 0;
+}

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which files have probes, on which of their functions; letting single functions go and taking them back.
+
+use crate::arch::ProbeCost;
+use crate::capture::now_ns;
+use crate::elf::{self, Site};
+use crate::error::Result;
+use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
+use crate::programs::Programs;
+use gpuwhy_model::{Op, OpId, Unwatched, ops};
+use libbpf_rs::Link;
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// Detaching is done by this many threads: the kernel waits some 60 ms for each link until no CPU can still be in it,
+/// and waits of several threads end together.
+const AT_ONCE: usize = 64;
+
+/// A function of a file, and its probe while it has one.
+struct Probe {
+    op: &'static Op,
+    site: Site,
+    links: Vec<Link>,
+}
+
+/// A file that was looked at.
+struct Probed {
+    /// Open for as long as tracing goes on: through it functions are attached again. `None` for one that is broken.
+    file: Option<File>,
+    linked_in: bool,
+    probes: Vec<Probe>,
+}
+
+/// Every file with probes.
+#[derive(Default)]
+pub(crate) struct Probes {
+    files: HashMap<FileId, Probed>,
+    /// Functions that are let go everywhere, also in files to come.
+    without: HashSet<OpId>,
+    attached: Vec<AttachedLibrary>,
+    unwatched: Vec<Unwatched>,
+    pub(crate) warnings: Vec<String>,
+}
+
+impl Probes {
+    /// The libraries that have probes, in the order they got them.
+    pub(crate) fn attached(&self) -> &[AttachedLibrary] {
+        &self.attached
+    }
+
+    /// Whether a file has its probes already.
+    pub(crate) fn has(&self, file: FileId) -> bool {
+        self.files.contains_key(&file)
+    }
+
+    /// Attaches to files, each once; `used` says by which process they are in use already, and since when. Returns whether
+    /// anything was attached that was not before.
+    ///
+    /// Each file is opened once, and everything after goes through that descriptor: a path may lead elsewhere
+    /// the next time, and a probe must not land in a file somebody else chose.
+    pub(crate) fn attach(
+        &mut self,
+        programs: &Programs,
+        all_layers: bool,
+        found: &[FoundLibrary],
+        used: Option<(u32, u64)>,
+    ) -> bool {
+        let mut any = false;
+        for library in found {
+            // One that is gone went with its process.
+            let Ok(file) = elf::open_regular(&library.open) else { continue };
+            let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
+            if self.has(id) {
+                continue;
+            }
+            match self.attach_file(programs, all_layers, library, file, id) {
+                Ok(()) => {
+                    any = true;
+                    if let Some((pid, since_ns)) = used {
+                        self.was_unwatched(pid, library, since_ns);
+                    }
+                }
+                Err(error) => {
+                    // Said once: an empty entry keeps a broken file from being tried at every mapping.
+                    self.files.insert(id, Probed { file: None, linked_in: false, probes: Vec::new() });
+                    self.warnings.push(error.to_string());
+                }
+            }
+        }
+        any
+    }
+
+    fn attach_file(
+        &mut self,
+        programs: &Programs,
+        all_layers: bool,
+        library: &FoundLibrary,
+        file: File,
+        id: FileId,
+    ) -> Result<()> {
+        // The driver sees launches as well, but where the runtime is linked in, it cannot say that it was the runtime's.
+        let every = all_layers || library.linked_in;
+        let wanted = |op: &Op| op.library == library.library && (every || !op.seen_at_driver);
+        let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
+        let sites = elf::find_functions(&file, Path::new(&library.path), &is_wanted)?;
+        let mut probed = Probed { file: Some(file), linked_in: library.linked_in, probes: Vec::new() };
+        let mut attached = AttachedLibrary {
+            library: library.library,
+            path: library.path.clone(),
+            file: id,
+            linked_in: library.linked_in,
+            functions: 0,
+            slow_functions: 0,
+            refused: 0,
+            attached_ns: 0,
+        };
+        // Two names of one address (aliases) would report one call twice.
+        let mut offsets = HashSet::new();
+        for op in ops::table().iter().filter(|op| wanted(op)) {
+            let Some(site) = sites.get(&op.function).filter(|site| offsets.insert(site.offset)) else { continue };
+            let mut probe = Probe { op, site: *site, links: Vec::new() };
+            attached.functions += 1;
+            attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
+            if !self.without.contains(&op.id)
+                && let Err(error) = probe.attach(programs, &probed)
+            {
+                attached.functions -= 1;
+                attached.refused += 1;
+                self.warnings.push(error.to_string());
+                continue;
+            }
+            probed.probes.push(probe);
+        }
+        attached.attached_ns = now_ns();
+        self.files.insert(id, probed);
+        self.attached.push(attached);
+        Ok(())
+    }
+
+    /// Notes that a library was in use before it was watched: until now.
+    pub(crate) fn was_unwatched(&mut self, pid: u32, library: &FoundLibrary, since_ns: u64) {
+        self.unwatched.push(Unwatched {
+            pid,
+            library: library.library,
+            path: library.path.clone(),
+            from_ns: since_ns,
+            to_ns: now_ns(),
+        });
+    }
+
+    /// When nobody was listening, as noted since the last time.
+    pub(crate) fn take_unwatched(&mut self) -> Vec<Unwatched> {
+        std::mem::take(&mut self.unwatched)
+    }
+
+    /// Lets a function go in every file, also in those to come. What kept it attached is handed over: dropping it takes
+    /// the kernel some 60 ms.
+    pub(crate) fn let_go(&mut self, op: OpId) -> Vec<Link> {
+        self.without.insert(op);
+        let probes = self.files.values_mut().flat_map(|file| &mut file.probes);
+        probes.filter(|probe| probe.op.id == op).flat_map(|probe| probe.links.drain(..)).collect()
+    }
+
+    /// Takes a function back in every file.
+    pub(crate) fn take_back(&mut self, programs: &Programs, op: OpId) {
+        self.without.remove(&op);
+        for probed in self.files.values_mut() {
+            let mut probes = std::mem::take(&mut probed.probes);
+            for probe in probes.iter_mut().filter(|probe| probe.op.id == op && probe.links.is_empty()) {
+                if let Err(error) = probe.attach(programs, probed) {
+                    self.warnings.push(error.to_string());
+                }
+            }
+            probed.probes = probes;
+        }
+    }
+
+    /// Gives up everything that keeps probes attached.
+    pub(crate) fn take_links(&mut self) -> Vec<Link> {
+        let probes = self.files.drain().flat_map(|(_, file)| file.probes);
+        probes.flat_map(|probe| probe.links).collect()
+    }
+}
+
+impl Probe {
+    fn attach(&mut self, programs: &Programs, file: &Probed) -> Result<()> {
+        let Some(open) = &file.file else { return Ok(()) };
+        let pinned = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        self.links = programs.attach(&pinned, self.op, self.site, file.linked_in)?;
+        Ok(())
+    }
+}
+
+/// Detaches many at a time, and waits until that is done.
+pub(crate) fn detach(mut links: Vec<Link>) {
+    let share = links.len().div_ceil(AT_ONCE).max(1);
+    std::thread::scope(|scope| {
+        while !links.is_empty() {
+            let part = links.split_off(links.len().saturating_sub(share));
+            // Where no thread can be had, the closure and its links are dropped here, one after another.
+            let _ = std::thread::Builder::new().stack_size(64 * 1024).spawn_scoped(scope, move || drop(part));
+        }
+    });
+}

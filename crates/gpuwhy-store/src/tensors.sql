@@ -1,0 +1,30 @@
+-- PyTorch's part of `events`.
+UNION ALL
+SELECT
+    t.start,
+    CAST(0 AS INTEGER),
+    x.pid,
+    x.tid,
+    o.name,
+    o.function,
+    CAST('torch' AS TEXT),
+    CAST('tensor' AS TEXT),
+    x.device,
+    CAST(NULL AS INTEGER),
+    t.bytes,
+    t.address,
+    t.bytes,
+    CAST(NULL AS TEXT),
+    CAST(NULL AS INTEGER),
+    CAST(1 AS INTEGER),
+    x.stack,
+    CAST(0 AS INTEGER),
+    CAST(NULL AS TEXT),
+    CAST(NULL AS TEXT),
+    CAST(NULL AS TEXT),
+    CAST(NULL AS INTEGER),
+    CAST(NULL AS TEXT),
+    CAST(NULL AS INTEGER),
+    CAST(NULL AS INTEGER),
+    CAST(NULL AS INTEGER)
+FROM tensor_ AS t CROSS JOIN context_ AS x ON x.id = t.context CROSS JOIN op_ AS o ON o.id = x.op
