@@ -442,7 +442,8 @@ fn without_a_pid_every_process_that_uses_cuda_is_traced_also_one_started_later()
     let mut late = Command::new(&sim().simjob);
     late.arg("--cudart").arg(&second).args(args).env("SIMGPU_LOG", place.log());
     let mut late = HeldSimjob::start(&mut late);
-    tracing.wait_for_libraries(4);
+    tracing.wait_for_process(early.pids[0]);
+    tracing.wait_for_process(late.pids[0]);
     early.go();
     late.go();
     assert!(early.end().0.success());

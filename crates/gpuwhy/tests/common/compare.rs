@@ -13,9 +13,14 @@ pub struct Sums {
     pub bytes: u64,
 }
 
+/// Whether a function is traced as a call; what PyTorch's allocator reports is compared elsewhere.
+fn is_call(function: &str) -> bool {
+    ops::by_function(function).is_some_and(|op| op.class != Class::Tensor)
+}
+
 /// What the program really did, by function, as far as gpuwhy traces it. Frees have no size in the counters.
 pub fn true_sums(truth: &Truth) -> BTreeMap<String, Sums> {
-    let traced = truth.counters().into_iter().filter(|(f, c)| ops::by_function(f).is_some() && c.outer_calls > 0);
+    let traced = truth.counters().into_iter().filter(|(f, c)| is_call(f) && c.outer_calls > 0);
     traced
         .map(|(function, c)| {
             let sums = Sums { calls: c.outer_calls, errors: c.errors, bytes: c.bytes };
@@ -28,7 +33,7 @@ pub fn true_sums(truth: &Truth) -> BTreeMap<String, Sums> {
 pub fn recorded_sums(db: &rusqlite::Connection, truth: &Truth) -> BTreeMap<String, Sums> {
     let sql = format!(
         "SELECT function, COUNT(*), SUM(ret <> 0), SUM(CASE WHEN ret = 0 AND class <> 'free' THEN bytes END) \
-               FROM events WHERE pid IN ({}) AND layer <> 'kernel' GROUP BY function",
+               FROM events WHERE pid IN ({}) AND layer NOT IN ('kernel', 'torch') GROUP BY function",
         list(&truth.pids())
     );
     let mut statement = db.prepare(&sql).unwrap();
@@ -66,7 +71,7 @@ pub fn recorded_calls(db: &rusqlite::Connection, view: &str) -> ByThread<Recorde
     let origin: i64 = db.query_row("SELECT start_monotonic_ns FROM sessions", [], |row| row.get(0)).unwrap();
     let sql = format!(
         "SELECT pid, tid, timestamp, duration_ns, function, device, stream, arg1, bytes, direction, ret \
-         FROM {view} WHERE layer <> 'kernel' ORDER BY timestamp"
+         FROM {view} WHERE layer NOT IN ('kernel', 'torch') ORDER BY timestamp"
     );
     let mut statement = db.prepare(&sql).unwrap();
     let rows = statement.query_map([], |row| {
@@ -92,8 +97,8 @@ pub fn recorded_calls(db: &rusqlite::Connection, view: &str) -> ByThread<Recorde
     by_thread
 }
 
-/// The calls gpuwhy should report as the program's, from the log: those of traced functions that the runtime
-/// library did not make. A call inside one of the driver's is the program's own again: the driver calls no
+/// The calls gpuwhy should report as the program's, from the log: those of traced functions that neither the runtime
+/// library nor NCCL made. A call inside one of the driver's is the program's own again: the driver calls no
 /// traced function by itself, only the program's code back. A launch through the runtime made there is the one
 /// thing that cannot be told from what the outer call does itself.
 pub fn true_calls(truth: &Truth) -> ByThread<Call> {
@@ -103,12 +108,12 @@ pub fn true_calls(truth: &Truth) -> ByThread<Call> {
     }
     for calls in by_thread.values_mut() {
         calls.sort_by_key(|call| (call.enter_ns, call.depth));
-        let mut by_runtime: Vec<bool> = Vec::new(); // for each open call
+        let mut by_runtime: Vec<bool> = Vec::new(); // or NCCL, for each open call
         calls.retain(|call| {
             by_runtime.truncate(usize::from(call.depth));
             let inner = by_runtime.last().copied().unwrap_or(false);
-            by_runtime.push(call.function.starts_with("cuda"));
-            let op = ops::by_function(&call.function);
+            by_runtime.push(call.function.starts_with("cuda") || call.function.starts_with("nccl"));
+            let op = ops::by_function(&call.function).filter(|_| is_call(&call.function));
             op.is_some_and(|op| !(inner || op.seen_at_driver && call.depth > 0))
         });
     }

@@ -210,6 +210,22 @@ impl Tracing {
         });
     }
 
+    /// Waits until the run file tells of every CUDA library that a process has mapped.
+    pub fn wait_for_process(&self, pid: u32) {
+        until("gpuwhy attaches to the process", || {
+            let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+            let paths =
+                maps.lines().filter(|line| line.contains("libcuda")).filter_map(|line| line.split(' ').next_back());
+            let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY;
+            let Ok(db) = rusqlite::Connection::open_with_flags(&self.db, flags) else { return false };
+            let known = |path: &str| {
+                let count = db.query_row("SELECT COUNT(*) FROM libraries WHERE path = ?1", [path], |row| row.get(0));
+                count.is_ok_and(|n: i64| n > 0)
+            };
+            paths.into_iter().all(known)
+        });
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
