@@ -49,8 +49,6 @@ static void tour_contexts(Tour *tour)
 {
     CUdevice device;
     CUcontext primary, other;
-    CUmodule module;
-    CUlibrary library;
     int count;
     CALL(cuInit, 0);
     QUERY(cuDeviceGet, &device, 0);
@@ -64,11 +62,33 @@ static void tour_contexts(Tour *tour)
     QUERY(cuCtxGetCurrent, &other);
     QUERY(cuCtxGetDevice, &device);
     CALL(cuDevicePrimaryCtxRelease_v2, device);
-    CALL(cuModuleLoadData, &module, tour->host);
-    CALL(cuLibraryLoadData, &library, tour->host, NULL, NULL, 0, NULL, NULL, 0);
     CALL(cudaSetDevice, 0);
     QUERY(cudaGetDevice, &count);
     QUERY(cudaGetDeviceCount, &count);
+}
+
+static void tour_modules(Tour *tour)
+{
+    const char *file = "/proc/self/exe"; // any file will do
+    CUmodule module;
+    CUlibrary library;
+    CUkernel kernel;
+    CUfunction function;
+    CALL(cuModuleLoad, &module, file);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadDataEx, &module, tour->host, 0, NULL, NULL);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadFatBinary, &module, tour->host);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadData, &module, tour->host);
+    CALL(cuModuleGetFunction, &function, module, "simjob_tour_function");
+    CALL(cuModuleUnload, module);
+    CALL(cuLibraryLoadFromFile, &library, file, NULL, NULL, 0, NULL, NULL, 0);
+    CALL(cuLibraryUnload, library);
+    CALL(cuLibraryLoadData, &library, tour->host, NULL, NULL, 0, NULL, NULL, 0);
+    CALL(cuLibraryGetKernel, &kernel, library, "simjob_tour_kernel");
+    CALL(cuKernelGetFunction, &function, kernel);
+    CALL(cuLibraryUnload, library);
 }
 
 static void tour_driver_memory(Tour *tour)
@@ -221,12 +241,25 @@ static void tour_graphs(Tour *tour)
     dim3 one = {1, 1, 1};
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    int status;
+    CUDA_GRAPH_INSTANTIATE_PARAMS params = {0};
+    CUgraphExecUpdateResultInfo info;
     CALL(cudaStreamBeginCapture, tour->stream, 0);
+    CALL(cudaStreamIsCapturing, tour->stream, &status);
+    CALL(cuStreamIsCapturing, tour->stream, &status);
     CALL(cudaLaunchKernel, tour->kernel, one, one, NULL, 0, tour->stream);
     CALL(cudaStreamEndCapture, tour->stream, &graph);
     CALL(cudaGraphInstantiate, &exec, graph, 0);
     CALL(cudaGraphLaunch, exec, tour->stream);
+    CALL(cudaGraphExecUpdate, exec, graph, &info);
+    CALL(cuGraphExecUpdate_v2, exec, graph, &info);
     CALL(cudaGraphExecDestroy, exec);
+    CALL(cudaGraphInstantiateWithFlags, &exec, graph, 0);
+    CALL(cudaGraphExecDestroy, exec);
+    CALL(cudaGraphInstantiateWithParams, &exec, graph, &params);
+    CALL(cudaGraphExecDestroy, exec);
+    CALL(cuGraphInstantiateWithParams, &exec, graph, &params);
+    CALL(cuGraphExecDestroy, exec);
     CALL(cudaGraphDestroy, graph);
     CALL(cuStreamBeginCapture_v2, tour->stream, 0);
     CALL(cudaLaunchKernel, tour->kernel, one, one, NULL, 0, tour->stream);
@@ -267,15 +300,19 @@ static void tour_nccl(Tour *tour)
 {
     enum { FLOAT = 7 };
     ncclUniqueId id;
-    ncclComm_t comm, other, part;
+    ncclComm_t comm, other, part, scalable, all;
     void *device = tour->device;
     cudaStream_t stream = tour->stream;
     FROM(tour->nccl, ncclGetUniqueId)(&id);
     NCCL(ncclCommInitRank, &comm, 1, id, 0);
     NCCL(ncclCommInitRankConfig, &other, 1, id, 0, NULL);
+    NCCL(ncclCommInitRankScalable, &scalable, 1, 0, 1, &id, NULL);
+    NCCL(ncclCommInitAll, &all, 1, NULL);
     NCCL(ncclCommSplit, comm, 0, 0, &part, NULL);
     NCCL(ncclAllReduce, device, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclBroadcast, device, device, 1000, FLOAT, 0, comm, stream);
+    NCCL(ncclBcast, device, 1000, FLOAT, 0, comm, stream);
+    NCCL(ncclAlltoAll, device, device, 1000, FLOAT, comm, stream);
     NCCL(ncclReduce, device, device, 1000, FLOAT, 0, 0, comm, stream);
     NCCL(ncclAllGather, device, device, 1000, FLOAT, comm, stream);
     NCCL(ncclReduceScatter, device, device, 1000, FLOAT, 0, comm, stream);
@@ -283,6 +320,9 @@ static void tour_nccl(Tour *tour)
     NCCL(ncclSend, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclRecv, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclGroupEnd, );
+    NCCL(ncclCommFinalize, scalable);
+    NCCL(ncclCommDestroy, scalable);
+    NCCL(ncclCommAbort, all);
     NCCL(ncclCommDestroy, part);
     NCCL(ncclCommDestroy, other);
     NCCL(ncclCommDestroy, comm);
@@ -330,6 +370,7 @@ void run_tour(const Options *options, const Api *api, Result *result)
     tour->c10 = open_beside(options->cudart[0], "libc10.so");
     result->start_ns = clock_ns(CLOCK_MONOTONIC);
     tour_contexts(tour);
+    tour_modules(tour);
     tour->kernel = api->simgpuKernel("simjob_tour", 1000);
     CALL(cudaStreamCreate, &tour->stream);
     CALL(cudaEventCreate, &tour->event);
