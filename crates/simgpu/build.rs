@@ -88,7 +88,18 @@ const LIBRARIES: &[Library] = &[
     },
 ];
 
-const SIMJOB: &[&str] = &["simjob.c", "simjob_load.c", "simjob_modes.c", "simjob_tour.c"];
+const SIMJOB: &[&str] = &[
+    "simjob.c",
+    "simjob_load.c",
+    "simjob_modes.c",
+    "simjob_tour.c",
+    "simjob_plays.c",
+    "simjob_libraries.c",
+    "simjob_windows.c",
+    "simjob_nccl.c",
+    "simjob_torch.c",
+    "simjob_stories.c",
+];
 
 const HOSTJOB: &[&str] =
     &["hostjob.c", "hostjob_edges.c", "hostjob_io.c", "hostjob_life.c", "hostjob_sched.c", "hostjob_waits.c"];

@@ -2,10 +2,7 @@
 // simjob --tour: one successful outermost call, or more, of every function of
 // the driver and runtime APIs, and of NCCL and c10 from beside libcudart.
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "c10.h"
@@ -24,14 +21,6 @@ typedef struct Tour {
     char host[4096];
 } Tour;
 
-static void *find(void *handle, const char *name)
-{
-    void *symbol = dlsym(handle, name);
-    if (!symbol)
-        die("%s", dlerror());
-    return symbol;
-}
-
 static void check(Tour *tour, const char *name, int error)
 {
     tour->result->calls++;
@@ -39,8 +28,7 @@ static void check(Tour *tour, const char *name, int error)
         die("%s failed with error %d", name, error);
 }
 
-// FROM looks a function up; QUERY calls one that the log leaves out.
-#define FROM(handle, name) ((__typeof__(&name))find(handle, #name))
+// QUERY calls a function that the log leaves out.
 #define CALL(name, ...) check(tour, #name, (int)FROM(tour->cuda, name)(__VA_ARGS__))
 #define NCCL(name, ...) check(tour, #name, FROM(tour->nccl, name)(__VA_ARGS__))
 #define QUERY(name, ...) (void)FROM(tour->cuda, name)(__VA_ARGS__)
@@ -333,9 +321,9 @@ static void tour_nccl(Tour *tour)
 // the memory, so they are not counted.
 static void tour_c10(Tour *tour)
 {
-    int (*alloc)(size_t, int, void **) = find(tour->c10, "c10sim_alloc");
-    int (*give_back)(void *) = find(tour->c10, "c10sim_free");
-    int (*empty)(void) = find(tour->c10, "c10sim_empty_cache");
+    int (*alloc)(size_t, int, void **) = resolve(tour->c10, "c10sim_alloc");
+    int (*give_back)(void *) = resolve(tour->c10, "c10sim_free");
+    int (*empty)(void) = resolve(tour->c10, "c10sim_empty_cache");
     enum { MAX = 4096 };
     void **made = calloc(MAX, sizeof *made);
     int count = 0;
@@ -348,18 +336,6 @@ static void tour_c10(Tour *tour)
             die("c10sim_free failed");
     empty();
     free(made);
-}
-
-static void *open_beside(const char *path, const char *name)
-{
-    char beside[4096];
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path) + 1 : 0;
-    snprintf(beside, sizeof beside, "%.*s%s", folder, path, name);
-    void *handle = dlopen(beside, RTLD_NOW);
-    if (!handle)
-        die("%s", dlerror());
-    return handle;
 }
 
 void run_tour(const Options *options, const Api *api, Result *result)
