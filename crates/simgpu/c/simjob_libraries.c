@@ -21,12 +21,15 @@ void play_late(Play *play)
     uint64_t first = clock_ns(CLOCK_MONOTONIC);
     burst_calls(play, &burst, play->calls);
     uint64_t last = clock_ns(CLOCK_MONOTONIC), early = play->made;
-    uint64_t end = last + play->for_ms * 1000000u, rate = play->rate ? play->rate : 1000;
-    for (uint64_t now = last; now < end; now = clock_ns(CLOCK_MONOTONIC)) {
-        uint64_t due = (uint64_t)((double)(now - last) / 1e9 * (double)rate);
+    // The number of calls is exact, however late the thread gets its turns.
+    uint64_t rate = play->rate ? play->rate : 1000, total = play->for_ms * rate / 1000;
+    while (play->made - early < total) {
+        sleep_ms(1);
+        double elapsed = (double)(clock_ns(CLOCK_MONOTONIC) - last) / 1e9;
+        uint64_t due = (uint64_t)(elapsed * (double)rate);
+        due = due < total ? due : total;
         if (due > play->made - early)
             burst_calls(play, &burst, due - (play->made - early));
-        sleep_ms(1);
     }
     burst_end(play, &burst);
     print_end(play, "late");

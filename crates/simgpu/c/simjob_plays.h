@@ -20,7 +20,7 @@ typedef struct Play {
     bool events;        // windows: cudaEventRecord in place of launches
     const char *self;
     char **rest;        // execs: the program and its arguments
-    uint64_t made;      // calls so far, which is what the log must have
+    uint64_t made;      // calls so far, which is what the log must have (torch: reports)
 } Play;
 
 void play_late(Play *play);

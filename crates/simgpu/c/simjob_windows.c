@@ -13,7 +13,8 @@
 #include "simjob_plays.h"
 
 #define CHECK_EVERY 32u // rounds between looks at the clock, when nothing is computed
-#define MEASURE 2000u
+#define MEASURE 400u
+#define TRIES 5
 
 typedef struct Loop {
     const Api *api;
@@ -53,17 +54,18 @@ static void one_round(Play *play, Loop *loop)
 // Units of computing that make one round take 1 / rate seconds.
 static uint64_t measure_work(Play *play, Loop *loop)
 {
-    uint64_t start = clock_ns(CLOCK_MONOTONIC);
-    for (unsigned i = 0; i < MEASURE; i++)
-        one_round(play, loop);
-    double call = (double)(clock_ns(CLOCK_MONOTONIC) - start) / MEASURE;
-    // The least of a few tries: others may take the CPU meanwhile.
-    double unit = 1e9;
-    for (int i = 0; i < 5; i++) {
-        start = clock_ns(CLOCK_MONOTONIC);
+    // The least of a few tries each: others may take the CPU meanwhile.
+    double call = 1e9, unit = 1e9;
+    for (int i = 0; i < TRIES; i++) {
+        uint64_t start = clock_ns(CLOCK_MONOTONIC);
+        for (unsigned round = 0; round < MEASURE; round++)
+            one_round(play, loop);
+        uint64_t between = clock_ns(CLOCK_MONOTONIC);
         compute(1000000);
-        double took = (double)(clock_ns(CLOCK_MONOTONIC) - start) / 1e6;
-        unit = took < unit ? took : unit;
+        double calls = (double)(between - start) / MEASURE;
+        double units = (double)(clock_ns(CLOCK_MONOTONIC) - between) / 1e6;
+        call = calls < call ? calls : call;
+        unit = units < unit ? units : unit;
     }
     double units = (1e9 / (double)play->rate - call) / unit;
     return units > 1 ? (uint64_t)units : 1;
