@@ -32,10 +32,14 @@ const FLAGS: &[&str] = &[
 struct Library {
     file: &'static str,
     sources: &'static [&'static str],
+    flags: &'static [&'static str],
     /// Libraries built before, to link with.
     needs: &'static [&'static str],
     version_script: Option<&'static str>,
 }
+
+const RUNTIME: &[&str] =
+    &["runtime_core.c", "runtime_exec.c", "runtime_kernel.c", "runtime_graph.c", "runtime_memory.c", "runtime_copy.c"];
 
 const LIBRARIES: &[Library] = &[
     Library {
@@ -44,6 +48,7 @@ const LIBRARIES: &[Library] = &[
             "simlog.c",
             "device.c",
             "shared.c",
+            "kernel.c",
             "graph.c",
             "memory.c",
             "address_map.c",
@@ -51,27 +56,50 @@ const LIBRARIES: &[Library] = &[
             "driver_memory.c",
             "driver_copy.c",
             "driver_exec.c",
+            "driver_graph.c",
+            "driver_module.c",
         ],
+        flags: &[],
         needs: &[],
         version_script: None,
     },
     Library {
         file: "libcudart.so.13",
-        sources: &["runtime_core.c", "runtime_exec.c", "runtime_memory.c", "runtime_copy.c"],
+        sources: RUNTIME,
+        flags: &[],
         needs: &["libcuda.so.1"],
         version_script: Some("libcudart.map"),
     },
     Library {
         file: "libc10.so",
         sources: &["c10.c"],
+        // Exceptions of C++ callbacks pass through it.
+        flags: &["-fexceptions"],
         needs: &["libcudart.so.13", "libcuda.so.1"],
         version_script: None,
     },
-    Library { file: "libnccl.so.2", sources: &["nccl.c"], needs: &["libcuda.so.1"], version_script: None },
-    Library { file: "libnvidia-ml.so.1", sources: &["nvml.c", "nvml_truth.c"], needs: &[], version_script: None },
+    Library { file: "libnccl.so.2", sources: &["nccl.c"], flags: &[], needs: &["libcuda.so.1"], version_script: None },
+    Library {
+        file: "libnvidia-ml.so.1",
+        sources: &["nvml.c", "nvml_truth.c"],
+        flags: &[],
+        needs: &[],
+        version_script: None,
+    },
 ];
 
-const SIMJOB: &[&str] = &["simjob.c", "simjob_load.c", "simjob_modes.c", "simjob_tour.c"];
+const SIMJOB: &[&str] = &[
+    "simjob.c",
+    "simjob_load.c",
+    "simjob_modes.c",
+    "simjob_tour.c",
+    "simjob_plays.c",
+    "simjob_libraries.c",
+    "simjob_windows.c",
+    "simjob_nccl.c",
+    "simjob_torch.c",
+    "simjob_stories.c",
+];
 
 const HOSTJOB: &[&str] =
     &["hostjob.c", "hostjob_edges.c", "hostjob_io.c", "hostjob_life.c", "hostjob_sched.c", "hostjob_waits.c"];
@@ -101,6 +129,7 @@ fn build_libraries(sources: &Path, out: &Path, cf_protection: &str) -> Outcome {
     for library in LIBRARIES {
         let mut cc = compiler();
         cc.args(FLAGS)
+            .args(library.flags)
             .arg(format!("-fcf-protection={cf_protection}"))
             .args(["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"])
             .arg(format!("-Wl,-soname,{}", library.file));
@@ -127,6 +156,31 @@ fn build_program(sources: &Path, files: &[&str], out: &Path) -> Outcome {
     run(cc)
 }
 
+/// A program with the runtime linked in, as `libcudart_static.a` does: with its symbols, or stripped of them.
+fn build_static_program(sources: &Path, out: &Path, strip: bool) -> Outcome {
+    let mut cc = compiler();
+    cc.args(FLAGS)
+        .args(["-fcf-protection=none", "-DSIMGPU_STATIC", "-Wl,-rpath,$ORIGIN"])
+        .args(strip.then_some("-s"))
+        .args(RUNTIME.iter().chain(&["static_driver.c", "staticjob.c"]).map(|name| sources.join(name)))
+        .arg("-ldl")
+        .arg("-o")
+        .arg(out);
+    run(cc)
+}
+
+/// A C++ program linked with the libraries that lie beside it.
+fn build_throwjob(sources: &Path, out: &Path) -> Outcome {
+    println!("cargo:rerun-if-env-changed=CXX");
+    let mut cxx = Command::new(env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    cxx.args(["-std=c++17", "-Wall", "-Wextra", "-O2", "-g0", "-Wl,-rpath,$ORIGIN"])
+        .arg(sources.join("throwjob.cc"))
+        .args(["libc10.so", "libcudart.so.13", "libcuda.so.1"].map(|name| out.join(name)))
+        .arg("-o")
+        .arg(out.join("throwjob"));
+    run(cxx)
+}
+
 fn main() -> Outcome {
     let sources = folder_from("CARGO_MANIFEST_DIR")?.join("c");
     let out = folder_from("OUT_DIR")?;
@@ -135,5 +189,8 @@ fn main() -> Outcome {
     build_libraries(&sources, &out, "none")?;
     build_libraries(&sources, &out.join("cet"), "full")?;
     build_program(&sources, SIMJOB, &out.join("simjob"))?;
-    build_program(&sources, HOSTJOB, &out.join("hostjob"))
+    build_program(&sources, HOSTJOB, &out.join("hostjob"))?;
+    build_static_program(&sources, &out.join("staticjob"), false)?;
+    build_static_program(&sources, &out.join("staticjob-stripped"), true)?;
+    build_throwjob(&sources, &out)
 }

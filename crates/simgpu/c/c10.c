@@ -34,23 +34,69 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Block *blocks;
 static size_t allocated[MAX_DEVICES], reserved[MAX_DEVICES];
 
+static C10Reporter reporter;
+
+// A report in progress. It is logged when its function is left, also when the
+// reporter's exception is what leaves it: this file has unwind cleanups.
+typedef struct Report {
+    SimCall call;
+    SimDetail detail;
+    int result;
+} Report;
+
+static void report_left(Report *report)
+{
+    report->call.detail = &report->detail;
+    simgpu_leave(&report->call, report->result);
+}
+
+#define BEGIN_REPORT(name, ptr, size)                                                   \
+    Report report __attribute__((cleanup(report_left))) = {                             \
+        .call = {.function = FN_##name, .pointer = (uintptr_t)(ptr),                    \
+                 .bytes = (uint64_t)((size) < 0 ? -(size) : (size))},                   \
+        .detail = {.kind = DETAIL_REPORT,                                               \
+                   .values = {total_allocated, total_reserved, (uint64_t)(size)},       \
+                   .numbers = {device.type, device.index}},                             \
+        .result = C10SIM_THROWN};                                                       \
+    simgpu_enter(&report.call)
+
+#define REPORT(ptr, size)                                                               \
+    do {                                                                                \
+        if (reporter)                                                                   \
+            reporter((ptr), (size), total_allocated, total_reserved, device);           \
+        report.result = 0;                                                              \
+    } while (0)
+
 __attribute__((noinline)) void report_memory_usage(void *ptr, int64_t size,
                                                    size_t total_allocated,
                                                    size_t total_reserved, C10Device device)
 {
-    (void)total_allocated, (void)total_reserved, (void)device;
-    BEGIN(reportMemoryUsage, .pointer = (uintptr_t)ptr,
-          .bytes = (uint64_t)(size < 0 ? -size : size));
-    simgpu_leave(&call, 0);
+    BEGIN_REPORT(reportMemoryUsage, ptr, size);
+    REPORT(ptr, size);
 }
 
 __attribute__((noinline)) void report_out_of_memory(int64_t size, size_t total_allocated,
                                                     size_t total_reserved, C10Device device)
 {
-    (void)total_allocated, (void)total_reserved, (void)device;
-    BEGIN(reportOutOfMemory, .bytes = (uint64_t)size);
-    simgpu_leave(&call, 0);
+    BEGIN_REPORT(reportOutOfMemory, 0, size);
+    REPORT(NULL, size);
 }
+
+API(void, c10sim_set_reporter, (C10Reporter fresh))
+{
+    QUERY_BEGIN();
+    reporter = fresh;
+}
+
+// A lock that is given back when its block is left, also by an exception.
+static void unlock(pthread_mutex_t **held)
+{
+    pthread_mutex_unlock(*held);
+}
+
+#define LOCKED()                                                          \
+    pthread_mutex_t *held __attribute__((cleanup(unlock))) = &lock;       \
+    pthread_mutex_lock(held)
 
 static size_t round_up(size_t value, size_t unit)
 {
@@ -172,7 +218,7 @@ API(int, c10sim_alloc, (size_t bytes, int device, void **out))
         return 1;
     size_t size = round_up(bytes, ROUND);
     bool small = size < SMALL_LIMIT;
-    pthread_mutex_lock(&lock);
+    LOCKED();
     Block *block = find_block(size, device, small);
     if (!block)
         block = new_segment(size, device, small);
@@ -187,36 +233,44 @@ API(int, c10sim_alloc, (size_t bytes, int device, void **out))
         report_out_of_memory((int64_t)size, allocated[device], reserved[device],
                              (C10Device){1, (int8_t)device});
     }
-    pthread_mutex_unlock(&lock);
     return block ? 0 : OUT_OF_MEMORY;
 }
 
 API(int, c10sim_free, (void *ptr))
 {
     QUERY_BEGIN();
-    pthread_mutex_lock(&lock);
+    LOCKED();
     Block *block = blocks;
     while (block && !(block->used && block->address == ptr))
         block = block->next;
     if (block) {
         int device = block->device;
+        int64_t size = (int64_t)block->size;
         allocated[device] -= block->size;
-        report_memory_usage(ptr, -(int64_t)block->size, allocated[device], reserved[device],
-                            (C10Device){1, (int8_t)device});
         block->used = false;
         join_after(block);
         if (block->before)
             join_after(block->before);
+        // Last, because the report may be left by an exception.
+        report_memory_usage(ptr, -size, allocated[device], reserved[device],
+                            (C10Device){1, (int8_t)device});
+        return 0;
     }
-    pthread_mutex_unlock(&lock);
-    return block ? 0 : 1;
+    return 1;
 }
 
 API(int, c10sim_empty_cache, (void))
 {
     QUERY_BEGIN();
-    pthread_mutex_lock(&lock);
+    LOCKED();
     release_cached();
-    pthread_mutex_unlock(&lock);
     return 0;
+}
+
+API(void, c10sim_totals, (int device, size_t *total_allocated, size_t *total_reserved))
+{
+    QUERY_BEGIN();
+    LOCKED();
+    *total_allocated = allocated[device];
+    *total_reserved = reserved[device];
 }

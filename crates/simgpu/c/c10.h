@@ -23,6 +23,17 @@ void report_out_of_memory(int64_t size, size_t total_allocated, size_t total_res
                           C10Device device)
     __asm__("_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
 
+// What the two report to, as PyTorch's profiler is: NULL, the default, is none.
+// Out of memory has no pointer. A reporter may throw C++ exceptions: they pass
+// through the functions here, which log the call with C10SIM_THROWN.
+typedef void (*C10Reporter)(void *ptr, int64_t size, size_t total_allocated,
+                            size_t total_reserved, C10Device device);
+void c10sim_set_reporter(C10Reporter reporter);
+#define C10SIM_THROWN (-1)
+
+// What the allocator's next report would say of a device.
+void c10sim_totals(int device, size_t *total_allocated, size_t *total_reserved);
+
 // Return a cudaError_t: 0, 2 (out of memory), or 1 (unknown pointer).
 int c10sim_alloc(size_t bytes, int device, void **out);
 int c10sim_free(void *ptr);

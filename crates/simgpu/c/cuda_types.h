@@ -32,12 +32,14 @@ typedef enum {
     CUDA_ERROR_INVALID_DEVICE_FUNCTION = 98,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_CONTEXT = 201,
+    CUDA_ERROR_FILE_NOT_FOUND = 301,
     CUDA_ERROR_INVALID_HANDLE = 400,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712,
     CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED = 713,
     CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED = 900,
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901,
+    CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE = 910,
 } CUresult;
 typedef int cudaError_t;
 
@@ -109,6 +111,20 @@ typedef struct {
     int flags;
 } CUmemAccessDesc;
 
+typedef struct {
+    unsigned long long flags;
+    CUstream hUploadStream;
+    void *hErrNode_out;
+    int result_out; // 0: success
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
+
+typedef struct {
+    int result; // 0: success, 2: the topology changed
+    void *errorNode, *errorFromNode;
+} CUgraphExecUpdateResultInfo;
+
+typedef CUDA_GRAPH_INSTANTIATE_PARAMS cudaGraphInstantiateParams;
+typedef CUgraphExecUpdateResultInfo cudaGraphExecUpdateResultInfo;
 typedef CUstream cudaStream_t;
 typedef CUevent cudaEvent_t;
 typedef CUgraph cudaGraph_t;

@@ -13,13 +13,6 @@
 
 #define MAX_STREAMS 256
 #define MAX_EVENTS 16384
-#define MAX_KERNELS 4096
-#define DEFAULT_KERNEL_NS 2000
-
-typedef struct SimKernel {
-    char name[120];
-    uint64_t duration_ns;
-} SimKernel;
 
 SimConfig sim_config;
 SimDevice sim_devices[SIM_MAX_DEVICES];
@@ -27,8 +20,6 @@ SimDevice sim_devices[SIM_MAX_DEVICES];
 // Fixed pools, so that a handle is checked by its address alone.
 static SimStream streams[MAX_STREAMS];
 static SimEvent events[MAX_EVENTS];
-static SimKernel kernels[MAX_KERNELS];
-static unsigned kernel_count;
 static unsigned event_hint; // where the search for a free event starts
 static pthread_mutex_t pool_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -288,30 +279,6 @@ SimEvent *event_resolve(CUevent handle)
         return NULL;
     SimEvent *event = (SimEvent *)handle;
     return event->in_use ? event : NULL;
-}
-
-void *simgpu_kernel(const char *name, uint64_t duration_ns)
-{
-    SimKernel *found = NULL;
-    pthread_mutex_lock(&pool_lock);
-    for (unsigned i = 0; i < kernel_count && !found; i++)
-        if (kernels[i].duration_ns == duration_ns &&
-            strncmp(kernels[i].name, name, sizeof kernels[i].name - 1) == 0)
-            found = &kernels[i];
-    if (!found && kernel_count < MAX_KERNELS) {
-        found = &kernels[kernel_count++];
-        strncpy(found->name, name, sizeof found->name - 1);
-        found->duration_ns = duration_ns;
-    }
-    pthread_mutex_unlock(&pool_lock);
-    return found;
-}
-
-uint64_t kernel_duration(const void *function)
-{
-    uintptr_t offset = (uintptr_t)function - (uintptr_t)kernels;
-    return offset < sizeof kernels ? ((const SimKernel *)function)->duration_ns
-                                   : DEFAULT_KERNEL_NS;
 }
 
 void simgpu_set_hook(void (*hook)(void *), void *arg)

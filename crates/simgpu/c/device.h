@@ -100,7 +100,6 @@ void stream_wait_for(SimStream *stream, uint64_t time);
 CUresult device_synchronize(int device);
 SimEvent *event_create(void);
 SimEvent *event_resolve(CUevent handle);
-uint64_t kernel_duration(const void *function);
 
 // shared.c: engines that several processes share. With the device's lock held:
 // no other process uses its engines between the two calls.
@@ -108,11 +107,21 @@ void shared_init(void);
 void shared_lock(void);
 void shared_unlock(void);
 
+// kernel.c: all handles of a kernel, and pointers that are none, have a duration.
+uint64_t kernel_duration(const void *function);
+// The kernel of a name, made if there is none; see simgpu_kernel_name.
+struct SimKernel *kernel_by_name(const char *name);
+CUkernel kernel_handle(struct SimKernel *kernel);
+CUfunction kernel_function(struct SimKernel *kernel);
+// The kernel that a handle belongs to, or NULL.
+struct SimKernel *kernel_of(const void *handle);
+
 // graph.c
 CUresult graph_begin_capture(SimStream *stream);
 CUresult graph_end_capture(SimStream *stream, SimGraph **graph);
 CUresult graph_append(SimGraph *graph, const SimWork *work); // device lock held
 SimGraph *graph_copy(const SimGraph *graph);
+bool graph_update(SimGraph *exec, const SimGraph *graph); // false: another shape
 CUresult graph_launch(const SimGraph *graph, SimStream *stream);
 void graph_destroy(SimGraph *graph);
 

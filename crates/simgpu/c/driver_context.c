@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver API: initialisation, devices, contexts, modules.
+// Driver API: initialisation, devices, contexts.
 #include <stdlib.h>
 
 #include "driver_internal.h"
 
 static struct CUctx_st primary[SIM_MAX_DEVICES];
 static int initialised;
-// Modules and libraries have no contents here; their handles only have to be
-// distinct from NULL.
-static char module_object, library_object;
 
 int sim_current_device(void)
 {
@@ -167,47 +164,4 @@ API(CUresult, cuGetErrorName, (CUresult error, const char **name))
     default: *name = NULL; return CUDA_ERROR_INVALID_VALUE;
     }
     return CUDA_SUCCESS;
-}
-
-API(CUresult, cuModuleLoadData, (CUmodule *module, const void *image))
-{
-    BEGIN(cuModuleLoadData, .pointer = (uintptr_t)image);
-    *module = (CUmodule)&module_object;
-    END(CUDA_SUCCESS);
-}
-
-// A function that the program did not make with simgpu_kernel is known by
-// its name alone; it gets the duration that unknown kernels have.
-API(CUresult, cuModuleGetFunction, (CUfunction *function, CUmodule module, const char *name))
-{
-    QUERY_BEGIN();
-    (void)module;
-    *function = simgpu_kernel(name, kernel_duration(NULL));
-    return *function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API(CUresult, cuLibraryLoadData,
-    (CUlibrary *library, const void *code, void *jit_options, void **jit_values,
-     unsigned int jit_count, void *lib_options, void **lib_values, unsigned int lib_count))
-{
-    BEGIN(cuLibraryLoadData, .pointer = (uintptr_t)code);
-    (void)jit_options, (void)jit_values, (void)jit_count;
-    (void)lib_options, (void)lib_values, (void)lib_count;
-    *library = (CUlibrary)&library_object;
-    END(CUDA_SUCCESS);
-}
-
-API(CUresult, cuLibraryGetKernel, (CUkernel *kernel, CUlibrary library, const char *name))
-{
-    QUERY_BEGIN();
-    (void)library;
-    *kernel = simgpu_kernel(name, kernel_duration(NULL));
-    return *kernel ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-API(CUresult, cuKernelGetFunction, (CUfunction *function, CUkernel kernel))
-{
-    QUERY_BEGIN();
-    *function = (CUfunction)kernel;
-    return kernel ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }

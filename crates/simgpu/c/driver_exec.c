@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Driver API: launches, streams, events, graphs.
+// Driver API: launches, streams, events.
 #include "driver_internal.h"
 
 static CUresult launch(CUfunction function, CUstream handle, bool per_thread)
@@ -122,23 +122,6 @@ API(CUresult, cuStreamWaitEvent, (CUstream stream, CUevent event, unsigned int f
     END(result);
 }
 
-API(CUresult, cuStreamBeginCapture_v2, (CUstream stream, int mode))
-{
-    (void)mode;
-    BEGIN(cuStreamBeginCapture_v2, .stream = (uintptr_t)stream);
-    SimStream *found;
-    CUresult result = stream_resolve(stream, false, &found);
-    END(result == CUDA_SUCCESS ? graph_begin_capture(found) : result);
-}
-
-API(CUresult, cuStreamEndCapture, (CUstream stream, CUgraph *graph))
-{
-    BEGIN(cuStreamEndCapture, .stream = (uintptr_t)stream);
-    SimStream *found;
-    CUresult result = stream_resolve(stream, false, &found);
-    END(result == CUDA_SUCCESS ? graph_end_capture(found, (SimGraph **)graph) : result);
-}
-
 API(CUresult, cuEventCreate, (CUevent *event, unsigned int flags))
 {
     (void)flags;
@@ -199,43 +182,4 @@ API(CUresult, cuEventElapsedTime, (float *ms, CUevent start, CUevent end))
         return CUDA_ERROR_INVALID_HANDLE;
     *ms = (float)((double)(int64_t)(to->time - from->time) / 1e6);
     return to->time > sim_now() ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
-}
-
-API(CUresult, cuGraphInstantiateWithFlags,
-    (CUgraphExec *exec, CUgraph graph, unsigned long long flags))
-{
-    (void)flags;
-    BEGIN(cuGraphInstantiateWithFlags, .pointer = (uintptr_t)graph);
-    if (!graph)
-        END(CUDA_ERROR_INVALID_VALUE);
-    *exec = (CUgraphExec)graph_copy((const SimGraph *)graph);
-    END(*exec ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
-}
-
-API(CUresult, cuGraphLaunch, (CUgraphExec exec, CUstream stream))
-{
-    BEGIN(cuGraphLaunch, .pointer = (uintptr_t)exec, .stream = (uintptr_t)stream);
-    if (!exec)
-        END(CUDA_ERROR_INVALID_VALUE);
-    SimStream *found;
-    CUresult result = stream_resolve(stream, false, &found);
-    END(result == CUDA_SUCCESS ? graph_launch((const SimGraph *)exec, found) : result);
-}
-
-API(CUresult, cuGraphExecDestroy, (CUgraphExec exec))
-{
-    BEGIN(cuGraphExecDestroy, .pointer = (uintptr_t)exec);
-    if (!exec)
-        END(CUDA_ERROR_INVALID_VALUE);
-    graph_destroy((SimGraph *)exec);
-    END(CUDA_SUCCESS);
-}
-
-API(CUresult, cuGraphDestroy, (CUgraph graph))
-{
-    BEGIN(cuGraphDestroy, .pointer = (uintptr_t)graph);
-    if (!graph)
-        END(CUDA_ERROR_INVALID_VALUE);
-    graph_destroy((SimGraph *)graph);
-    END(CUDA_SUCCESS);
 }

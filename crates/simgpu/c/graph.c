@@ -63,6 +63,16 @@ SimGraph *graph_copy(const SimGraph *graph)
     return copy;
 }
 
+bool graph_update(SimGraph *exec, const SimGraph *graph)
+{
+    bool fits = exec->count == graph->count;
+    for (size_t i = 0; i < graph->count && fits; i++)
+        fits = exec->work[i].engine == graph->work[i].engine;
+    if (fits && graph->count)
+        memcpy(exec->work, graph->work, graph->count * sizeof *graph->work);
+    return fits;
+}
+
 CUresult graph_launch(const SimGraph *graph, SimStream *stream)
 {
     CUresult result = CUDA_SUCCESS;

@@ -6,6 +6,7 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #include "cuda_driver.h"
@@ -16,11 +17,13 @@
 #define NCCL_UNHANDLED_CUDA_ERROR 1
 #define NCCL_INVALID_ARGUMENT 4
 #define NCCL_INVALID_USAGE 5
+#define NCCL_SPLIT_NOCOLOR (-1)
 
 #define END(result) return simgpu_leave(&call, (int)(result))
 
 struct ncclComm {
     int ranks, rank;
+    uint64_t sequence; // of the next collective, send or receive
 };
 
 typedef struct {
@@ -51,6 +54,28 @@ static ncclResult_t launch(const Pending *work)
     return result == CUDA_SUCCESS ? 0 : NCCL_UNHANDLED_CUDA_ERROR;
 }
 
+// What the log says of a collective; `peer` is the root where there is one.
+static SimDetail describe(ncclComm_t comm, size_t count, ncclDataType_t type, int peer)
+{
+    SimDetail detail = {.kind = DETAIL_COLLECTIVE, .values = {(uintptr_t)comm, 0, count}};
+    if (comm) {
+        detail.values[1] = __atomic_fetch_add(&comm->sequence, 1, __ATOMIC_RELAXED);
+        detail.numbers[0] = comm->ranks;
+        detail.numbers[1] = comm->rank;
+    }
+    detail.numbers[2] = type;
+    detail.numbers[3] = peer;
+    return detail;
+}
+
+// Opens the log entry of a collective, and gives it the next number of its communicator.
+#define BEGIN_COLLECTIVE(name, buffer, peer)                                           \
+    SimDetail detail = describe(comm, count, type, (peer));                            \
+    BEGIN(name, .bytes = count * type_bytes(type), .pointer = (uintptr_t)(buffer),     \
+          .stream = (uintptr_t)stream, .detail = &detail)
+
+#define NO_PEER (-1)
+
 static ncclResult_t collective(SimCall *call, ncclComm_t comm, cudaStream_t stream)
 {
     if (!comm)
@@ -66,14 +91,32 @@ static ncclResult_t collective(SimCall *call, ncclComm_t comm, cudaStream_t stre
     return 0;
 }
 
-static ncclResult_t new_comm(ncclComm_t *comm, int ranks, int rank)
+static SimDetail describe_comm(ncclComm_t comm, const ncclUniqueId *id)
 {
+    SimDetail detail = {.kind = DETAIL_COMM, .values = {(uintptr_t)comm}};
+    if (id)
+        memcpy(&detail.values[2], id->internal, 16);
+    if (comm) {
+        detail.numbers[0] = comm->ranks;
+        detail.numbers[1] = comm->rank;
+    }
+    return detail;
+}
+
+static ncclResult_t new_comm(SimCall *call, SimDetail *detail, ncclComm_t *comm, int ranks,
+                             int rank)
+{
+    detail->numbers[0] = ranks;
+    detail->numbers[1] = rank;
     if (!comm || ranks < 1 || rank < 0 || rank >= ranks)
         return NCCL_INVALID_ARGUMENT;
     *comm = malloc(sizeof **comm);
     if (!*comm)
         return NCCL_UNHANDLED_CUDA_ERROR;
-    **comm = (struct ncclComm){ranks, rank};
+    **comm = (struct ncclComm){.ranks = ranks, .rank = rank};
+    detail->values[0] = (uintptr_t)*comm;
+    if (!call->pointer)
+        call->pointer = (uintptr_t)*comm;
     return 0;
 }
 
@@ -89,30 +132,80 @@ API(ncclResult_t, ncclGetUniqueId, (ncclUniqueId * id))
 
 API(ncclResult_t, ncclCommInitRank, (ncclComm_t * comm, int ranks, ncclUniqueId id, int rank))
 {
-    (void)id;
-    BEGIN(ncclCommInitRank);
-    END(new_comm(comm, ranks, rank));
+    SimDetail detail = describe_comm(NULL, &id);
+    BEGIN(ncclCommInitRank, .detail = &detail);
+    END(new_comm(&call, &detail, comm, ranks, rank));
 }
 
 API(ncclResult_t, ncclCommInitRankConfig,
     (ncclComm_t * comm, int ranks, ncclUniqueId id, int rank, void *config))
 {
-    (void)id, (void)config;
-    BEGIN(ncclCommInitRankConfig);
-    END(new_comm(comm, ranks, rank));
+    (void)config;
+    SimDetail detail = describe_comm(NULL, &id);
+    BEGIN(ncclCommInitRankConfig, .detail = &detail);
+    END(new_comm(&call, &detail, comm, ranks, rank));
 }
 
+API(ncclResult_t, ncclCommInitRankScalable,
+    (ncclComm_t * comm, int ranks, int rank, int ids, ncclUniqueId *id, void *config))
+{
+    (void)config;
+    SimDetail detail = describe_comm(NULL, ids > 0 ? id : NULL);
+    BEGIN(ncclCommInitRankScalable, .detail = &detail);
+    END(ids > 0 && id ? new_comm(&call, &detail, comm, ranks, rank) : NCCL_INVALID_ARGUMENT);
+}
+
+// One communicator for each device; the log has the first one.
+API(ncclResult_t, ncclCommInitAll, (ncclComm_t * comms, int devices, const int *list))
+{
+    (void)list;
+    SimDetail detail = describe_comm(NULL, NULL);
+    BEGIN(ncclCommInitAll, .detail = &detail);
+    ncclResult_t result = devices > 0 ? 0 : NCCL_INVALID_ARGUMENT;
+    for (int i = devices; i-- > 0 && result == 0;)
+        result = new_comm(&call, &detail, &comms[i], devices, i);
+    call.pointer = detail.values[0];
+    END(result);
+}
+
+// Who else has the color is not known here: the new communicator is as large
+// as its parent.
 API(ncclResult_t, ncclCommSplit,
     (ncclComm_t comm, int color, int key, ncclComm_t *out, void *config))
 {
-    (void)color, (void)key, (void)config;
-    BEGIN(ncclCommSplit, .pointer = (uintptr_t)comm);
-    END(comm ? new_comm(out, comm->ranks, comm->rank) : NCCL_INVALID_ARGUMENT);
+    (void)config;
+    SimDetail detail = describe_comm(NULL, NULL);
+    detail.values[1] = (uintptr_t)comm;
+    detail.numbers[2] = color;
+    detail.numbers[3] = key;
+    BEGIN(ncclCommSplit, .pointer = (uintptr_t)comm, .detail = &detail);
+    if (!comm || !out || color < NCCL_SPLIT_NOCOLOR)
+        END(NCCL_INVALID_ARGUMENT);
+    *out = NULL;
+    END(color == NCCL_SPLIT_NOCOLOR
+            ? 0
+            : new_comm(&call, &detail, out, comm->ranks, comm->rank));
+}
+
+API(ncclResult_t, ncclCommFinalize, (ncclComm_t comm))
+{
+    SimDetail detail = describe_comm(comm, NULL);
+    BEGIN(ncclCommFinalize, .pointer = (uintptr_t)comm, .detail = &detail);
+    END(comm ? 0 : NCCL_INVALID_ARGUMENT);
+}
+
+API(ncclResult_t, ncclCommAbort, (ncclComm_t comm))
+{
+    SimDetail detail = describe_comm(comm, NULL);
+    BEGIN(ncclCommAbort, .pointer = (uintptr_t)comm, .detail = &detail);
+    free(comm);
+    END(comm ? 0 : NCCL_INVALID_ARGUMENT);
 }
 
 API(ncclResult_t, ncclCommDestroy, (ncclComm_t comm))
 {
-    BEGIN(ncclCommDestroy, .pointer = (uintptr_t)comm);
+    SimDetail detail = describe_comm(comm, NULL);
+    BEGIN(ncclCommDestroy, .pointer = (uintptr_t)comm, .detail = &detail);
     free(comm);
     END(comm ? 0 : NCCL_INVALID_ARGUMENT);
 }
@@ -122,8 +215,7 @@ API(ncclResult_t, ncclAllReduce,
      ncclComm_t comm, cudaStream_t stream))
 {
     (void)send, (void)op;
-    BEGIN(ncclAllReduce, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    BEGIN_COLLECTIVE(ncclAllReduce, recv, NO_PEER);
     END(collective(&call, comm, stream));
 }
 
@@ -131,9 +223,25 @@ API(ncclResult_t, ncclBroadcast,
     (const void *send, void *recv, size_t count, ncclDataType_t type, int root,
      ncclComm_t comm, cudaStream_t stream))
 {
-    (void)send, (void)root;
-    BEGIN(ncclBroadcast, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    (void)send;
+    BEGIN_COLLECTIVE(ncclBroadcast, recv, root);
+    END(collective(&call, comm, stream));
+}
+
+API(ncclResult_t, ncclBcast,
+    (void *buffer, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+     cudaStream_t stream))
+{
+    BEGIN_COLLECTIVE(ncclBcast, buffer, root);
+    END(collective(&call, comm, stream));
+}
+
+API(ncclResult_t, ncclAlltoAll,
+    (const void *send, void *recv, size_t count, ncclDataType_t type, ncclComm_t comm,
+     cudaStream_t stream))
+{
+    (void)send;
+    BEGIN_COLLECTIVE(ncclAlltoAll, recv, NO_PEER);
     END(collective(&call, comm, stream));
 }
 
@@ -141,9 +249,8 @@ API(ncclResult_t, ncclReduce,
     (const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
      int root, ncclComm_t comm, cudaStream_t stream))
 {
-    (void)send, (void)op, (void)root;
-    BEGIN(ncclReduce, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    (void)send, (void)op;
+    BEGIN_COLLECTIVE(ncclReduce, recv, root);
     END(collective(&call, comm, stream));
 }
 
@@ -152,8 +259,7 @@ API(ncclResult_t, ncclAllGather,
      cudaStream_t stream))
 {
     (void)send;
-    BEGIN(ncclAllGather, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    BEGIN_COLLECTIVE(ncclAllGather, recv, NO_PEER);
     END(collective(&call, comm, stream));
 }
 
@@ -162,8 +268,7 @@ API(ncclResult_t, ncclReduceScatter,
      ncclComm_t comm, cudaStream_t stream))
 {
     (void)send, (void)op;
-    BEGIN(ncclReduceScatter, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    BEGIN_COLLECTIVE(ncclReduceScatter, recv, NO_PEER);
     END(collective(&call, comm, stream));
 }
 
@@ -171,9 +276,7 @@ API(ncclResult_t, ncclSend,
     (const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
      cudaStream_t stream))
 {
-    (void)peer;
-    BEGIN(ncclSend, .bytes = count * type_bytes(type), .pointer = (uintptr_t)send,
-          .stream = (uintptr_t)stream);
+    BEGIN_COLLECTIVE(ncclSend, send, peer);
     END(collective(&call, comm, stream));
 }
 
@@ -181,9 +284,7 @@ API(ncclResult_t, ncclRecv,
     (void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
      cudaStream_t stream))
 {
-    (void)peer;
-    BEGIN(ncclRecv, .bytes = count * type_bytes(type), .pointer = (uintptr_t)recv,
-          .stream = (uintptr_t)stream);
+    BEGIN_COLLECTIVE(ncclRecv, recv, peer);
     END(collective(&call, comm, stream));
 }
 

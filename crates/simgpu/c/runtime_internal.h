@@ -7,10 +7,15 @@
 #include "cuda_driver.h"
 #include "cuda_runtime.h"
 #include "simgpu.h"
+#ifdef SIMGPU_STATIC
+#include "static_driver.h" // last: it gives the driver's functions another meaning
+#endif
 
 // Makes a context current on a thread's first call: its device's primary
 // one, unless the program has made another one current with the driver API.
 CUresult runtime_prepare(void);
+// The driver's handle of a kernel, which its first launch has looked up.
+CUresult runtime_function(const void *func, CUfunction *function);
 // Logs the call and remembers an error for cudaGetLastError.
 cudaError_t runtime_leave(SimCall *call, CUresult result);
 

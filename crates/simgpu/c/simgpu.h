@@ -26,6 +26,24 @@ enum SimDirection {
     SIM_H2H = 4,
 };
 
+// What a SimDetail is about.
+enum SimDetailKind {
+    DETAIL_REPORT = 1,     // c10: totals {allocated, reserved, signed size}, {device type, index}
+    DETAIL_COMM = 2,       // NCCL: {made or used, parent, id bytes 0-7, 8-15}, {ranks, rank, color, key}
+    DETAIL_COLLECTIVE = 3, // NCCL: {communicator, sequence, count}, {ranks, rank, data type, peer or root}
+    DETAIL_GRAPH = 4,      // {graph, exec}, {pieces of work}
+    DETAIL_FUNCTION = 5,   // {function or kernel, module or library}; the text is its name
+    DETAIL_MODULE = 6,     // {module or library, image}; the text is the file's path, if any
+};
+
+// What one call was about beyond the fields of SimCall: the log writes it as
+// a record of its own, right before the call's.
+typedef struct SimDetail {
+    uint64_t values[5];
+    int32_t numbers[4];
+    uint8_t kind;
+} SimDetail;
+
 // One API call in progress, on the caller's stack.
 typedef struct SimCall {
     uint64_t t_enter; // CLOCK_MONOTONIC ns; only read at log level full
@@ -35,6 +53,8 @@ typedef struct SimCall {
     uint16_t function;
     uint8_t depth; // 0 = called by the program, not by another API function
     uint8_t direction;
+    const SimDetail *detail; // NULL: none
+    const char *text;        // a name that belongs to the call; NULL: none
 } SimCall;
 
 #pragma GCC visibility push(default)
@@ -46,6 +66,9 @@ int simgpu_leave(SimCall *call, int result);
 // A kernel handle, good as CUfunction and as cudaLaunchKernel's `func`.
 // The same name and duration give the same handle. NULL when out of handles.
 void *simgpu_kernel(const char *name, uint64_t duration_ns);
+// The name of a handle made by simgpu_kernel, or NULL. Looking a kernel up by
+// this very string finds that handle's kernel, even where names are shared.
+const char *simgpu_kernel_name(const void *function);
 
 // Sets this thread's hook: cuStreamSynchronize calls it before it waits, as a
 // stand-in for the callbacks that make real API calls nest. NULL removes it.

@@ -22,7 +22,8 @@ static const char usage[] =
     "usage: simjob --cudart PATH [--cudart PATH2 ...] [--procs N] [--threads N]\n"
     "              [--calls N] [--rate CALLS_PER_S] [--kernel-ns NS] [--mix launch|mixed]\n"
     "              [--hold] [--linger SEC]\n"
-    "              [--reenter | --oom [--chunk BYTES] | --exit-in-call | --tour]\n";
+    "              [--reenter | --oom [--chunk BYTES] | --exit-in-call | --tour]\n"
+    "       simjob MODE ..., see simjob help\n";
 
 uint64_t clock_ns(int clock)
 {
@@ -110,7 +111,7 @@ static Options parse(int argc, char **argv)
     return options;
 }
 
-static void *resolve(void *handle, const char *name)
+void *resolve(void *handle, const char *name)
 {
     void *symbol = dlsym(handle, name);
     if (!symbol)
@@ -118,7 +119,7 @@ static void *resolve(void *handle, const char *name)
     return symbol;
 }
 
-static Api load_api(const char *path)
+Api load_api(const char *path)
 {
     Api api = {.handle = dlopen(path, RTLD_NOW)};
     if (!api.handle)
@@ -129,6 +130,18 @@ static Api load_api(const char *path)
     api.simgpu_set_hook =
         (__typeof__(api.simgpu_set_hook))resolve(api.handle, "simgpu_set_hook");
     return api;
+}
+
+void *open_beside(const char *path, const char *name)
+{
+    char beside[4096];
+    const char *slash = strrchr(path, '/');
+    int folder = slash ? (int)(slash - path) + 1 : 0;
+    snprintf(beside, sizeof beside, "%.*s%s", folder, path, name);
+    void *handle = dlopen(beside, RTLD_NOW);
+    if (!handle)
+        die("%s", dlerror());
+    return handle;
 }
 
 typedef struct Pipes {
@@ -242,6 +255,8 @@ static void report(const Options *options, const Result *results)
 
 int main(int argc, char **argv)
 {
+    if (argc > 1 && argv[1][0] != '-')
+        return play(argc, argv);
     Options options = parse(argc, argv);
     Result *results = mmap(NULL, MAX_PROCS * sizeof *results, PROT_READ | PROT_WRITE,
                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);

@@ -68,6 +68,16 @@ _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2))
 // The share of `total` that falls to number `index` of `parts`.
 uint64_t share(uint64_t total, int parts, int index);
 
+Api load_api(const char *path);
+void *resolve(void *handle, const char *name); // dlsym that cannot fail
+void *open_beside(const char *path, const char *name); // a library in the folder of another
+
+// A function of a library, with its type.
+#define FROM(handle, name) ((__typeof__(&name))resolve(handle, #name))
+
+// simjob MODE ...: what simjob_plays.h is about.
+int play(int argc, char **argv);
+
 // Each runs in a child process and fills in its result.
 void run_load(const Options *options, const Api *api, int process, Result *result);
 void run_reenter(const Options *options, const Api *api, int process, Result *result);

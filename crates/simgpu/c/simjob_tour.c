@@ -2,10 +2,7 @@
 // simjob --tour: one successful outermost call, or more, of every function of
 // the driver and runtime APIs, and of NCCL and c10 from beside libcudart.
 #define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <time.h>
 
 #include "c10.h"
@@ -24,14 +21,6 @@ typedef struct Tour {
     char host[4096];
 } Tour;
 
-static void *find(void *handle, const char *name)
-{
-    void *symbol = dlsym(handle, name);
-    if (!symbol)
-        die("%s", dlerror());
-    return symbol;
-}
-
 static void check(Tour *tour, const char *name, int error)
 {
     tour->result->calls++;
@@ -39,8 +28,7 @@ static void check(Tour *tour, const char *name, int error)
         die("%s failed with error %d", name, error);
 }
 
-// FROM looks a function up; QUERY calls one that the log leaves out.
-#define FROM(handle, name) ((__typeof__(&name))find(handle, #name))
+// QUERY calls a function that the log leaves out.
 #define CALL(name, ...) check(tour, #name, (int)FROM(tour->cuda, name)(__VA_ARGS__))
 #define NCCL(name, ...) check(tour, #name, FROM(tour->nccl, name)(__VA_ARGS__))
 #define QUERY(name, ...) (void)FROM(tour->cuda, name)(__VA_ARGS__)
@@ -49,8 +37,6 @@ static void tour_contexts(Tour *tour)
 {
     CUdevice device;
     CUcontext primary, other;
-    CUmodule module;
-    CUlibrary library;
     int count;
     CALL(cuInit, 0);
     QUERY(cuDeviceGet, &device, 0);
@@ -64,11 +50,33 @@ static void tour_contexts(Tour *tour)
     QUERY(cuCtxGetCurrent, &other);
     QUERY(cuCtxGetDevice, &device);
     CALL(cuDevicePrimaryCtxRelease_v2, device);
-    CALL(cuModuleLoadData, &module, tour->host);
-    CALL(cuLibraryLoadData, &library, tour->host, NULL, NULL, 0, NULL, NULL, 0);
     CALL(cudaSetDevice, 0);
     QUERY(cudaGetDevice, &count);
     QUERY(cudaGetDeviceCount, &count);
+}
+
+static void tour_modules(Tour *tour)
+{
+    const char *file = "/proc/self/exe"; // any file will do
+    CUmodule module;
+    CUlibrary library;
+    CUkernel kernel;
+    CUfunction function;
+    CALL(cuModuleLoad, &module, file);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadDataEx, &module, tour->host, 0, NULL, NULL);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadFatBinary, &module, tour->host);
+    CALL(cuModuleUnload, module);
+    CALL(cuModuleLoadData, &module, tour->host);
+    CALL(cuModuleGetFunction, &function, module, "simjob_tour_function");
+    CALL(cuModuleUnload, module);
+    CALL(cuLibraryLoadFromFile, &library, file, NULL, NULL, 0, NULL, NULL, 0);
+    CALL(cuLibraryUnload, library);
+    CALL(cuLibraryLoadData, &library, tour->host, NULL, NULL, 0, NULL, NULL, 0);
+    CALL(cuLibraryGetKernel, &kernel, library, "simjob_tour_kernel");
+    CALL(cuKernelGetFunction, &function, kernel);
+    CALL(cuLibraryUnload, library);
 }
 
 static void tour_driver_memory(Tour *tour)
@@ -221,12 +229,25 @@ static void tour_graphs(Tour *tour)
     dim3 one = {1, 1, 1};
     cudaGraph_t graph;
     cudaGraphExec_t exec;
+    int status;
+    CUDA_GRAPH_INSTANTIATE_PARAMS params = {0};
+    CUgraphExecUpdateResultInfo info;
     CALL(cudaStreamBeginCapture, tour->stream, 0);
+    CALL(cudaStreamIsCapturing, tour->stream, &status);
+    CALL(cuStreamIsCapturing, tour->stream, &status);
     CALL(cudaLaunchKernel, tour->kernel, one, one, NULL, 0, tour->stream);
     CALL(cudaStreamEndCapture, tour->stream, &graph);
     CALL(cudaGraphInstantiate, &exec, graph, 0);
     CALL(cudaGraphLaunch, exec, tour->stream);
+    CALL(cudaGraphExecUpdate, exec, graph, &info);
+    CALL(cuGraphExecUpdate_v2, exec, graph, &info);
     CALL(cudaGraphExecDestroy, exec);
+    CALL(cudaGraphInstantiateWithFlags, &exec, graph, 0);
+    CALL(cudaGraphExecDestroy, exec);
+    CALL(cudaGraphInstantiateWithParams, &exec, graph, &params);
+    CALL(cudaGraphExecDestroy, exec);
+    CALL(cuGraphInstantiateWithParams, &exec, graph, &params);
+    CALL(cuGraphExecDestroy, exec);
     CALL(cudaGraphDestroy, graph);
     CALL(cuStreamBeginCapture_v2, tour->stream, 0);
     CALL(cudaLaunchKernel, tour->kernel, one, one, NULL, 0, tour->stream);
@@ -267,15 +288,19 @@ static void tour_nccl(Tour *tour)
 {
     enum { FLOAT = 7 };
     ncclUniqueId id;
-    ncclComm_t comm, other, part;
+    ncclComm_t comm, other, part, scalable, all;
     void *device = tour->device;
     cudaStream_t stream = tour->stream;
     FROM(tour->nccl, ncclGetUniqueId)(&id);
     NCCL(ncclCommInitRank, &comm, 1, id, 0);
     NCCL(ncclCommInitRankConfig, &other, 1, id, 0, NULL);
+    NCCL(ncclCommInitRankScalable, &scalable, 1, 0, 1, &id, NULL);
+    NCCL(ncclCommInitAll, &all, 1, NULL);
     NCCL(ncclCommSplit, comm, 0, 0, &part, NULL);
     NCCL(ncclAllReduce, device, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclBroadcast, device, device, 1000, FLOAT, 0, comm, stream);
+    NCCL(ncclBcast, device, 1000, FLOAT, 0, comm, stream);
+    NCCL(ncclAlltoAll, device, device, 1000, FLOAT, comm, stream);
     NCCL(ncclReduce, device, device, 1000, FLOAT, 0, 0, comm, stream);
     NCCL(ncclAllGather, device, device, 1000, FLOAT, comm, stream);
     NCCL(ncclReduceScatter, device, device, 1000, FLOAT, 0, comm, stream);
@@ -283,6 +308,9 @@ static void tour_nccl(Tour *tour)
     NCCL(ncclSend, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclRecv, device, 1000, FLOAT, 0, comm, stream);
     NCCL(ncclGroupEnd, );
+    NCCL(ncclCommFinalize, scalable);
+    NCCL(ncclCommDestroy, scalable);
+    NCCL(ncclCommAbort, all);
     NCCL(ncclCommDestroy, part);
     NCCL(ncclCommDestroy, other);
     NCCL(ncclCommDestroy, comm);
@@ -293,9 +321,9 @@ static void tour_nccl(Tour *tour)
 // the memory, so they are not counted.
 static void tour_c10(Tour *tour)
 {
-    int (*alloc)(size_t, int, void **) = find(tour->c10, "c10sim_alloc");
-    int (*give_back)(void *) = find(tour->c10, "c10sim_free");
-    int (*empty)(void) = find(tour->c10, "c10sim_empty_cache");
+    int (*alloc)(size_t, int, void **) = resolve(tour->c10, "c10sim_alloc");
+    int (*give_back)(void *) = resolve(tour->c10, "c10sim_free");
+    int (*empty)(void) = resolve(tour->c10, "c10sim_empty_cache");
     enum { MAX = 4096 };
     void **made = calloc(MAX, sizeof *made);
     int count = 0;
@@ -310,18 +338,6 @@ static void tour_c10(Tour *tour)
     free(made);
 }
 
-static void *open_beside(const char *path, const char *name)
-{
-    char beside[4096];
-    const char *slash = strrchr(path, '/');
-    int folder = slash ? (int)(slash - path) + 1 : 0;
-    snprintf(beside, sizeof beside, "%.*s%s", folder, path, name);
-    void *handle = dlopen(beside, RTLD_NOW);
-    if (!handle)
-        die("%s", dlerror());
-    return handle;
-}
-
 void run_tour(const Options *options, const Api *api, Result *result)
 {
     Tour all = {.cuda = api->handle, .result = result};
@@ -330,6 +346,7 @@ void run_tour(const Options *options, const Api *api, Result *result)
     tour->c10 = open_beside(options->cudart[0], "libc10.so");
     result->start_ns = clock_ns(CLOCK_MONOTONIC);
     tour_contexts(tour);
+    tour_modules(tour);
     tour->kernel = api->simgpuKernel("simjob_tour", 1000);
     CALL(cudaStreamCreate, &tour->stream);
     CALL(cudaEventCreate, &tour->event);

@@ -21,6 +21,9 @@
 #define RECORDS_OFFSET ((uint32_t)((sizeof(SimLogHeader) + PAGE - 1) / PAGE * PAGE))
 
 _Static_assert(sizeof(SimRecord) == 64, "the reader relies on 64-byte records");
+_Static_assert(sizeof(SimDetailRecord) == 64 && sizeof(SimTextRecord) == 64, "so do these");
+_Static_assert(offsetof(SimDetailRecord, kind) == offsetof(SimRecord, kind), "one place");
+_Static_assert(offsetof(SimTextRecord, kind) == offsetof(SimRecord, kind), "for the kind");
 _Static_assert(offsetof(SimLogHeader, counters) == 512, "counters follow the fixed part");
 _Static_assert(CHUNK_BYTES % sizeof(SimRecord) == 0, "records must not straddle chunks");
 
@@ -77,6 +80,14 @@ static void forked_child(void)
 {
     unmap_log(&sim_thread);
     sim_thread.log_failed = false;
+}
+
+// A library that is unloaded leaves nothing behind that would be called or
+// written to later. Other threads' mappings stay: they hold whole records.
+__attribute__((destructor)) static void log_end(void)
+{
+    pthread_key_delete(thread_key);
+    unmap_log(&sim_thread);
 }
 
 __attribute__((constructor)) static void log_init(void)
@@ -165,14 +176,39 @@ static bool next_chunk(SimThread *thread)
     return true;
 }
 
-static void append(SimThread *thread, const SimRecord *record)
+static void append(SimThread *thread, const void *record)
 {
     if (thread->next == thread->chunk_end && !next_chunk(thread)) {
         fprintf(stderr, "simgpu: cannot grow the truth log\n");
         abort(); // a truth log with holes would be worse than none
     }
-    *thread->next++ = *record;
+    memcpy(thread->next++, record, sizeof(SimRecord));
     __atomic_store_n(&thread->header->records, thread->header->records + 1, __ATOMIC_RELEASE);
+}
+
+static void append_text(SimThread *thread, const SimCall *call)
+{
+    const char *rest = call->text;
+    for (size_t left = strlen(rest); left;) {
+        SimTextRecord record = {.kind = REC_TEXT, .function = call->function};
+        record.bytes = (uint32_t)(left < sizeof record.text ? left : sizeof record.text);
+        memcpy(record.text, rest, record.bytes);
+        append(thread, &record);
+        rest += record.bytes;
+        left -= record.bytes;
+    }
+}
+
+static void append_detail(SimThread *thread, const SimCall *call)
+{
+    SimDetailRecord record = {
+        .kind = REC_DETAIL,
+        .function = call->function,
+        .detail = call->detail->kind,
+    };
+    memcpy(record.values, call->detail->values, sizeof record.values);
+    memcpy(record.numbers, call->detail->numbers, sizeof record.numbers);
+    append(thread, &record);
 }
 
 void simgpu_enter(SimCall *call)
@@ -216,6 +252,10 @@ int simgpu_leave(SimCall *call, int result)
         counter->calls_inner++;
     }
     if (sim_log_level == LOG_FULL) {
+        if (call->text)
+            append_text(thread, call);
+        if (call->detail)
+            append_detail(thread, call);
         SimRecord record = {
             .kind = REC_CALL,
             .t_enter = call->t_enter,

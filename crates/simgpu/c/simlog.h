@@ -17,7 +17,14 @@
 
 enum SimLogLevel { LOG_NONE = 0, LOG_COUNTS = 1, LOG_FULL = 2 };
 
-enum SimRecordKind { REC_CALL = 1, REC_BUSY = 2, REC_ALLOC = 3, REC_FREE = 4 };
+enum SimRecordKind {
+    REC_CALL = 1,
+    REC_BUSY = 2,
+    REC_ALLOC = 3,
+    REC_FREE = 4,
+    REC_DETAIL = 5, // SimDetailRecord: of the call whose record comes next
+    REC_TEXT = 6,   // SimTextRecord: part of the text of the call that comes next
+};
 
 // What kind of memory an allocation record is about.
 enum SimMemory {
@@ -43,6 +50,24 @@ typedef struct SimRecord {
     uint8_t memory;    // alloc, free: SimMemory
     uint8_t pad[13];
 } SimRecord;
+
+// Both have `kind` where SimRecord has it, and are as large.
+typedef struct SimDetailRecord {
+    uint64_t values[5];
+    uint8_t pad[4];
+    uint16_t function;
+    uint8_t kind;
+    uint8_t detail; // SimDetailKind
+    int32_t numbers[4];
+} SimDetailRecord;
+
+typedef struct SimTextRecord {
+    char text[40];
+    uint32_t bytes; // of `text`, in use
+    uint16_t function;
+    uint8_t kind;
+    uint8_t pad[17];
+} SimTextRecord;
 
 typedef struct SimCounter {
     char name[56];

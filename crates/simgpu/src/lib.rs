@@ -7,9 +7,10 @@
 //! independent log of what really happened, which [`log`] reads.
 //!
 //! [`install`] writes the libraries, the load generator `simjob`, a small
-//! Python training program, one with a trouble of choice (`trouble.py`), and
+//! Python training program, one with a trouble of choice (`trouble.py`),
 //! `hostjob`, whose threads do things to the scheduler, the disk and memory
-//! that are exactly known, into a folder. Environment variables configure the
+//! that are exactly known, `staticjob`, which has the runtime linked in, and
+//! `throwjob`, which throws C++ exceptions through libc10, into a folder. Environment variables configure the
 //! libraries:
 //!
 //! | variable | what it sets | default |
@@ -50,6 +51,9 @@ const FILES: &[(&str, &[u8], u32)] = &[
     ("cet/libnccl.so.2", built!("cet/libnccl.so.2"), 0o755),
     ("simjob", built!("simjob"), 0o755),
     ("hostjob", built!("hostjob"), 0o755),
+    ("staticjob", built!("staticjob"), 0o755),
+    ("staticjob-stripped", built!("staticjob-stripped"), 0o755),
+    ("throwjob", built!("throwjob"), 0o755),
     ("train.py", include_bytes!("../py/train.py"), 0o755),
     ("simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
     ("trouble.py", include_bytes!("../py/trouble.py"), 0o755),
@@ -86,6 +90,12 @@ pub struct Installed {
     pub simjob: PathBuf,
     /// Programs whose threads do something exactly known; it needs no GPU.
     pub hostjob: PathBuf,
+    /// A program with the runtime linked in, which loads the driver at its first call.
+    pub staticjob: PathBuf,
+    /// The same without symbols.
+    pub staticjob_stripped: PathBuf,
+    /// A C++ program whose exceptions pass through a function of libc10, in a tree of processes.
+    pub throwjob: PathBuf,
     /// The training program, to run with `python3`.
     pub train_py: PathBuf,
     /// A training program with one known trouble, to run with `python3`.
@@ -124,6 +134,9 @@ pub fn install(dir: &Path) -> io::Result<Installed> {
         cet_nccl: dir.join("cet/libnccl.so.2"),
         simjob: dir.join("simjob"),
         hostjob: dir.join("hostjob"),
+        staticjob: dir.join("staticjob"),
+        staticjob_stripped: dir.join("staticjob-stripped"),
+        throwjob: dir.join("throwjob"),
         train_py: dir.join("train.py"),
         trouble_py: dir.join("trouble.py"),
         bystander_py: dir.join("bystander.py"),

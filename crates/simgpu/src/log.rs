@@ -3,14 +3,20 @@
 //!
 //! The log is a folder with one file per thread, `PID.TID.simlog`. A file is
 //! a 512-byte fixed header, one 96-byte counter per API function (with its
-//! name), and, page-aligned, 64-byte records. `c/simlog.h` defines them. All
-//! integers are little-endian and all times are `CLOCK_MONOTONIC` nanoseconds.
+//! name), and, page-aligned, 64-byte records. `c/simlog.h` defines them. What a
+//! call was about beyond the fields that all calls have, and a name that belongs
+//! to it, are records of their own right before the call's. All integers are
+//! little-endian and all times are `CLOCK_MONOTONIC` nanoseconds.
+
+pub mod detail;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use detail::Detail;
 
 /// What the libraries counted for one API function.
 ///
@@ -109,7 +115,7 @@ pub struct Call {
     pub enter_ns: u64,
     /// Time of return.
     pub exit_ns: u64,
-    /// What it returned: 0 is success.
+    /// What it returned: 0 is success. -1 for a function of libc10's that an exception left.
     pub ret: i32,
     /// 0 for a call made by the program.
     pub depth: u8,
@@ -123,6 +129,10 @@ pub struct Call {
     pub device: i8,
     /// Direction of a copy.
     pub direction: Engine,
+    /// What else there is to know of it; none for most functions.
+    pub detail: Option<Detail>,
+    /// A name that belongs to it: of the function looked up, or of the file loaded.
+    pub text: Option<Arc<str>>,
 }
 
 /// An interval in which an engine was, or was going to be, busy.
@@ -220,7 +230,23 @@ pub struct Truth {
     pub threads: Vec<ThreadLog>,
 }
 
+/// What the records so far say of the call whose record comes next.
+#[derive(Default)]
+struct About {
+    detail: Option<Detail>,
+    text: Vec<u8>,
+}
+
+impl About {
+    fn take_text(&mut self) -> Option<Arc<str>> {
+        let text = (!self.text.is_empty()).then(|| String::from_utf8_lossy(&self.text).into());
+        self.text.clear();
+        text
+    }
+}
+
 const RECORD_BYTES: usize = 64;
+const TEXT_BYTES: usize = 40;
 const COUNTER_BYTES: usize = 96;
 const NAME_BYTES: usize = 56;
 const OPEN_OFFSET: usize = 56;
@@ -338,13 +364,15 @@ impl ThreadLog {
     /// The records, in the order in which the thread wrote them. Empty at log
     /// level `counts`.
     pub fn records(&self) -> impl Iterator<Item = Record> {
-        (0..self.records).filter_map(|index| {
+        let mut about = About::default();
+        (0..self.records).filter_map(move |index| {
             let at = self.records_offset + index * RECORD_BYTES;
-            self.decode(&self.bytes[at..at + RECORD_BYTES])
+            self.decode(&self.bytes[at..at + RECORD_BYTES], &mut about)
         })
     }
 
-    fn decode(&self, raw: &[u8]) -> Option<Record> {
+    /// A record, or none where it is part of what the next call is about.
+    fn decode(&self, raw: &[u8], about: &mut About) -> Option<Record> {
         let (pid, tid) = (self.pid, self.tid);
         let function = self.function(usize::from(u16_at(raw, 44)));
         let (enter_ns, exit_ns) = (u64_at(raw, 0), u64_at(raw, 8));
@@ -365,6 +393,8 @@ impl ThreadLog {
                 stream,
                 device,
                 direction: engine,
+                detail: about.detail.take(),
+                text: about.take_text(),
             })),
             2 => Some(Record::Busy(Busy {
                 pid,
@@ -388,6 +418,15 @@ impl ThreadLog {
                 memory: Memory::from_code(raw[50]),
                 function,
             })),
+            5 => {
+                about.detail = Detail::decode(raw);
+                None
+            }
+            6 => {
+                let bytes = (u32_at(raw, 40) as usize).min(TEXT_BYTES);
+                about.text.extend_from_slice(&raw[..bytes]);
+                None
+            }
             _ => None,
         }
     }

@@ -45,6 +45,28 @@ impl Bench {
         command
     }
 
+    /// One of simjob's plays, with the installed runtime unless the arguments name others.
+    pub(crate) fn play(&self, mode: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.installed.simjob);
+        command
+            .arg(mode)
+            .args(arguments)
+            .env("SIMJOB_CUDART", &self.installed.cudart)
+            .env("SIMGPU_LOG", self.root.join("log"))
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// A copy of the runtime, with a driver beside it, in a folder of the bench's own.
+    pub(crate) fn copy_of_cudart(&self, folder: &str) -> String {
+        let folder = self.root.join(folder);
+        fs::create_dir_all(&folder).expect("create the folder");
+        for library in [&self.installed.cudart, &self.installed.cuda] {
+            fs::copy(library, folder.join(library.file_name().expect("a name"))).expect("copy the library");
+        }
+        folder.join("libcudart.so.13").into_os_string().into_string().expect("text")
+    }
+
     pub(crate) fn truth(&self) -> Truth {
         Truth::read(&self.root.join("log")).expect("read the truth")
     }
@@ -70,6 +92,17 @@ pub(crate) fn number(json: &str, key: &str) -> u64 {
     let start = json.find(&label).expect("the key") + label.len();
     let digits: String = json[start..].chars().take_while(char::is_ascii_digit).collect();
     digits.parse().expect("a number")
+}
+
+/// The words of every line that begins with `key`, without it.
+pub(crate) fn rows<'a>(printed: &'a str, key: &str) -> Vec<Vec<&'a str>> {
+    let lines = printed.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    lines.filter(|words| words[0] == key).map(|words| words[1..].to_vec()).collect()
+}
+
+/// Calls of one function that the program made itself.
+pub(crate) fn outer(truth: &Truth, function: &str) -> u64 {
+    truth.counters().get(function).map_or(0, |counter| counter.outer_calls)
 }
 
 /// The process ids at the end of simjob's report.
