@@ -17,6 +17,7 @@ command -v cargo >/dev/null 2>&1 || {
   exit 1
 }
 need gcc command -v cc
+need g++ command -v c++
 need clang command -v clang
 need llvm command -v llvm-strip
 need libelf-dev header gelf.h

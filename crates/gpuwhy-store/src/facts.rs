@@ -20,6 +20,14 @@ const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause
     LEFT JOIN op_ AS o ON o.id = l.op WHERE c.loses_event AND l.count > 0 AND COALESCE(o.layer, '') <> 'kernel'
     ORDER BY l.second";
 
+const UNWATCHED: &str = "SELECT from_ns, to_ns FROM unwatched_ WHERE library IN ('runtime', 'driver')";
+
+/// From when an op was let go until it was taken back.
+const LET_GO: &str = "SELECT g.at, COALESCE((SELECT MIN(b.at) FROM governor_ AS b
+        WHERE b.op = g.op AND b.action = 'attach' AND b.at > g.at), 9223372036854775807)
+    FROM governor_ AS g JOIN op_ AS o ON o.id = g.op
+    WHERE g.action = 'detach' AND o.class IN ('launch', 'copy', 'fill', 'collective')";
+
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
@@ -53,6 +61,8 @@ pub struct RunFacts {
     pub loss: Vec<LossRow>,
     /// The seconds of the whole run in which CUDA calls were lost, in order.
     pub lossy_seconds: Vec<u64>,
+    /// Times in which functions that launch work were not watched, in order.
+    pub unwatched: Vec<(u64, u64)>,
 }
 
 /// Sums over a process's outermost calls of one function; of `sched_switch`, over its times off the CPU.
@@ -110,6 +120,7 @@ impl Reader {
             )?,
             loss: self.loss_between(seconds(from_ns, to_ns))?,
             lossy_seconds: self.rows(LOSSY_SECONDS, [], |row| unsigned(row, 0))?,
+            unwatched: self.unwatched()?,
         })
     }
 
@@ -141,6 +152,19 @@ impl Reader {
         let mut all: Vec<ProcessOpTotals> = by_op.into_values().collect();
         all.sort_by_key(|row| std::cmp::Reverse(row.totals.total_ns));
         Ok(all)
+    }
+
+    /// Libraries that were not watched yet, and launches that were let go to stay within the budget.
+    fn unwatched(&self) -> Result<Vec<(u64, u64)>> {
+        // Files of earlier versions do not have these tables.
+        let known = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'governor_'", [], |_| Ok(()))?;
+        if known.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut spans = self.rows(UNWATCHED, [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?;
+        spans.extend(self.rows(LET_GO, [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?);
+        spans.sort_unstable();
+        Ok(spans)
     }
 
     fn cgroups(&self, span: Span) -> Result<Vec<CgroupSample>> {

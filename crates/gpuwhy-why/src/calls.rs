@@ -81,6 +81,9 @@ impl Explainer {
         let counted = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
         let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted };
         match op.class {
+            // It is not done now but whenever the graph is launched.
+            Class::Launch | Class::Fill | Class::Collective | Class::Copy if self.is_captured(&made) => {}
+            Class::Graph => self.capture(&made),
             Class::Launch | Class::Fill => self.queued(&made),
             Class::Collective => {
                 self.queued(&made);
@@ -91,6 +94,21 @@ impl Explainer {
             Class::Alloc | Class::Free => self.memory(&made),
             Class::Order => self.order(&made),
             _ => {}
+        }
+    }
+
+    fn is_captured(&self, made: &Made<'_>) -> bool {
+        !self.capturing.is_empty() && self.capturing.contains(&(made.call.pid, made.stream))
+    }
+
+    /// The capture of a graph begins or ends.
+    fn capture(&mut self, made: &Made<'_>) {
+        let pid = made.call.pid;
+        if made.op.name.contains("BeginCapture") && self.capturing.len() < EVENTS {
+            self.capturing.insert((pid, made.stream));
+        } else if made.op.name.contains("EndCapture") {
+            // Streams that had joined the one it began in have ended with it.
+            self.capturing.retain(|(other, _)| *other != pid);
         }
     }
 
@@ -148,6 +166,11 @@ impl Explainer {
             }
             self.recorded.insert(event, (made.stream, call.start_ns));
         } else if let Some((other, as_of)) = self.recorded.get(&event).copied() {
+            if self.capturing.contains(&(call.pid, other)) {
+                // From now on this stream is captured with the one it waits for.
+                self.capturing.insert((call.pid, made.stream));
+                return;
+            }
             self.devices.joins(made.gpu, (call.pid, made.stream), call.start_ns, other, as_of);
         }
     }

@@ -98,12 +98,14 @@ pub struct Explainer {
     pub(crate) exchanging: HashSet<u32>,
     /// Of each CUDA event of a process, the stream it was recorded in last, and when.
     pub(crate) recorded: HashMap<(u32, u64), (u64, u64)>,
+    /// Streams of processes whose work is being captured into a graph instead of done.
+    pub(crate) capturing: HashSet<(u32, u64)>,
 }
 
 impl Explainer {
     /// Begins with what is known of the run.
     pub fn new(facts: Facts) -> Self {
-        let unsure = Unsure::new(lossy_spans(&facts), nvml::shared(&facts));
+        let unsure = Unsure::new(unsure_spans(&facts), nvml::shared(&facts));
         Self {
             timeline: Timeline::new(&facts.threads),
             devices: Devices::new(facts.from_ns, facts.to_ns, facts.started, unsure),
@@ -119,6 +121,7 @@ impl Explainer {
             walked_until: 0,
             exchanging: HashSet::new(),
             recorded: HashMap::new(),
+            capturing: HashSet::new(),
             facts,
         }
     }
@@ -342,14 +345,23 @@ fn waits_for_gpu(leaf: Leaf) -> bool {
     }
 }
 
-/// The seconds in which calls were lost.
-fn lossy_spans(facts: &Facts) -> Vec<(u64, u64)> {
+/// The times in which work may have been launched that nobody saw, in order.
+fn unsure_spans(facts: &Facts) -> Vec<(u64, u64)> {
     const SECOND: u64 = 1_000_000_000;
-    let mut spans: Vec<(u64, u64)> = Vec::new();
-    for second in &facts.lossy_seconds {
+    // Making a context takes longer than this: in the first moments after a library was loaded nothing is launched.
+    const NO_CONTEXT_NS: u64 = 20_000_000;
+    let lossy = facts.lossy_seconds.iter().map(|second| {
         // What is missing in one second may be what would have ended an idle time in the next.
-        let from = second.saturating_sub(1).saturating_mul(SECOND);
-        let to = second.saturating_add(2).saturating_mul(SECOND);
+        (second.saturating_sub(1).saturating_mul(SECOND), second.saturating_add(2).saturating_mul(SECOND))
+    });
+    let unwatched = facts.unwatched.iter().map(|(from, to)| {
+        let long = to.saturating_sub(*from) > NO_CONTEXT_NS;
+        (*from, if long { to.saturating_add(SECOND) } else { *to })
+    });
+    let mut all: Vec<(u64, u64)> = lossy.chain(unwatched).collect();
+    all.sort_unstable();
+    let mut spans: Vec<(u64, u64)> = Vec::new();
+    for (from, to) in all {
         match spans.last_mut() {
             Some(last) if from <= last.1 => last.1 = last.1.max(to),
             _ => spans.push((from, to)),

@@ -66,6 +66,8 @@ pub struct Facts {
     pub loss: Vec<LossFact>,
     /// The seconds of the run in which CUDA calls were lost, in order.
     pub lossy_seconds: Vec<u64>,
+    /// Times in which functions that launch work were not watched.
+    pub unwatched: Vec<(u64, u64)>,
     /// Logical CPUs.
     pub cores: u32,
 }

@@ -59,6 +59,44 @@ fn no_idle_time_is_claimed_where_calls_were_lost() {
 }
 
 #[test]
+fn no_idle_time_is_claimed_while_launches_are_not_watched() {
+    let mut story = starved(10);
+    story.facts.unwatched = vec![(4 * SECOND, 5 * SECOND), (4 * SECOND + MS, 4 * SECOND + 2 * MS)];
+    // One second, and the next, in which work launched in it may go on.
+    assert_eq!(story.tell().gpu_idle_min_ns, Some(8 * 600 * MS));
+}
+
+#[test]
+fn what_is_captured_is_not_done_until_the_graph_is_launched() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    story.kernel(main, 20 * MS);
+    let on = |story: &mut Story, function: &str, stream: u64| {
+        let now = story.now;
+        story.call(main, function, now, LAUNCH).stream = Some(stream);
+        story.now += MS;
+    };
+    on(&mut story, "cudaStreamBeginCapture", 0x2000);
+    for _ in 0..100 {
+        on(&mut story, "cuLaunchKernel", 0x2000);
+    }
+    let now = story.now;
+    story.call(main, "cudaEventRecord", now, LAUNCH).stream = Some(0x2000);
+    story.call(main, "cudaStreamWaitEvent", now + MS, LAUNCH).stream = Some(0x3000);
+    story.now += 2 * MS;
+    for _ in 0..100 {
+        on(&mut story, "cuLaunchKernel", 0x3000);
+    }
+    on(&mut story, "cudaStreamEndCapture", 0x2000);
+    let idle_until = story.now;
+    on(&mut story, "cudaGraphLaunch", 0x2000);
+    story.sync(main, story.now, 50 * MS);
+    story.now += 50 * MS;
+    let report = story.tell();
+    assert_eq!(report.gpu_idle_min_ns, Some(idle_until - 20 * MS));
+}
+
+#[test]
 fn nvml_sees_what_the_host_cannot() {
     let mut story = never_waits(5);
     story.nvml_busy(0, 40);

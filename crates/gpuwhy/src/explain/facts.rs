@@ -37,6 +37,7 @@ pub(super) fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32]) -> F
         gpu_errors: run.gpu_errors,
         loss: run.loss.into_iter().map(loss).collect(),
         lossy_seconds: run.lossy_seconds,
+        unwatched: run.unwatched,
         cores: sampled.unwrap_or(cores),
     }
 }
