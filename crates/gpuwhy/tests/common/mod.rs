@@ -8,6 +8,7 @@ pub mod accounts;
 pub mod cgroup;
 pub mod compare;
 pub mod host;
+pub mod jobs;
 pub mod python;
 
 use simgpu::Installed;
