@@ -146,7 +146,7 @@ fn a_runtime_linked_into_a_program_is_watched_like_a_library() {
 fn assert_linked_in(place: &Place) {
     let path = sim().staticjob.display();
     let noted = format!(
-        "SELECT COUNT(*) FROM libraries WHERE path = '{path}' AND library = 'libcudart' \
+        "SELECT COUNT(*) FROM libraries WHERE path = '{path}' AND library = 'runtime' \
          AND note LIKE '%the CUDA runtime is part of this file%'"
     );
     assert_eq!(number(&place.run_file(), &noted), 1);
