@@ -6,7 +6,8 @@ mod common;
 
 use common::compare::{ByThread, assert_same_calls, true_calls};
 use common::jobs::{
-    Waiting, assert_exact, assert_missing_are_unwatched, assert_nothing_lost, copy_of_libraries, report, reports, rows, unwatched,
+    Waiting, assert_exact, assert_missing_are_unwatched, assert_nothing_lost, copy_of_libraries, report, reports, rows,
+    unwatched,
 };
 use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use gpuwhy_model::ops;

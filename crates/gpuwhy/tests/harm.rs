@@ -6,13 +6,15 @@ mod common;
 
 use common::compare::{assert_same_calls, list, recorded_calls, true_calls};
 use common::jobs::{assert_exact, assert_nothing_lost, copy_of_libraries, report, reports};
-use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, open, sim, succeed, text, until};
 use simgpu::log::Truth;
 use simgpu::log::detail::Detail;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Read;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use tempfile::tempdir;
 
 const FLAVOURS: [&str; 3] = ["session", "multi", "plain"];
@@ -114,13 +116,6 @@ fn assert_all_but_the_last(place: &Place) {
     }
 }
 
-/// A job that has no idea of being traced, whose whole output is kept.
-fn spawn(place: &Place, program: &Path, arguments: &[&str]) -> Child {
-    let mut command = Command::new(program);
-    command.args(arguments).env("SIMGPU_LOG", place.log()).env("SIMGPU_LOG_LEVEL", "counts");
-    command.stdout(Stdio::piped()).spawn().unwrap()
-}
-
 #[test]
 fn a_job_goes_on_unharmed_when_gpuwhy_is_killed() {
     if !can_trace() {
@@ -167,22 +162,28 @@ fn exceptions_arrive_though_gpuwhy_is_killed_meanwhile() {
     if !can_trace() {
         return;
     }
-    let arguments = ["60000", "2", "2", "48", "0"];
-    let expected = without_pids(&text(&succeed(Command::new(&sim().throwjob).args(arguments))));
     for probes in FLAVOURS {
         let (_lock, place) = (one_at_a_time(), Place::new());
-        let mut waiting = arguments;
-        waiting[4] = "1000";
-        let job = spawn(&place, &sim().throwjob, &waiting);
         let mut command = place.trace();
-        command.args(["--probes", probes]).arg("--pid").arg(job.id().to_string());
-        let tracing = Tracing::start(&mut command, &place, 3);
-        until("reports are recorded", || number(&place.run_file(), "SELECT COUNT(*) FROM allocations") > 100);
-        tracing.signal("KILL");
-        assert!(!tracing.end().status.success());
-        let output = job.wait_with_output().unwrap();
-        assert!(output.status.success(), "{}", text(&output));
-        assert_eq!(without_pids(&text(&output)), expected, "{probes}");
+        // What the job says goes where gpuwhy's output goes, and outlives it.
+        command.args(["--probes", probes, "--quiet", "--"]).arg(&sim().throwjob).args(["1000000", "2", "2", "48"]);
+        command.env("SIMGPU_LOG_LEVEL", "counts").stdout(Stdio::piped());
+        let mut gpuwhy = command.spawn().unwrap();
+        until("reports are recorded", || {
+            place.db().exists()
+                && open(&place.db()).query_row("SELECT COUNT(*) > 100 FROM allocations", [], |row| row.get(0))
+                    == Ok(true)
+        });
+        gpuwhy.kill().unwrap();
+        assert_eq!(gpuwhy.wait().unwrap().signal(), Some(9), "it was still tracing");
+        let mut said = String::new();
+        gpuwhy.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let reports = reports(&said);
+        assert_eq!(reports.len(), 7, "{said}");
+        assert_eq!(reports[6]["who"], "parent", "it came to its end: {said}");
+        for report in &reports {
+            assert_eq!((&report["caught"], report["bad"].as_u64()), (&report["thrown"], Some(0)), "{probes}: {said}");
+        }
     }
 }
 

@@ -63,16 +63,8 @@ fn told(db: &Connection) -> Vec<(u64, Told)> {
     let sql = "SELECT timestamp, op, bytes, address, allocated, reserved, device, pid, tid FROM allocations \
                ORDER BY timestamp";
     select(db, sql, |row| {
-        let told = (
-            row.get(1)?,
-            row.get(2)?,
-            row.get(3)?,
-            row.get(4)?,
-            row.get(5)?,
-            row.get(6)?,
-            row.get(7)?,
-            row.get(8)?,
-        );
+        let told =
+            (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?, row.get(7)?, row.get(8)?);
         Ok(((origin + row.get::<_, i64>(0)?) as u64, told))
     })
 }
@@ -146,8 +138,10 @@ fn made_truly((call, found): &(Call, Communicator)) -> Made {
 
 /// Insists that communicators are the log's, and that ids are equal exactly where NCCL's unique ids are.
 fn assert_same_communicators(truth: &Truth, db: &Connection) {
-    let expected = communicators(truth);
-    let sql = "SELECT function, communicator, ranks, rank, parent, color, key, id FROM communicators ORDER BY timestamp";
+    let mut expected = communicators(truth);
+    expected.sort_by_key(|(call, _)| (call.pid, call.enter_ns));
+    let sql = "SELECT function, communicator, ranks, rank, parent, color, key, id FROM communicators \
+               ORDER BY pid, timestamp";
     let recorded: Vec<(Made, Option<i64>)> = select(db, sql, |row| {
         let made = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?);
         Ok((made, row.get(7)?))
@@ -197,7 +191,8 @@ fn communicators_made_all_at_once_are_not_taken_for_older_ones_at_the_same_addre
     let (_lock, place) = (one_at_a_time(), Place::new());
     let said = trace_play(&place, "session", false, &["nccl", "--rounds", "3"]);
     let all = rows(&said, "communicator").into_iter().filter(|row| row[0].starts_with("all"));
-    let expected: Vec<_> = all.map(|row| (int::<i64>(row[1]), Some(int::<i64>(row[2])), Some(int(row[3])), Some(0))).collect();
+    let expected: Vec<_> =
+        all.map(|row| (int::<i64>(row[1]), Some(int::<i64>(row[2])), Some(int(row[3])), Some(0))).collect();
     let sql = "SELECT communicator, ranks, rank, sequence FROM collectives WHERE timestamp > \
                (SELECT timestamp FROM events WHERE op = 'ncclCommInitAll') ORDER BY timestamp";
     let recorded: Vec<(i64, Option<i64>, Option<i64>, Option<i64>)> =
