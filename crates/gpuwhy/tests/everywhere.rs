@@ -12,6 +12,7 @@ use common::jobs::{
 use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use gpuwhy_model::ops;
 use simgpu::log::{Call, Truth};
+use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -464,5 +465,29 @@ fn replace_libraries(folder: &Path) {
         let (fresh, name) = (folder.join("fresh"), folder.join(file.file_name().unwrap()));
         succeed(Command::new("cp").arg(file).arg(&fresh));
         std::fs::rename(fresh, name).unwrap();
+    }
+}
+
+#[test]
+fn every_process_that_had_a_library_before_the_trace_has_its_unwatched_time() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut job = HeldSimjob::start(&mut place.simjob(&["--procs", "3", "--mix", "mixed", "--calls", "3000"]));
+    let mut command = trace_blindly(&place);
+    for pid in &job.pids {
+        command.arg("--pid").arg(pid.to_string());
+    }
+    let tracing = Tracing::start(&mut command, &place, 2);
+    let pids = job.pids.clone();
+    job.go();
+    assert!(job.end().0.success());
+    assert!(tracing.end().status.success());
+    assert_exact(&place);
+    let told = unwatched(&place.run_file());
+    for pid in pids {
+        let of_it = told.iter().filter(|u| u.pid == pid).map(|u| &u.path[..]).collect::<BTreeSet<_>>();
+        assert_eq!(of_it.len(), 2, "runtime and driver were there before they were watched: {told:?}");
     }
 }
