@@ -6,6 +6,7 @@ use crate::capture::now_ns;
 use crate::elf::{self, Site};
 use crate::error::Result;
 use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
+use crate::map_watch::Mapping;
 use crate::programs::Programs;
 use gpuwhy_model::{Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
@@ -50,9 +51,49 @@ impl Probes {
         &self.attached
     }
 
-    /// Whether a file has its probes already.
-    pub(crate) fn has(&self, file: FileId) -> bool {
+    /// Whether a file was looked at already.
+    fn has(&self, file: FileId) -> bool {
         self.files.contains_key(&file)
+    }
+
+    /// Since when a file that was mapped has its probes. Its device may have another number where it is mapped.
+    fn watched_since(&self, path: &str, file: FileId) -> Option<u64> {
+        let is_it = |l: &&AttachedLibrary| l.file == file || l.file.inode == file.inode && l.path == path;
+        self.attached.iter().find(is_it).map(|library| library.attached_ns)
+    }
+
+    /// Notes that a process had a library before it got its probes, on behalf of another process.
+    fn note_shared(&mut self, library: &FoundLibrary, id: FileId, used: Option<(u32, u64)>) {
+        let since = self.attached.iter().find(|attached| attached.file == id).map(|attached| attached.attached_ns);
+        let (Some((pid, from_ns)), Some(to_ns)) = (used, since) else { return };
+        let noted = self.unwatched.iter().any(|u| u.pid == pid && u.path == library.path && u.to_ns >= to_ns);
+        if from_ns < to_ns && !noted {
+            let path = library.path.clone();
+            self.unwatched.push(Unwatched { pid, library: library.library, path, from_ns, to_ns });
+        }
+    }
+
+    /// Notes what a process mapped and was not watched then: because it is gone by now, or because the library is, or
+    /// because the probes came on behalf of another process.
+    pub(crate) fn note_mapped(&mut self, mappings: &[Mapping]) {
+        for mapping in mappings {
+            let until_ns = self.watched_since(&mapping.path, mapping.file).unwrap_or_else(now_ns);
+            if until_ns > mapping.at_ns && !self.is_noted(mapping) {
+                self.unwatched.push(Unwatched {
+                    pid: mapping.pid,
+                    library: mapping.library,
+                    path: mapping.path.clone(),
+                    from_ns: mapping.at_ns,
+                    to_ns: until_ns,
+                });
+            }
+        }
+    }
+
+    /// Whether this time is part of one that is noted already, as it is where the process could be looked at.
+    fn is_noted(&self, mapping: &Mapping) -> bool {
+        let same = |u: &&Unwatched| u.pid == mapping.pid && u.path == mapping.path;
+        self.unwatched.iter().filter(same).any(|u| u.from_ns <= mapping.at_ns && mapping.at_ns <= u.to_ns)
     }
 
     /// Attaches to files, each once; `used` says by which process they are in use already, and since when. Returns whether
@@ -73,6 +114,7 @@ impl Probes {
             let Ok(file) = elf::open_regular(&library.open) else { continue };
             let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
             if self.has(id) {
+                self.note_shared(library, id, used);
                 continue;
             }
             match self.attach_file(programs, all_layers, library, file, id) {
@@ -140,7 +182,7 @@ impl Probes {
     }
 
     /// Notes that a library was in use before it was watched: until now.
-    pub(crate) fn was_unwatched(&mut self, pid: u32, library: &FoundLibrary, since_ns: u64) {
+    fn was_unwatched(&mut self, pid: u32, library: &FoundLibrary, since_ns: u64) {
         self.unwatched.push(Unwatched {
             pid,
             library: library.library,

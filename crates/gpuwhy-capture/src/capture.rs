@@ -19,9 +19,12 @@ use gpuwhy_model::{Call, LossCause, OpId, Unwatched};
 use gpuwhy_stacks::python::PyProcess;
 use libbpf_rs::{RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
+
+/// How long an ended process and a stranger's mappings are remembered: records of both may be taken in any order.
+const REMEMBERED_NS: u64 = 5_000_000_000;
 
 /// Which processes to trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,6 +86,10 @@ pub struct Capture {
     used_cuda: HashSet<u32>,
     /// Traced processes that are alive, as far as known.
     processes: BTreeSet<u32>,
+    /// Mappings of processes that are not traced, or have ended: those of the last seconds.
+    strangers: Vec<Mapping>,
+    /// Traced processes that ended in the last seconds, and when that was told.
+    ended: HashMap<u32, u64>,
     sockets: Sockets,
     pythons: Option<Pythons>,
     began_ns: u64,
@@ -128,6 +135,8 @@ impl Capture {
             callers: Callers::default(),
             used_cuda: HashSet::new(),
             processes: BTreeSet::new(),
+            strangers: Vec::new(),
+            ended: HashMap::new(),
             sockets: Sockets::default(),
             pythons: options.stacks.then(Pythons::default),
             began_ns: now_ns(),
@@ -198,6 +207,9 @@ impl Capture {
     pub fn every_second(&mut self) {
         self.keep_clock();
         self.sockets.forget();
+        let long_ago = now_ns().saturating_sub(REMEMBERED_NS);
+        self.strangers.retain(|mapping| mapping.at_ns > long_ago);
+        self.ended.retain(|_, at_ns| *at_ns > long_ago);
         // Those whose end was not told, because the ring was full.
         self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
         if let Err(error) = self.programs.report_threads() {
@@ -323,25 +335,39 @@ impl Capture {
             }
         }
         for (pid, mappings) in mapped {
-            if self.all_processes || self.programs.is_target(pid) {
-                self.follow_process(pid, &mappings);
-            }
+            self.follow_process(pid, mappings);
         }
         self.looked_ns = now_ns();
     }
 
     /// A process has mapped these, or, when they are none, something.
-    fn follow_process(&mut self, pid: u32, mappings: &[Mapping]) {
-        let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
-        if self.attach_process(pid, since_ns) {
-            return;
+    fn follow_process(&mut self, pid: u32, mappings: Vec<Mapping>) {
+        if self.all_processes || self.programs.is_target(pid) {
+            let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
+            self.attach_process(pid, since_ns);
+            self.probes.note_mapped(&mappings);
+        } else if self.ended.contains_key(&pid) {
+            self.probes.note_mapped(&mappings);
+        } else {
+            // A stranger, or one of ours that has ended since, which its records say once they are taken.
+            self.strangers.extend(mappings);
         }
-        // It is gone, and what it did with a library that had no probes nobody saw.
-        for mapping in mappings {
-            if !self.probes.has(mapping.file) {
-                self.probes.was_unwatched(pid, &mapping.found(), mapping.at_ns);
-            }
-        }
+    }
+
+    /// Notes what an ended process of ours had mapped before anybody could look.
+    fn note_ended(&mut self, pid: u32) {
+        let of_it: Vec<Mapping> = self.strangers.extract_if(.., |mapping| mapping.pid == pid).collect();
+        self.probes.note_mapped(&of_it);
+        self.ended.insert(pid, now_ns());
+    }
+
+    /// At the end: notes what was mapped since the last look. Nothing more gets probes.
+    pub fn note_last_mappings(&mut self) {
+        let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
+        let ours = |pid| self.all_processes || self.ended.contains_key(&pid) || self.programs.is_target(pid);
+        let mapped: Vec<Mapping> =
+            news.mappings.into_iter().chain(self.strangers.drain(..)).filter(|mapping| ours(mapping.pid)).collect();
+        self.probes.note_mapped(&mapped);
     }
 
     /// When libraries were in use before their functions were watched, as noted since the last time.
@@ -430,6 +456,7 @@ impl Capture {
                 self.callers.forget_process(life.pid);
                 self.names.forget_process(life.pid);
                 self.processes.remove(&life.pid);
+                self.note_ended(life.pid);
                 if let Some(pythons) = &mut self.pythons {
                     pythons.ended(life.pid);
                     self.programs.forget_python(life.pid);

@@ -95,6 +95,8 @@ impl LinkedIn {
 /// process has the driver, without which it does nothing.
 pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary>> {
     let maps = match std::fs::read(format!("/proc/{pid}/maps")) {
+        // One that has ended has no memory, though it may be there until somebody asks for its exit code.
+        Ok(bytes) if bytes.is_empty() => return Err(CaptureError::ProcessDied { pid }),
         Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return Err(CaptureError::NotPermitted),
         Err(_) => return Err(CaptureError::ProcessDied { pid }),
@@ -111,6 +113,9 @@ pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary
     }
     found.sort();
     found.dedup();
+    // The driver last: what a runtime calls there must not be taken for the program's own while the runtime is not
+    // watched yet.
+    found.sort_by_key(|library| library.library == Library::Driver);
     Ok(found)
 }
 

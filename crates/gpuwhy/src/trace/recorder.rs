@@ -312,6 +312,7 @@ impl Recorder {
         while self.drain_some() > 0 {}
         self.host.finish(&self.writer);
         self.collect_loss(elapsed);
+        self.capture.note_last_mappings();
         self.note_libraries();
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
