@@ -5,7 +5,7 @@
 //!
 //! Capabilities belong to threads: this must happen while there is only one, and whoever is started later has no more.
 
-use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CapSets, KEPT};
+use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CAP_SYS_ADMIN, CapSets, KEPT};
 use crate::trace::sudo::{self, Caller};
 use anyhow::{Context, bail};
 use std::ffi::CString;
@@ -19,7 +19,7 @@ pub(crate) struct Reduced {
     /// What could not be given up, and why.
     pub(crate) warnings: Vec<String>,
     /// What was kept on purpose, beyond the usual.
-    pub(crate) note: Option<String>,
+    pub(crate) notes: Vec<String>,
 }
 
 /// Does something with the rights of the user who called sudo, so that a path of theirs leads gpuwhy nowhere they could
@@ -70,23 +70,37 @@ fn groups() -> io::Result<Vec<libc::gid_t>> {
     Ok(list)
 }
 
-/// Gives up everything but what late attaching needs, for good. `folder` is where the run file lies: SQLite makes and
-/// removes files beside it. What the system refuses to take is said, not fatal: gpuwhy had it all along.
-pub(crate) fn reduce(caller: Option<&Caller>, folder: &Path) -> Reduced {
+/// What decides whether more than the usual must be kept.
+pub(crate) struct Circumstances<'a> {
+    /// Where the run file lies: SQLite makes and removes files beside it.
+    pub(crate) folder: &'a Path,
+    /// Whether probes are attached one by one, through perf, as old kernels have it.
+    pub(crate) plain_probes: bool,
+}
+
+/// Gives up everything but what late attaching needs, for good. What the system refuses to take is said, not fatal:
+/// gpuwhy had it all along.
+pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>) -> Reduced {
     let mut reduced = Reduced::default();
     let mut keep = KEPT;
-    if caller.is_none() && needs_override(folder) {
+    let folder = circumstances.folder;
+    if caller.is_none() && lacks_with_usual(CAP_DAC_OVERRIDE, || refuses_write(folder)) {
         keep |= 1 << CAP_DAC_OVERRIDE;
         let folder = folder.display();
-        reduced.note = Some(format!("{folder} is another user's: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
+        reduced.notes.push(format!("{folder} is another user's: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
+    }
+    if circumstances.plain_probes && lacks_with_usual(CAP_SYS_ADMIN, refuses_plain_probes) {
+        keep |= 1 << CAP_SYS_ADMIN;
+        reduced.notes.push("this kernel wants CAP_SYS_ADMIN for plain probes: gpuwhy keeps it".to_owned());
     }
     let mut attempt = |what: &str, outcome: io::Result<()>| {
         if let Err(error) = outcome {
             reduced.warnings.push(format!("{what} could not be given up: {error}"));
         }
     };
-    // While there still is the right to do it.
-    attempt("the bounding set of capabilities", capabilities::drop_bounding(keep));
+    // While there still is the right to do it. Who is not root never had it, and needs it for nothing.
+    let bounding = capabilities::drop_bounding(keep);
+    attempt("the bounding set of capabilities", if is_root() { bounding } else { Ok(()) });
     attempt("ambient capabilities", capabilities::clear_ambient());
     if let Some(caller) = caller {
         attempt("root's user id", become_for_good(caller));
@@ -118,28 +132,47 @@ fn become_for_good(caller: &Caller) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0) })
 }
 
-/// Whether only root's right to ignore permissions lets us write in a folder: root with a run file in somebody's home.
-fn needs_override(folder: &Path) -> bool {
+/// Whether something is refused with the usual capabilities in effect, and `capability` is there to be kept.
+fn lacks_with_usual(capability: u32, refused: impl FnOnce() -> bool) -> bool {
     let try_it = || -> io::Result<bool> {
         let full = CapSets::current()?;
-        if full.permitted & 1 << CAP_DAC_OVERRIDE == 0 {
+        if full.permitted & 1 << capability == 0 {
             return Ok(false);
         }
         CapSets { effective: full.permitted & KEPT, ..full }.apply()?;
-        let may = may_write(folder);
+        let refused = refused();
         full.apply()?;
-        Ok(!may)
+        Ok(refused)
     };
     try_it().unwrap_or(false)
 }
 
-/// With the effective user and capabilities. A disk that is read-only or full is no matter of rights.
-fn may_write(folder: &Path) -> bool {
+/// With the effective user and capabilities: root, with a run file in somebody's home. A disk that is read-only or full is
+/// no matter of rights.
+fn refuses_write(folder: &Path) -> bool {
     let Ok(folder) = CString::new(folder.as_os_str().as_bytes()) else { return false };
     // SAFETY: the string ends with a zero and outlives the call.
-    let done =
-        unsafe { libc::faccessat(libc::AT_FDCWD, folder.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) };
-    done == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EACCES)
+    let done = unsafe { libc::faccessat(libc::AT_FDCWD, folder.as_ptr(), libc::W_OK | libc::X_OK, libc::AT_EACCESS) };
+    done != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EACCES)
+}
+
+/// Some kernels give plain probes to CAP_PERFMON, others do not. The right is looked at before the file, so a probe on a
+/// file that does not exist tells without there being one.
+fn refuses_plain_probes() -> bool {
+    let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type").unwrap_or_default();
+    let Ok(kind) = kind.trim().parse::<u32>() else { return false };
+    let path = c"/nowhere/at/all";
+    // struct perf_event_attr (version 5, 112 bytes): kind and size first, the file's name at byte 56.
+    let mut attr = [0u64; 14];
+    attr[0] = u64::from(kind) | (size_of_val(&attr) as u64) << 32;
+    attr[7] = path.as_ptr().addr() as u64;
+    // SAFETY: the attribute and the name it points to outlive the call, and it says its own size.
+    let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), -1, 0, -1, 0) };
+    if fd >= 0 {
+        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        unsafe { libc::close(fd as libc::c_int) };
+    }
+    fd < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
 /// A driver's library may have started threads of its own, which cannot be told to give anything up.
@@ -155,14 +188,18 @@ fn unlike_us(keep: u64) -> Option<String> {
 
 /// Ambient capabilities are meant for gpuwhy: a job must not inherit them. Root's job has root's rights as ever.
 pub(crate) fn leave_to_job() -> anyhow::Result<()> {
-    // SAFETY: reads a number.
-    if unsafe { libc::geteuid() } == 0 {
+    if is_root() {
         return Ok(());
     }
     if let Err(error) = capabilities::clear_ambient() {
         bail!("the job would inherit gpuwhy's capabilities: {error}");
     }
     Ok(())
+}
+
+fn is_root() -> bool {
+    // SAFETY: reads a number.
+    unsafe { libc::geteuid() == 0 }
 }
 
 fn check(returned: libc::c_int) -> io::Result<()> {

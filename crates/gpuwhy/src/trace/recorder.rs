@@ -10,7 +10,7 @@ use crate::trace::host::HostSide;
 use crate::trace::job::{HeldJob, Job, RunningJob};
 use crate::trace::ledger::LiveLedger;
 use crate::trace::limits;
-use crate::trace::privileges;
+use crate::trace::privileges::{self, Circumstances};
 use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
 use crate::trace::writer::{Snapshot, WriterThread};
@@ -19,7 +19,7 @@ use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Options, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
 use gpuwhy_model::{LossCause, OpId};
 use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -78,10 +78,12 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let to_json = settings.display == Display::Json;
     let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
     // The last thing done with all of root's rights. Threads start afterwards, because they inherit what is left.
-    let reduced = privileges::reduce(caller.as_ref(), created.writer.path().parent().unwrap_or(Path::new("/")));
+    let folder = created.writer.path().parent().unwrap_or(Path::new("/"));
+    let plain_probes = capture.flavour() == Flavour::Plain;
+    let reduced = privileges::reduce(caller.as_ref(), &Circumstances { folder, plain_probes });
     let progress = Progress::new(settings.display);
     reduced.warnings.iter().for_each(|warning| progress.warn(warning));
-    reduced.note.iter().for_each(|note| progress.note(note));
+    reduced.notes.iter().for_each(|note| progress.note(note));
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
