@@ -26,6 +26,7 @@ mod programs;
 mod python;
 pub mod record;
 pub mod sample;
+pub mod secrets;
 mod sockets;
 mod syscalls;
 pub mod system;
