@@ -9,11 +9,13 @@
 
 mod arch;
 pub mod batch;
+pub mod calibrate;
 mod callers;
 pub mod capture;
 pub mod elf;
 pub mod error;
 mod features;
+pub mod governor;
 mod host;
 mod host_record;
 pub mod libraries;
