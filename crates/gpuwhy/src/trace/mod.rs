@@ -3,6 +3,7 @@
 //! end cleanly.
 
 mod answer;
+mod capabilities;
 mod cost;
 mod display;
 mod figures;
@@ -10,6 +11,7 @@ mod host;
 mod job;
 mod ledger;
 mod limits;
+pub(crate) mod privileges;
 mod processes;
 mod recorder;
 mod screen;

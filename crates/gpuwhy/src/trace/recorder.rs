@@ -7,25 +7,28 @@ use crate::trace::cost::OwnCost;
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::host::HostSide;
-use crate::trace::job::{Job, RunningJob};
+use crate::trace::job::{HeldJob, Job, RunningJob};
 use crate::trace::ledger::LiveLedger;
 use crate::trace::limits;
+use crate::trace::privileges::{self, Circumstances};
 use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
 use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Options, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
 use gpuwhy_model::{LossCause, OpId};
-use gpuwhy_store::{Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
+use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Origin;
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
@@ -70,8 +73,17 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let capture = Capture::start(&settings.capture)?;
     let machine = machine();
     let start_ns = capture.began_ns();
-    let created = Writer::create(&settings.db, &new_run(settings, start_ns, &machine))?;
+    let caller = Caller::from_env();
+    let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns, &machine))?;
+    let to_json = settings.display == Display::Json;
+    let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
+    // The last thing done with all of root's rights. Threads start afterwards, because they inherit what is left.
+    let folder = created.writer.path().parent().unwrap_or(Path::new("/"));
+    let plain_probes = capture.flavour() == Flavour::Plain;
+    let reduced = privileges::reduce(caller.as_ref(), &Circumstances { folder, plain_probes });
     let progress = Progress::new(settings.display);
+    reduced.warnings.iter().for_each(|warning| progress.warn(warning));
+    reduced.notes.iter().for_each(|note| progress.note(note));
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
@@ -91,9 +103,9 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         troubled: false,
         progress,
     };
-    let mut running = match &job {
+    let mut running = match job.as_ref().zip(held) {
         None => None,
-        Some(job) => Some(recorder.start_job(job, settings.display == Display::Json, open_files)?),
+        Some((job, held)) => Some(recorder.let_go(job, held)?),
     };
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
@@ -105,6 +117,19 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
     }
     Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
+}
+
+/// The run file, made with the rights of the user who called sudo.
+fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> anyhow::Result<Created> {
+    let created = privileges::with_rights_of(caller, || Writer::create(&settings.db, run))?;
+    created.map_err(|error| match (&error, caller) {
+        (Error::CannotCreate { source, .. } | Error::CannotMoveAside { source, .. }, Some(caller))
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            anyhow!("{error} ({})", caller.rights())
+        }
+        _ => error.into(),
+    })
 }
 
 /// A job may outlive its trace; until it ends, signals meant for it still reach it.
@@ -146,9 +171,8 @@ struct Recorder {
 }
 
 impl Recorder {
-    /// Makes the job's process, attaches to what it will likely load, and lets it go.
-    fn start_job(&mut self, job: &Job, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<RunningJob> {
-        let held = job.start_held(stdout_to_stderr, open_files)?;
+    /// Attaches to what the job will likely load, and lets it go.
+    fn let_go(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
         self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.arguments, &job.env));
