@@ -9,7 +9,7 @@ use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
 use crate::programs::Programs;
 use gpuwhy_model::{Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -148,6 +148,11 @@ impl Probes {
             from_ns: since_ns,
             to_ns: now_ns(),
         });
+    }
+
+    /// Functions that have a probe somewhere, or had.
+    pub(crate) fn ops(&self) -> BTreeSet<OpId> {
+        self.files.values().flat_map(|file| &file.probes).map(|probe| probe.op.id).collect()
     }
 
     /// When nobody was listening, as noted since the last time.

@@ -76,6 +76,11 @@ impl Calibrator {
         &self.site
     }
 
+    /// What the probe that is there adds to a call now, ns.
+    pub fn again_ns(&self) -> f64 {
+        (least_ns(&mut || probed()) - self.bare_ns).max(0.0)
+    }
+
     /// What a probe adds to a call, ns. `attach` puts it on the function at an offset of a file; what it returns keeps the
     /// probe there and is handed back, because taking a probe away takes the kernel longer than measuring it: let several
     /// go together, or on a thread of their own.

@@ -144,6 +144,11 @@ impl Governor {
         }
     }
 
+    /// What things cost, as is known now.
+    pub fn set_prices(&mut self, prices: Prices) {
+        self.prices = prices;
+    }
+
     /// How a function is followed.
     pub fn following(&self, op: OpId) -> Following {
         self.ops.get(&op).map_or(Following::Full, |state| state.following)

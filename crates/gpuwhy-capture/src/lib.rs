@@ -37,9 +37,9 @@ pub mod system;
 mod told_record;
 
 pub use arch::ProbeCost;
-pub use capture::{Capture, Options, Targets};
+pub use capture::{Capture, Options, ProbePrices, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;
-pub use programs::{Flavour, StackCounts};
+pub use programs::{Flavour, StackCounts, Traps};
 pub use record::{Life, LifeEvent, Record};

@@ -358,6 +358,13 @@ fn loss(explainer: &Explainer) -> LossReport {
                 .to_owned(),
         );
     }
+    let blind = facts.unwatched_ns();
+    if blind > facts.wall_ns() / 100 {
+        notes.push(format!(
+            "launches were not watched for {} (views unwatched and governor): nothing is certain there",
+            units::time(blind)
+        ));
+    }
     LossReport { events, notes }
 }
 

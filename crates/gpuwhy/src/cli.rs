@@ -2,6 +2,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpuwhy_capture::governor::Budget;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -85,6 +86,9 @@ pub(crate) struct Trace {
     /// Leave out Python stacks
     #[arg(long)]
     pub(crate) no_stack: bool,
+    /// What tracing may cost the job: beyond it, bursts of calls are counted instead of followed, then left out (or: none)
+    #[arg(long, value_name = "PART", default_value = "2%")]
+    pub(crate) budget: Budget,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,

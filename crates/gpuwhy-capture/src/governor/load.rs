@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the policy is told, and what that costs.
 
-use gpuwhy_model::OpId;
+use gpuwhy_model::{Class, OpId};
 use std::time::Duration;
 
 /// What things cost, ns; measured at the start ([`crate::calibrate`]).
@@ -18,6 +18,14 @@ pub struct Prices {
     /// The most of gpuwhy's own CPU time that a record explains. The rest is there without any load and is not for the
     /// probes to save.
     pub record_ns: f64,
+}
+
+impl Prices {
+    /// A call that is followed as far as it ever is: an allocator's report only to its entry.
+    pub(super) fn followed_ns(&self, op: OpId) -> f64 {
+        let entry_only = op.get().is_some_and(|op| op.class == Class::Tensor);
+        if entry_only { self.entry_ns } else { self.call_ns }
+    }
 }
 
 impl Default for Prices {
@@ -111,7 +119,7 @@ impl Cost {
         let op_ns = |op: &OpHits| {
             let full = op.full.min(op.hits);
             (op.hits - full) as f64 * prices.entry_ns
-                + full as f64 * prices.call_ns
+                + full as f64 * prices.followed_ns(op.op)
                 + op.stacks as f64 * prices.stack_ns
         };
         let probes: f64 = load.ops.iter().map(op_ns).sum();

@@ -153,8 +153,10 @@ impl OpState {
     }
 
     fn price(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
-        let full = prices.call_ns + self.stacks * prices.stack_ns + own_ns;
+        let full = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
         match following {
+            // Every report is told of, only without its stack.
+            Following::Sampled if self.class() == Some(Class::Tensor) => prices.entry_ns + own_ns,
             Following::Full => full,
             Following::Sampled => {
                 let kept = 1.0 - self.boring.unwrap_or(BORING);
@@ -170,14 +172,21 @@ impl OpState {
 
     /// What must not be missed: waits, what memory accounts are made of, and what says where things happen.
     pub(super) fn is_protected(&self) -> bool {
-        use Class::{Alloc, Collective, Device, Free, Sync};
-        matches!(self.class(), Some(Sync | Alloc | Free | Collective | Device))
+        use Class::{Alloc, Collective, Communicator, Device, Free, Graph, Map, Module, Sync, Tensor};
+        let protected = self.class();
+        matches!(
+            protected,
+            Some(Sync | Alloc | Free | Map | Collective | Communicator | Device | Graph | Module | Tensor)
+        )
     }
 
     /// Allocations tell their address, and the choice of a device its success, when they return: skipping some would make
     /// the rest wrong.
     pub(super) fn can_be_sampled(&self) -> bool {
-        !self.cannot_sample && !matches!(self.class(), Some(Class::Alloc | Class::Free | Class::Device))
+        use Class::{Alloc, Collective, Communicator, Device, Free, Graph, Map, Module};
+        let never =
+            matches!(self.class(), Some(Alloc | Free | Map | Device | Collective | Communicator | Graph | Module));
+        !self.cannot_sample && !never
     }
 
     /// It could not be followed less closely, and still is as it was.

@@ -9,6 +9,7 @@ use crate::output;
 use crate::trace::sudo::Caller;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
+use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;
 use simgpu::Installed;
@@ -85,6 +86,7 @@ fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Sett
         ("SIMGPU_LOG_LEVEL", "full".into()),
     ];
     Ok(Settings {
+        budget: Budget::default(),
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
         samples: true,
         nvml: Some(sim.nvml.clone()),

@@ -47,6 +47,7 @@ fn settings(args: &Trace) -> Settings {
             (_, true) => Display::Quiet,
             _ => Display::Human,
         },
+        budget: args.budget,
         explain: true,
     }
 }

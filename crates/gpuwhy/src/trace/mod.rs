@@ -3,6 +3,7 @@
 //! end cleanly.
 
 mod answer;
+mod budget;
 mod capabilities;
 mod cost;
 mod display;
@@ -23,6 +24,7 @@ pub(crate) use display::Display;
 pub(crate) use summary::Summary;
 
 use gpuwhy_capture::Options;
+use gpuwhy_capture::governor::Budget;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,6 +48,8 @@ pub(crate) struct Settings {
     pub(crate) db: PathBuf,
     /// What to show.
     pub(crate) display: Display,
+    /// What tracing may cost the job.
+    pub(crate) budget: Budget,
     /// Whether to say in the end why the job was slow.
     pub(crate) explain: bool,
 }

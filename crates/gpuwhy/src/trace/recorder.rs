@@ -3,7 +3,8 @@
 
 use crate::output;
 use crate::trace::answer::{self, Answer};
-use crate::trace::cost::OwnCost;
+use crate::trace::budget::Budgeting;
+use crate::trace::cost::{Costs, OwnCost};
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::host::HostSide;
@@ -13,6 +14,7 @@ use crate::trace::limits;
 use crate::trace::privileges::{self, Circumstances};
 use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
+use crate::trace::summary::UnwatchedTime;
 use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
 use anyhow::{Context, anyhow};
@@ -70,7 +72,8 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         [] => None,
         command => Some(Job::find(command, &settings.extra_env)?),
     };
-    let capture = Capture::start(&settings.capture)?;
+    let mut capture = Capture::start(&settings.capture)?;
+    let budgeting = Budgeting::start(settings.budget, &mut capture, settings.capture.ring_bytes);
     let machine = machine();
     let start_ns = capture.began_ns();
     let caller = Caller::from_env();
@@ -92,6 +95,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         capture,
         writer: WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?,
         batch: Batch::default(),
+        budgeting,
         processes: Processes::new(machine),
         host: HostSide::start(settings),
         libraries_noted: 0,
@@ -101,6 +105,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         ring_bytes: settings.capture.ring_bytes,
         began,
         troubled: false,
+        unwatched: UnwatchedTime::default(),
         progress,
     };
     let mut running = match job.as_ref().zip(held) {
@@ -156,6 +161,7 @@ struct Recorder {
     capture: Capture,
     writer: WriterThread,
     batch: Batch,
+    budgeting: Budgeting,
     processes: Processes,
     host: HostSide,
     libraries_noted: usize,
@@ -167,6 +173,7 @@ struct Recorder {
     began: Instant,
     /// Whether the file could not be written when last looked at: said once, when it begins.
     troubled: bool,
+    unwatched: UnwatchedTime,
     progress: Progress,
 }
 
@@ -219,6 +226,7 @@ impl Recorder {
                     self.every_second();
                 }
             }
+            self.keep_to_budget();
             self.show_progress();
             for origin in signals.pending() {
                 interrupts += 1;
@@ -259,6 +267,7 @@ impl Recorder {
         let records = self.batch.len().max(1);
         self.processes.note(&self.batch, &self.writer);
         self.host.note(&self.batch);
+        self.budgeting.note(&self.batch);
         let next = self.writer.spare();
         self.writer.batch(std::mem::replace(&mut self.batch, next));
         records
@@ -271,6 +280,13 @@ impl Recorder {
         self.host.every_second(self.capture.processes(), &self.writer);
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
+        }
+    }
+
+    fn keep_to_budget(&mut self) {
+        for row in self.budgeting.tick(&mut self.capture, now_ns()) {
+            self.progress.note(&row.reason);
+            self.writer.governor(row);
         }
     }
 
@@ -319,6 +335,7 @@ impl Recorder {
         }
         self.libraries_noted = attached.len();
         for row in self.capture.take_unwatched() {
+            self.unwatched.add(&row);
             self.writer.unwatched(row);
         }
     }
@@ -346,7 +363,7 @@ impl Recorder {
             stop_unix_ns: unix_ns(),
             stop_monotonic_ns: stop_ns,
             stop_reason: stop.name().to_owned(),
-            own_cost: serde_json::to_string(&own).ok(),
+            own_cost: serde_json::to_string(&Costs { own, job: self.budgeting.cost() }).ok(),
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
@@ -369,6 +386,9 @@ impl Recorder {
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
             own: OwnCost::so_far(self.ring_bytes),
+            job_cost: self.budgeting.cost(),
+            incomplete: self.budgeting.incomplete(),
+            unwatched: self.unwatched,
             alive: self.began.elapsed(),
             libraries: self.libraries_noted,
             problem,
