@@ -88,6 +88,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
                 arg1: known(FLAG_ARG1, word(24)).filter(|_| caller.is_none()),
                 ret: half(48) as i32,
                 flags: CallFlags { inner: flags & FLAG_INNER != 0, unfinished: flags & FLAG_UNFINISHED != 0 },
+                weight: 1,
                 stack: Some(word(56)).filter(|stack| *stack != 0),
             };
             if !call.op.is_cuda() {

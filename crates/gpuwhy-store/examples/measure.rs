@@ -43,6 +43,7 @@ fn call(i: u64) -> Call {
         arg1: Some(arg1),
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: None,
     }
 }

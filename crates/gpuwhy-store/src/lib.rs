@@ -15,6 +15,7 @@
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
 pub mod aggregate;
+mod cap;
 mod context;
 mod error;
 mod facts;
@@ -30,9 +31,11 @@ mod place;
 mod reader;
 mod replay;
 mod reserve;
+mod rows;
 mod samples;
 pub mod schema;
 mod stacks;
+mod unsaved;
 mod utc;
 mod writer;
 

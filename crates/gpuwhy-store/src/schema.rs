@@ -13,8 +13,9 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 
 /// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
 ///
-/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`.
-pub const VERSION: i32 = 2;
+/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: rows may stand for others, `thinned` and `max_size`
+/// in `sessions`.
+pub const VERSION: i32 = 3;
 
 /// The public views, in the order people meet them.
 pub const VIEWS: [&str; 26] = [
@@ -58,6 +59,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
         db.execute_batch(&calls)?;
     }
     db.execute_batch(include_str!("views.sql"))?;
+    db.execute_batch(include_str!("sessions.sql"))?;
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
     for op in ops::table() {
@@ -78,8 +80,12 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
     if version >= VERSION {
         return Ok(());
     }
-    db.execute_batch(include_str!("upgrade_2.sql"))?;
-    db.execute_batch(include_str!("findings.sql"))?;
+    if version < 2 {
+        db.execute_batch(include_str!("upgrade_2.sql"))?;
+        db.execute_batch(include_str!("findings.sql"))?;
+    }
+    db.execute_batch(include_str!("upgrade_3.sql"))?;
+    db.execute_batch(include_str!("sessions.sql"))?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

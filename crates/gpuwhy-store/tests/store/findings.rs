@@ -112,7 +112,7 @@ fn findings_are_added_once_and_whole() {
     let owner = std::fs::metadata(&path).unwrap().uid();
     // Who explains a run has it open.
     let reader = Reader::open(&path).unwrap();
-    reader.replay(0, None, |_, _| ControlFlow::Break(())).unwrap();
+    reader.replay(0, None, |_| ControlFlow::Break(())).unwrap();
     let other = Finding { kind: "other".into(), ..finding() };
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding(), other.clone()]).unwrap(), 2);
     assert_eq!(add_findings(&path, 1, 2, 4, &[finding(), other]).unwrap(), 0, "the same again");
@@ -179,6 +179,7 @@ fn a_killed_run_takes_findings() {
 
 /// Makes a file what version 1 wrote.
 fn make_old(path: &Path) {
+    make_version_2(path);
     Connection::open(path)
         .unwrap()
         .execute_batch(
@@ -196,6 +197,19 @@ fn make_old(path: &Path) {
         .unwrap();
 }
 
+/// Makes a file what version 2 wrote.
+fn make_version_2(path: &Path) {
+    let db = Connection::open(path).unwrap();
+    let view: String =
+        db.query_row("SELECT sql FROM sqlite_master WHERE name = 'sessions'", [], |row| row.get(0)).unwrap();
+    db.execute_batch(&format!(
+        "DROP VIEW sessions; {}; ALTER TABLE session_ DROP COLUMN thinned; ALTER TABLE session_ DROP COLUMN max_size;
+         PRAGMA user_version = 2;",
+        view.replace(", thinned, max_size", "")
+    ))
+    .unwrap();
+}
+
 #[test]
 fn a_file_of_version_1_is_read_and_takes_findings() {
     let folder = tempfile::tempdir().unwrap();
@@ -203,7 +217,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     write(&path, &mut any_calls(500, 3));
     make_old(&path);
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(reader.replay(0, None, |_, _| ControlFlow::Continue(())).unwrap(), 500);
+    assert_eq!(reader.replay(0, None, |_| ControlFlow::Continue(())).unwrap(), 500);
     assert_eq!(reader.ledger().unwrap(), []);
     assert!(reader.facts(0, None).unwrap().session.events_stored > 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM gpu_processes"), 0);
@@ -215,9 +229,24 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 2);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
+}
+
+#[test]
+fn a_file_of_version_2_is_read_and_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(500, 3));
+    make_version_2(&path);
+    let reader = Reader::open(&path).unwrap();
+    let session = reader.session().unwrap();
+    assert_eq!((session.thinned, session.max_size), (0, None));
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
+    assert_eq!(reader.session().unwrap(), session);
 }
 
 #[test]

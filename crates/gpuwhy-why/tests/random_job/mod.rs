@@ -135,6 +135,7 @@ impl Making {
             arg1,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Call(call));
@@ -215,6 +216,7 @@ impl Making {
             left_cpu: 0,
             cpu: 0,
             unfinished: false,
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Off(off));

@@ -145,6 +145,7 @@ impl Story {
             arg1: None,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Call(call));
@@ -190,6 +191,7 @@ impl Story {
             left_cpu: 0,
             cpu: 0,
             unfinished: false,
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Off(off));

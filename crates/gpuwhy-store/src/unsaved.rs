@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rows that no commit has made durable yet. While all is well that is what the open transaction has, so that nothing is
+//! lost when it is rolled back; while the disk fails it is what is kept of the run, within bounds.
+
+use crate::aggregate::SECOND;
+use gpuwhy_model::ops::{self, KernelOp};
+use gpuwhy_model::thin::{self, SLOW_NS, Thinning};
+use gpuwhy_model::{Call, CpuRun, MovedWait, OffCpu, OpId};
+use std::collections::BTreeMap;
+use std::mem::size_of;
+
+/// How much is kept while the disk fails, bytes.
+pub(crate) const MOST_KEPT: usize = 64 << 20;
+/// Memory that is held on to between commits, rows.
+const SPARE_ROWS: usize = 65_536;
+/// How rows are thinned before any is given up.
+const THIN: Thinning = Thinning { longest: 1024, mix_stacks: true };
+
+/// Rows and how many events they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Outermost calls and times off the CPU, by weight.
+    pub(crate) events: u64,
+    /// Of them, those that are the weight of another's row.
+    pub(crate) thinned: u64,
+}
+
+impl Tally {
+    pub(crate) fn of(calls: &[Call], offs: &[OffCpu]) -> Self {
+        let outermost = calls.iter().filter(|call| !call.flags.inner).map(Call::calls);
+        outermost.chain(offs.iter().map(OffCpu::times)).fold(Self::default(), |tally, weight| Self {
+            events: tally.events + weight,
+            thinned: tally.thinned + weight - 1,
+        })
+    }
+
+    pub(crate) fn add(&mut self, other: Self) {
+        self.events += other.events;
+        self.thinned += other.thinned;
+    }
+}
+
+/// What was given up: events by second and op, and rows that are none.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    pub(crate) events: BTreeMap<(u64, OpId), u64>,
+    pub(crate) evidence: u64,
+}
+
+impl GivenUp {
+    /// Counts a call; one inside another is no event of its own.
+    pub(crate) fn call(&mut self, call: &Call, origin_ns: u64) {
+        if call.flags.inner {
+            self.evidence += 1;
+        } else {
+            *self.events.entry((second(call.start_ns, call.duration_ns, origin_ns), call.op)).or_default() +=
+                call.calls();
+        }
+    }
+
+    /// Counts a time off the CPU.
+    pub(crate) fn off(&mut self, off: &OffCpu, origin_ns: u64) {
+        let op = ops::kernel_op(KernelOp::SchedSwitch);
+        *self.events.entry((second(off.start_ns, off.duration_ns, origin_ns), op)).or_default() += off.times();
+    }
+
+    pub(crate) fn total(&self) -> u64 {
+        self.events.values().sum()
+    }
+}
+
+/// The second of the run in which something ended.
+fn second(start_ns: u64, duration_ns: u64, origin_ns: u64) -> u64 {
+    start_ns.saturating_add(duration_ns).saturating_sub(origin_ns) / SECOND
+}
+
+/// The rows, in the order in which they came; each batch is sorted by start.
+#[derive(Debug, Default)]
+pub(crate) struct Unsaved {
+    pub(crate) calls: Vec<Call>,
+    pub(crate) offs: Vec<OffCpu>,
+    pub(crate) runs: Vec<CpuRun>,
+    pub(crate) moved: Vec<MovedWait>,
+}
+
+impl Unsaved {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows() == 0
+    }
+
+    pub(crate) fn rows(&self) -> usize {
+        self.calls.len() + self.offs.len() + self.runs.len() + self.moved.len()
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.events_bytes() + self.runs.len() * size_of::<CpuRun>() + self.moved.len() * size_of::<MovedWait>()
+    }
+
+    fn events_bytes(&self) -> usize {
+        self.calls.len() * size_of::<Call>() + self.offs.len() * size_of::<OffCpu>()
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        Tally::of(&self.calls, &self.offs)
+    }
+
+    /// Forgets the rows, because they are stored now.
+    pub(crate) fn clear(&mut self) {
+        self.calls.clear();
+        self.offs.clear();
+        self.runs.clear();
+        self.moved.clear();
+        self.calls.shrink_to(SPARE_ROWS);
+        self.offs.shrink_to(SPARE_ROWS);
+        self.runs.shrink_to(SPARE_ROWS);
+        self.moved.shrink_to(SPARE_ROWS);
+    }
+
+    /// Takes some rows out, the newest: at most so many of each kind, sorted by start.
+    pub(crate) fn take_part(&mut self, most: usize) -> Self {
+        let mut part = Self {
+            calls: self.calls.split_off(self.calls.len().saturating_sub(most)),
+            offs: self.offs.split_off(self.offs.len().saturating_sub(most)),
+            runs: self.runs.split_off(self.runs.len().saturating_sub(most)),
+            moved: self.moved.split_off(self.moved.len().saturating_sub(most)),
+        };
+        part.calls.sort_by_key(|call| call.start_ns);
+        part.offs.sort_by_key(|off| off.start_ns);
+        part
+    }
+
+    /// Puts rows back that could not be stored.
+    pub(crate) fn put_back(&mut self, mut part: Self) {
+        self.calls.append(&mut part.calls);
+        self.offs.append(&mut part.offs);
+        self.runs.append(&mut part.runs);
+        self.moved.append(&mut part.moved);
+    }
+
+    /// Stays within its bounds: evidence goes first, then bursts become few rows, then what is fast goes, the oldest first.
+    /// What is slow goes only when there is nothing else. `exact` as in [`thin::offs`].
+    pub(crate) fn bound(&mut self, exact: impl Fn(u32) -> bool, origin_ns: u64) -> GivenUp {
+        let mut gone = GivenUp::default();
+        if self.bytes() <= MOST_KEPT {
+            return gone;
+        }
+        gone.evidence = self.give_up_evidence();
+        if self.events_bytes() <= MOST_KEPT * 3 / 4 {
+            return gone;
+        }
+        let (mut calls, mut offs) = (Vec::new(), Vec::new());
+        self.calls.sort_by_key(|call| call.start_ns);
+        self.offs.sort_by_key(|off| off.start_ns);
+        thin::calls(&self.calls, THIN, &mut calls);
+        thin::offs(&self.offs, THIN, exact, &mut offs);
+        (self.calls, self.offs) = (calls, offs);
+        // Room for a while, so that this is not done again for every batch.
+        for least_slow in [SLOW_NS, u64::MAX] {
+            let mut over = self.events_bytes().saturating_sub(MOST_KEPT * 3 / 4);
+            self.calls.retain(|call| {
+                let stays = over == 0 || call.duration_ns >= least_slow;
+                if !stays {
+                    over = over.saturating_sub(size_of::<Call>());
+                    gone.call(call, origin_ns);
+                }
+                stays
+            });
+            self.offs.retain(|off| {
+                let stays = over == 0 || off.duration_ns >= least_slow;
+                if !stays {
+                    over = over.saturating_sub(size_of::<OffCpu>());
+                    gone.off(off, origin_ns);
+                }
+                stays
+            });
+        }
+        gone
+    }
+
+    /// Keeps only so many events, the slowest; evidence goes if anything does.
+    pub(crate) fn keep_slowest(&mut self, most: usize, origin_ns: u64) -> GivenUp {
+        let mut gone = GivenUp::default();
+        if self.rows() <= most {
+            return gone;
+        }
+        gone.evidence = self.give_up_evidence();
+        let mut durations: Vec<u64> = self.calls.iter().map(|call| call.duration_ns).collect();
+        durations.extend(self.offs.iter().map(|off| off.duration_ns));
+        durations.sort_unstable_by_key(|ns| std::cmp::Reverse(*ns));
+        let Some(limit) = durations.get(most).copied() else { return gone };
+        // Of those exactly as slow as the first that does not fit, some do.
+        let mut ties = most - durations.partition_point(|ns| *ns > limit);
+        let mut stays = |ns: u64| {
+            let fits = ns == limit && ties > 0;
+            ties -= usize::from(fits);
+            fits || ns > limit
+        };
+        self.calls.retain(|call| {
+            let stays = stays(call.duration_ns);
+            if !stays {
+                gone.call(call, origin_ns);
+            }
+            stays
+        });
+        self.offs.retain(|off| {
+            let stays = stays(off.duration_ns);
+            if !stays {
+                gone.off(off, origin_ns);
+            }
+            stays
+        });
+        gone
+    }
+
+    fn give_up_evidence(&mut self) -> u64 {
+        let rows = self.runs.len() + self.moved.len();
+        self.runs = Vec::new();
+        self.moved = Vec::new();
+        rows as u64
+    }
+}
