@@ -6,6 +6,7 @@
 //! whichever the caller uses.
 
 use crate::state::{State, blocked_state, ready_state};
+use crate::weights::{before_ns, stretched};
 use gpuwhy_model::{Call, Class, OffCpu, OpId, ThreadSums};
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,6 +45,8 @@ struct Growing {
     last: Option<(u64, u64, OpId)>,
     /// Times off the CPU of which it is not known yet whether they were inside a call.
     pending: Vec<OffCpu>,
+    /// When its last time off the CPU ended.
+    off_until: u64,
     /// Time off the CPU so far, and its blocked, ready and throttled parts.
     off_ns: u64,
     /// The first and the last moment at which the thread was heard of.
@@ -75,7 +78,10 @@ impl Ledger {
             return;
         }
         let end = call.start_ns.saturating_add(call.duration_ns);
-        let ns = self.clip(call.start_ns, end);
+        let last = self.threads.get(&(call.pid, call.tid)).and_then(|thread| thread.last);
+        let since = last.map_or(0, |(_, end, _)| end);
+        let others = before_ns(call.start_ns, call.duration_ns, call.calls(), since);
+        let ns = self.clip(call.start_ns - others, end);
         let (from, to) = (self.from, self.to);
         let thread = self.threads.entry((call.pid, call.tid)).or_default();
         thread.see(call.start_ns.max(from), end.min(to));
@@ -106,6 +112,8 @@ impl Ledger {
         }
         let thread = self.threads.entry((off.pid, off.tid)).or_default();
         thread.see(off.start_ns.max(from), end.min(to));
+        let off = &stretched(off, thread.off_until);
+        thread.off_until = thread.off_until.max(end);
         match thread.last {
             Some((start, end, op)) if off.start_ns >= start && off.start_ns < end => {
                 thread.settle(off, Some(op), from, to);

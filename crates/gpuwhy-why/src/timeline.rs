@@ -3,6 +3,7 @@
 //! is forgotten, so memory does not grow with the run. Times are nanoseconds since the run began.
 
 use crate::state::{State, blocked_state, is_gil};
+use crate::weights::{before_ns, stretched};
 use gpuwhy_model::{Call, Class, CpuRun, MovedWait, OffCpu, OpId, Reason, ThreadSums, WokenBy};
 use std::collections::{HashMap, VecDeque};
 
@@ -61,6 +62,9 @@ pub(crate) struct Thread {
     pub(crate) creator: Option<ThreadIndex>,
     pub(crate) offs: VecDeque<Off>,
     pub(crate) calls: VecDeque<Span>,
+    /// When its last call, and its last time off the CPU, ended.
+    called_until: u64,
+    off_until: u64,
     /// Looks at what it was running: time and stack.
     pub(crate) samples: VecDeque<(u64, u64)>,
     /// When it had made a process.
@@ -144,17 +148,21 @@ impl Timeline {
         self.by_pid.get(&pid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    pub(crate) fn call(&mut self, call: &Call, class: Class) -> ThreadIndex {
+    /// A CUDA call. Returns its thread, and when that thread's call before ended.
+    pub(crate) fn call(&mut self, call: &Call, class: Class) -> (ThreadIndex, u64) {
         let index = self.thread(call.pid, call.tid);
         let thread = &mut self.threads[index as usize];
         thread.watched = true;
         let end = call.start_ns.saturating_add(call.duration_ns);
+        let since = thread.called_until;
+        thread.called_until = since.max(end);
         // One inside another, made from a callback, is part of that.
         if thread.calls.back().is_none_or(|last| last.end <= call.start_ns) {
             let stack = call.stack.unwrap_or(0);
-            thread.calls.push_back(Span { start: call.start_ns, end, op: call.op, class, stack });
+            let start = call.start_ns - before_ns(call.start_ns, call.duration_ns, call.calls(), since);
+            thread.calls.push_back(Span { start, end, op: call.op, class, stack });
         }
-        index
+        (index, since)
     }
 
     pub(crate) fn off(&mut self, off: &OffCpu) {
@@ -169,7 +177,9 @@ impl Timeline {
         thread.watched = true;
         let inside = thread.calls.iter().rev().find(|call| call.start <= off.start_ns);
         let inside = inside.filter(|call| off.start_ns < call.end).map(|call| call.class);
+        let off = &stretched(off, thread.off_until);
         let end = off.start_ns.saturating_add(off.duration_ns);
+        thread.off_until = thread.off_until.max(end);
         let state = blocked_state(off, inside);
         thread.offs.push_back(Off {
             start: off.start_ns,

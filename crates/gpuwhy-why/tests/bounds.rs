@@ -3,15 +3,18 @@
 //! ledger must add up, and nobody may be blamed for more than there was.
 
 mod random_job;
+mod thinned;
 
+use gpuwhy_model::thin::Thinning;
 use gpuwhy_why::{Explainer, Facts, Report};
 use random_job::Job;
 use std::collections::HashMap;
+use thinned::thinned;
 
 fn explain(job: &Job, facts: Facts) -> Report {
     let mut explainer = Explainer::new(facts);
     for event in &job.events {
-        explainer.feed(event, 1);
+        explainer.feed(event);
     }
     explainer.finish(&mut |_| HashMap::new())
 }
@@ -101,4 +104,57 @@ fn waits_behind_collectives_are_told_as_what_one_rank_can_know() {
     // What the GPU did meanwhile stays within the bounds: a collective is work.
     let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
     assert!(least <= job.idle(0, job.end) && job.idle(0, job.end) <= most);
+}
+
+/// Checks a job's bounds, thinned in several ways; returns how much idle time was told with all rows and with the fewest.
+fn check_thinned(seed: u64, job: &mut Job) -> (u64, u64) {
+    let all = std::mem::take(&mut job.events);
+    let truth = job.idle(0, job.end);
+    let mut told = Vec::new();
+    let mut launches = Vec::new();
+    for (longest, batch) in [(1, usize::MAX), (4, 100), (64, 1_000), (65_536, usize::MAX)] {
+        job.events = thinned(&all, Thinning { longest, mix_stacks: true }, batch);
+        let report = explain(job, facts(job));
+        let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
+        assert!(least <= truth && truth <= most, "seed {seed}, {longest}: {least} ≤ {truth} ≤ {most}");
+        let total: u64 = report.threads.iter().map(|thread| thread.ledger.values().sum::<u64>()).sum();
+        assert_eq!(total, report.threads.iter().map(|thread| thread.wall_ns).sum::<u64>(), "seed {seed}, {longest}");
+        told.push(least);
+        launches.push(report.gpus[0].launches);
+    }
+    assert!(launches.iter().all(|count| *count == launches[0]), "seed {seed}: {launches:?}");
+    (told[0], told[told.len() - 1])
+}
+
+#[test]
+fn bounds_hold_for_thinned_jobs() {
+    for seed in 0..128 {
+        check_thinned(seed, &mut Job::new(seed));
+    }
+    let (mut with_all, mut with_few) = (0, 0);
+    for seed in 0..256 {
+        let mut job = Job::with_bursts(seed);
+        let few = thinned(&job.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX).len();
+        assert!(few * 3 < job.events.len(), "seed {seed}: {few} of {}", job.events.len());
+        let (all, thin) = check_thinned(seed, &mut job);
+        with_all += all;
+        with_few += thin;
+    }
+    assert!(with_few * 10 > with_all * 9, "{with_few} of {with_all} ns of idle time are still told");
+}
+
+#[test]
+fn time_inside_calls_is_about_the_same_when_thinned() {
+    for seed in 0..64 {
+        let mut job = Job::with_bursts(seed);
+        let of = |job: &Job| {
+            let report = explain(job, facts(job));
+            let thread = report.threads.iter().find(|thread| thread.tid == 100).unwrap();
+            thread.ledger.get("running_cuda").copied().unwrap_or(0)
+        };
+        let whole = of(&job);
+        job.events = thinned(&job.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
+        let thin = of(&job);
+        assert!(thin.abs_diff(whole) < whole / 4, "seed {seed}: {thin} is not about {whole}");
+    }
 }
