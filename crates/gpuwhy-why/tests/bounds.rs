@@ -5,7 +5,10 @@
 mod random_job;
 mod thinned;
 
+use gpuwhy_model::ops::by_function;
+use gpuwhy_model::replay::Event;
 use gpuwhy_model::thin::Thinning;
+use gpuwhy_model::{Call, CallFlags};
 use gpuwhy_why::{Explainer, Facts, Report};
 use random_job::Job;
 use std::collections::HashMap;
@@ -156,5 +159,67 @@ fn time_inside_calls_is_about_the_same_when_thinned() {
         job.events = thinned(&job.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
         let thin = of(&job);
         assert!(thin.abs_diff(whole) < whole / 4, "seed {seed}: {thin} is not about {whole}");
+    }
+}
+
+/// A call of the only process; threads by their numbers.
+fn call(tid: u32, function: &str, start_ns: u64, duration_ns: u64, arg0: u64) -> Event {
+    let op = by_function(function).unwrap().id;
+    Event::Call(Call {
+        start_ns,
+        duration_ns,
+        pid: 100,
+        tid,
+        op,
+        device: Some(0),
+        stream: Some(7),
+        arg0: Some(arg0),
+        arg1: Some(1),
+        ret: 0,
+        flags: CallFlags::default(),
+        weight: 1,
+        stack: None,
+    })
+}
+
+/// The bounds of a job whose only facts are its calls, with all rows and with as few as possible.
+fn bounds_of(mut events: Vec<Event>, end: u64) -> [(u64, u64); 2] {
+    events.sort_by_key(Event::start_ns);
+    let few = thinned(&events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
+    assert!(few.len() * 20 < events.len(), "{}", few.len());
+    [events, few].map(|events| {
+        let mut explainer = Explainer::new(Facts { to_ns: end, started: true, complete: true, ..Facts::default() });
+        // The scheduler was followed: else nobody is called busy.
+        let helper = Job::new(1).events.into_iter().find(|event| matches!(event, Event::Off(off) if off.tid != 100));
+        explainer.feed(&helper.unwrap());
+        events.iter().for_each(|event| explainer.feed(event));
+        let report = explainer.finish(&mut |_| HashMap::new());
+        (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap())
+    })
+}
+
+#[test]
+fn launches_told_late_do_not_make_the_gpu_idle() {
+    // A kernel every 10 µs that takes as long, and another thread that waits for what is queued now and then.
+    let launches = (0..1_000).map(|i| call(100, "cuLaunchKernel", i * 10_000, 5_000, i));
+    let waits = (1..5).map(|i| call(102, "cudaStreamSynchronize", i * 2_000_000 + 7_000, 30_000, 7));
+    let events = launches.chain(waits).chain([call(100, "cudaDeviceSynchronize", 10_000_000, 30_000, 0)]);
+    let end = 10_100_000;
+    for (least, most) in bounds_of(events.collect(), end) {
+        let truth = end - 10_000_000;
+        assert!(least <= truth && truth <= most, "{least} ≤ {truth} ≤ {most}");
+    }
+}
+
+#[test]
+fn copies_told_late_do_not_make_the_gpu_busy() {
+    // One short kernel; then copies, for which another thread waits.
+    let copies = (0..2_000).map(|i| call(100, "cudaMemcpyAsync", 20_000 + i * 10_000, 5_000, 20_000));
+    let waits = (1..4).map(|i| call(102, "cudaStreamSynchronize", i * 4_000_000, 3_000_000, 7));
+    let events = [call(100, "cuLaunchKernel", 0, 5_000, 1)].into_iter().chain(copies).chain(waits);
+    let end = 45_000_000;
+    for (least, most) in bounds_of(events.collect(), end) {
+        let truth = end - 10_000;
+        assert!(least <= truth && truth <= most, "{least} ≤ {truth} ≤ {most}");
     }
 }
