@@ -56,7 +56,11 @@ fn bursts_become_few_rows_and_sums_stay_true() {
     assert_eq!((done.stored, done.lost.len()), (given, 0));
     let reader = Reader::open(&path).unwrap();
     let rows = number(&reader, "SELECT COUNT(*) FROM events");
-    assert!(rows < given as i64 * 2 / 3 && done.thinned == given - rows as u64, "{rows} rows, {} thinned", done.thinned);
+    assert!(
+        rows < given as i64 * 2 / 3 && done.thinned == given - rows as u64,
+        "{rows} rows, {} thinned",
+        done.thinned
+    );
     let session = reader.session().unwrap();
     assert_eq!((session.thinned, session.max_size, session.events_stored), (done.thinned, Some(2 * MB), given));
     for op in ["cudaLaunchKernel", "cudaStreamSync", "cudaMemcpyAsync"] {

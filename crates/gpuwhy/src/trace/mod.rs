@@ -42,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) duration: Option<Duration>,
     /// The run file.
     pub(crate) db: PathBuf,
+    /// How large it may become, bytes.
+    pub(crate) max_size: Option<u64>,
     /// What to show.
     pub(crate) display: Display,
     /// Whether to say in the end why the job was slow.
