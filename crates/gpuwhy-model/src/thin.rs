@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Thinning: fewer rows for events that come fast and often, with the same totals. Pure.
 //!
-//! Of a burst of equal calls, its beginning and its end matter: the first stays as it is, and the last stands for all the
-//! others ([`Call::weight`]). What others rely on:
-//! - The events a row stands for are of the same thread, op, device, stream, result and flags, lie before it and after
-//!   the thread's row before, and no other call of the thread lies between them.
+//! A burst is what a thread queues for the GPU in one go. Of its calls that are alike, the first and the last matter: the
+//! first stays as it is, and the last stands for all the others ([`Call::weight`]). What others rely on:
+//! - The calls a row stands for are of the same thread, op, device, stream, result and flags. They began at most
+//!   [`LONGEST_NS`] before it, after one like it that has a row, and no call that waits for the GPU lies between them.
 //! - Sums by weight of calls, and of bytes, are those of all events. Durations are about the row's own.
 //! - Slow events, calls that change what is allocated or which device is meant, and what the kernel tells stay one by one.
+//!
+//! Times off the CPU, and calls that wait, are thinned only where equal ones follow each other directly.
 
 use crate::event::Call;
 use crate::host::OffCpu;
@@ -24,9 +26,8 @@ const OFF_GAP_NS: u64 = 1_000_000;
 /// No row stands for more time than this, ns: whoever plays the run again hears of launches at most so late.
 pub const LONGEST_NS: u64 = 50_000_000;
 
-/// What may be thinned: what queues, orders and awaits work. Calls that allocate, free or choose a device change what
-/// later ones mean.
-const THINNED: [Class; 6] = [Class::Launch, Class::Copy, Class::Fill, Class::Sync, Class::Order, Class::Collective];
+/// Kinds of calls in one burst that are thinned; more stay one by one.
+const KINDS: usize = 16;
 
 /// How much to thin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,13 +39,18 @@ pub struct Thinning {
 }
 
 /// What a row is to a burst.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
-    /// It stays, and the thread's burst does not end with it.
+    /// It stays, and is none of the thread's doing.
+    Told,
+    /// It stays, and the burst goes on.
     Aside,
     /// It stays, and what comes after is another burst.
     Alone,
-    /// It may be left out in favour of one like it.
-    Common,
+    /// It may be left out in favour of one like it, directly after it.
+    Repeated,
+    /// It may be left out in favour of one like it, in the same burst.
+    Queued,
 }
 
 /// What calls and times off the CPU have in common.
@@ -91,40 +97,59 @@ impl Row for OffCpu {
     }
 }
 
-/// A burst so far, by the places of its two rows; while it has one only, they are the same.
-struct Burst {
+/// Events that are alike, by the places of their two rows; while there is one only, they are the same.
+struct Kind {
     first: usize,
     last: usize,
     events: u32,
+}
+
+/// A thread's burst so far.
+struct Burst {
+    part: Part,
+    kinds: Vec<Kind>,
     began_ns: u64,
     end_ns: u64,
 }
 
 impl Burst {
     /// Whether an event that begins then can belong to it.
-    fn goes_on(&self, start_ns: u64, gap_ns: u64, longest: u32) -> bool {
+    fn goes_on(&self, part: Part, start_ns: u64, gap_ns: u64) -> bool {
         let near = start_ns.checked_sub(self.end_ns).is_some_and(|gap| gap < gap_ns);
-        near && self.events < longest && start_ns.saturating_sub(self.began_ns) <= LONGEST_NS
+        near && (part == self.part || part == Part::Aside) && start_ns.saturating_sub(self.began_ns) <= LONGEST_NS
     }
 }
 
 /// Thins calls, which are in the order of their start, and so is what is kept.
 pub fn calls(calls: &[Call], how: Thinning, kept: &mut Vec<Call>) {
-    let part = |call: &Call| match call.op.get() {
-        Some(op) if !op.id.is_cuda() => Part::Aside,
-        Some(op) if call.duration_ns < FAST_NS && !call.flags.unfinished && THINNED.contains(&op.class) => Part::Common,
-        _ => Part::Alone,
-    };
-    thin(calls, (CALL_GAP_NS, how.longest), part, |a, b| is_like(a, b, how.mix_stacks), kept);
+    thin(calls, (CALL_GAP_NS, how.longest), part_of_call, |a, b| is_like(a, b, how.mix_stacks), kept);
 }
 
 /// Thins times off the CPU, which are in the order of their start, and so is what is kept. Those of threads for which
 /// `exact` holds stay: a thread that launches or waits for the GPU is looked at closely.
 pub fn offs(offs: &[OffCpu], how: Thinning, exact: impl Fn(u32) -> bool, kept: &mut Vec<OffCpu>) {
     let part = |off: &OffCpu| {
-        if off.duration_ns >= FAST_NS || off.unfinished || exact(off.tid) { Part::Alone } else { Part::Common }
+        if off.duration_ns >= FAST_NS || off.unfinished || exact(off.tid) { Part::Alone } else { Part::Repeated }
     };
     thin(offs, (OFF_GAP_NS, how.longest), part, |a, b| is_same_wait(a, b, how.mix_stacks), kept);
+}
+
+fn part_of_call(call: &Call) -> Part {
+    let Some(op) = call.op.get() else { return Part::Alone };
+    if !op.id.is_cuda() {
+        return Part::Told;
+    }
+    if call.duration_ns >= FAST_NS || call.flags.unfinished {
+        return Part::Alone;
+    }
+    match op.class {
+        Class::Launch | Class::Fill | Class::Order | Class::Collective => Part::Queued,
+        Class::Copy if op.has_stream() => Part::Queued,
+        Class::Copy | Class::Sync => Part::Repeated,
+        // Freeing may wait for everything.
+        Class::Free if !op.has_stream() => Part::Alone,
+        _ => Part::Aside,
+    }
 }
 
 fn thin<T: Row>(
@@ -135,40 +160,66 @@ fn thin<T: Row>(
     kept: &mut Vec<T>,
 ) {
     let from = kept.len();
-    // By thread: the burst that its next event may belong to.
     let mut bursts: HashMap<u32, Burst> = HashMap::new();
     for row in rows {
-        let (tid, start_ns) = (row.tid(), row.start_ns());
-        let end_ns = start_ns.saturating_add(row.duration_ns());
-        match part(row) {
-            Part::Aside => kept.push(*row),
-            Part::Alone => {
-                bursts.remove(&tid);
-                kept.push(*row);
-            }
-            Part::Common => {
-                let burst = bursts.get_mut(&tid).filter(|burst| burst.goes_on(start_ns, gap_ns, longest));
-                let Some(burst) = burst.filter(|burst| like(&kept[burst.first], row)) else {
-                    let at = kept.len();
-                    bursts.insert(tid, Burst { first: at, last: at, events: 1, began_ns: start_ns, end_ns });
-                    kept.push(*row);
-                    continue;
-                };
-                (burst.events, burst.end_ns) = (burst.events + 1, end_ns);
-                if burst.last > burst.first {
-                    let mut last = *row;
-                    let others = (*kept[burst.last].weight()).max(1);
-                    *last.weight() = others.saturating_add((*last.weight()).max(1));
-                    kept[burst.last] = last;
-                } else {
-                    burst.last = kept.len();
-                    kept.push(*row);
-                }
-            }
+        let (part, start_ns) = (part(row), row.start_ns());
+        if part == Part::Told {
+            kept.push(*row);
+            continue;
+        }
+        let burst = bursts.entry(row.tid()).or_insert_with(|| Burst {
+            part: Part::Alone,
+            kinds: Vec::new(),
+            began_ns: start_ns,
+            end_ns: 0,
+        });
+        if !burst.goes_on(part, start_ns, gap_ns) {
+            (burst.part, burst.began_ns) = (part, start_ns);
+            burst.kinds.clear();
+        }
+        burst.end_ns = start_ns.saturating_add(row.duration_ns());
+        if part == Part::Aside || part == Part::Alone {
+            kept.push(*row);
+        } else {
+            keep(row, &mut burst.kinds, longest, part == Part::Repeated, &like, kept);
         }
     }
-    // Nearly sorted: only the last of each burst has moved.
+    // Nearly sorted: only the last of each kind has moved.
     kept[from..].sort_by_key(Row::start_ns);
+}
+
+/// Puts a row to those like it: as the last of them, which stands for the others, or as the first.
+fn keep<T: Row>(
+    row: &T,
+    kinds: &mut Vec<Kind>,
+    longest: u32,
+    directly: bool,
+    like: impl Fn(&T, &T) -> bool,
+    kept: &mut Vec<T>,
+) {
+    let at = kept.len();
+    let Some(kind) = kinds.iter_mut().find(|kind| like(&kept[kind.first], row)) else {
+        if directly {
+            kinds.clear();
+        }
+        if kinds.len() < KINDS {
+            kinds.push(Kind { first: at, last: at, events: 1 });
+        }
+        return kept.push(*row);
+    };
+    if kind.events >= longest {
+        *kind = Kind { first: at, last: at, events: 1 };
+        return kept.push(*row);
+    }
+    kind.events += 1;
+    if kind.last == kind.first {
+        kind.last = at;
+        return kept.push(*row);
+    }
+    let mut last = *row;
+    let others = (*kept[kind.last].weight()).max(1);
+    *last.weight() = others.saturating_add((*last.weight()).max(1));
+    kept[kind.last] = last;
 }
 
 /// Whether a call can stand for another. Which kernel was launched, and how large, is the first thing to give up.
@@ -239,27 +290,47 @@ mod tests {
     }
 
     #[test]
-    fn what_is_slow_far_apart_or_of_another_kind_ends_a_burst() {
+    fn what_is_slow_far_apart_or_waits_ends_a_burst() {
         let changed = |change: fn(&mut Call)| {
             let mut rows = launches(9);
             change(&mut rows[4]);
             thinned(&rows, ALL).len()
         };
         assert_eq!(changed(|_| ()), 2);
+        for function in ["cudaStreamSynchronize", "cudaFree", "cudaMemcpy"] {
+            let mut rows = launches(9);
+            rows[4].op = by_function(function).unwrap().id;
+            assert_eq!(thinned(&rows, ALL).len(), 5, "{function}");
+        }
         assert_eq!(changed(|call| call.duration_ns = FAST_NS), 5);
-        assert_eq!(changed(|call| call.stream = None), 5);
-        assert_eq!(changed(|call| call.ret = 2), 5);
-        assert_eq!(changed(|call| call.device = None), 5);
-        assert_eq!(changed(|call| call.stack = Some(1)), 5);
-        assert_eq!(changed(|call| call.arg1 = None), 5);
-        assert_eq!(changed(|call| call.op = by_function("cudaMalloc").unwrap().id), 5);
-        // Another thread's call is none of this burst, and does not end it.
+        assert_eq!(changed(|call| call.flags.unfinished = true), 5);
+        // Another kind, or another thread's, has a row of its own and does not end it.
+        assert_eq!(changed(|call| call.stream = None), 3);
+        assert_eq!(changed(|call| call.ret = 2), 3);
+        assert_eq!(changed(|call| call.device = None), 3);
+        assert_eq!(changed(|call| call.stack = Some(1)), 3);
+        assert_eq!(changed(|call| call.arg1 = None), 3);
+        assert_eq!(changed(|call| call.op = by_function("cudaMalloc").unwrap().id), 3);
         assert_eq!(changed(|call| call.tid = 3), 3);
         let mut apart = launches(9);
         apart[4..].iter_mut().for_each(|call| call.start_ns += CALL_GAP_NS);
         assert_eq!(thinned(&apart, ALL).len(), 4);
         let long: Vec<Call> = launches(10_000);
         assert_eq!(thinned(&long, Thinning { longest: u32::MAX, mix_stacks: true }).len(), 4, "in parts of 50 ms");
+    }
+
+    #[test]
+    fn kinds_of_one_burst_are_thinned_each_by_itself() {
+        let functions = ["cuLaunchKernel", "cudaMemcpyAsync", "cuLaunchKernel", "cudaEventRecord"];
+        let rows: Vec<Call> =
+            (0..40).map(|i| Call { arg0: Some(64), ..call(functions[i as usize % 4], i * 10_000) }).collect();
+        assert_eq!(thinned(&rows, ALL), [(0, 1), (10_000, 1), (30_000, 1), (370_000, 9), (380_000, 19), (390_000, 9)]);
+        // Waits are thinned only if nothing lies between them.
+        let waits: Vec<Call> = (0..12)
+            .map(|i| call(if i == 6 { "cuLaunchKernel" } else { "cudaDeviceSynchronize" }, i * 10_000))
+            .map(|call| Call { arg0: None, ..call })
+            .collect();
+        assert_eq!(thinned(&waits, ALL), [(0, 1), (50_000, 5), (60_000, 1), (70_000, 1), (110_000, 4)]);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use crate::device::Launch;
 use crate::explain::Explainer;
 use crate::timeline::ThreadIndex;
-use crate::weights::before_ns;
+use crate::weights::Others;
 use gpuwhy_model::{Call, Class, Direction, Op};
 use std::cmp::Reverse;
 
@@ -35,8 +35,8 @@ struct Made<'a> {
     stream: u64,
     /// Whether it began in the span that is explained.
     counted: bool,
-    /// When the thread's call before ended: those this one stands for were made since.
-    since: u64,
+    /// Those it stands for besides itself.
+    others: Others,
 }
 
 impl Made<'_> {
@@ -47,13 +47,7 @@ impl Made<'_> {
 
     /// How long they took together, ns.
     fn time_ns(&self) -> u64 {
-        let Call { start_ns, duration_ns, .. } = *self.call;
-        duration_ns.saturating_add(before_ns(start_ns, duration_ns, self.calls(), self.since))
-    }
-
-    /// When the first of them may have been made.
-    fn first_ns(&self) -> u64 {
-        if self.calls() > 1 { self.since.min(self.call.start_ns) } else { self.call.start_ns }
+        self.call.duration_ns.saturating_add(self.others.ns)
     }
 
     /// When it returns, a stream, or all of the process's, has done what was queued before.
@@ -92,14 +86,14 @@ impl Explainer {
         }
         self.ledger.call(call);
         let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
-        let (thread, since) = self.timeline.call(call, op.class);
+        let (thread, others) = self.timeline.call(call, op.class);
         let (gpu, numbered) = self.places.find(call.pid, call.device);
         *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
         if call.ret != 0 && !call.flags.unfinished {
             return;
         }
         let counted = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
-        let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted, since };
+        let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted, others };
         match op.class {
             Class::Launch | Class::Fill => self.queued(&made),
             Class::Collective => {
@@ -122,7 +116,7 @@ impl Explainer {
             *self.counts.launchers.entry(made.thread).or_default() += made.calls();
             self.slices.at(call.start_ns).launches += made.calls();
         }
-        let launch = Launch { first: made.first_ns(), last: call.start_ns, count: made.calls() };
+        let launch = Launch { first: made.others.first, last: call.start_ns, count: made.calls() };
         let idle = self.devices.launch(made.gpu, (call.pid, made.stream), &launch, made.thread);
         self.due.extend(idle);
     }
@@ -131,7 +125,7 @@ impl Explainer {
         let call = made.call;
         let bytes = call.arg0.unwrap_or(0).saturating_mul(made.calls());
         let is = |direction: Direction| call.arg1 == Some(direction as u64);
-        self.devices.copy(made.gpu, (call.pid, made.stream), (made.first_ns(), call.start_ns), bytes);
+        self.devices.copy(made.gpu, (call.pid, made.stream), (made.others.first, call.start_ns), bytes);
         if is(Direction::DtoD) {
             // It may be a kernel.
             self.queued(made);

@@ -3,7 +3,7 @@
 //! is forgotten, so memory does not grow with the run. Times are nanoseconds since the run began.
 
 use crate::state::{State, blocked_state, is_gil};
-use crate::weights::{before_ns, stretched};
+use crate::weights::{Between, Others, stretched};
 use gpuwhy_model::{Call, Class, CpuRun, MovedWait, OffCpu, OpId, Reason, ThreadSums, WokenBy};
 use std::collections::{HashMap, VecDeque};
 
@@ -62,8 +62,8 @@ pub(crate) struct Thread {
     pub(crate) creator: Option<ThreadIndex>,
     pub(crate) offs: VecDeque<Off>,
     pub(crate) calls: VecDeque<Span>,
-    /// When its last call, and its last time off the CPU, ended.
-    called_until: u64,
+    between: Between,
+    /// When its last time off the CPU ended.
     off_until: u64,
     /// Looks at what it was running: time and stack.
     pub(crate) samples: VecDeque<(u64, u64)>,
@@ -148,21 +148,20 @@ impl Timeline {
         self.by_pid.get(&pid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// A CUDA call. Returns its thread, and when that thread's call before ended.
-    pub(crate) fn call(&mut self, call: &Call, class: Class) -> (ThreadIndex, u64) {
+    /// A CUDA call. Returns its thread, and what is known of those it stands for.
+    pub(crate) fn call(&mut self, call: &Call, class: Class) -> (ThreadIndex, Others) {
         let index = self.thread(call.pid, call.tid);
         let thread = &mut self.threads[index as usize];
         thread.watched = true;
         let end = call.start_ns.saturating_add(call.duration_ns);
-        let since = thread.called_until;
-        thread.called_until = since.max(end);
+        let others = thread.between.take(call);
         // One inside another, made from a callback, is part of that.
         if thread.calls.back().is_none_or(|last| last.end <= call.start_ns) {
             let stack = call.stack.unwrap_or(0);
-            let start = call.start_ns - before_ns(call.start_ns, call.duration_ns, call.calls(), since);
+            let start = call.start_ns - others.before_ns;
             thread.calls.push_back(Span { start, end, op: call.op, class, stack });
         }
-        (index, since)
+        (index, others)
     }
 
     pub(crate) fn off(&mut self, off: &OffCpu) {

@@ -156,12 +156,16 @@ impl Making {
         self.events.push(Event::Call(call));
     }
 
-    /// The same call again and again, with hardly any time between.
+    /// The same calls again and again, with hardly any time between; sometimes of one kind, sometimes of several.
     fn burst(&mut self, stream: usize, kind: u64) {
         let count = 1 + self.random.below(60);
+        let mixed = self.random.below(2) == 0;
+        let (one, other) = (stream, self.random.below(STREAMS as u64) as usize);
         let bytes = self.random.below(40_000);
         let event = self.random.below(EVENTS as u64) as usize;
         for _ in 0..count {
+            let kind = if mixed { self.random.below(36) } else { kind };
+            let stream = if mixed && self.random.below(4) == 0 { other } else { one };
             match kind {
                 0..25 => self.launch(stream),
                 25..32 => self.copy_bytes(stream, bytes, 1),
