@@ -2,7 +2,7 @@
 //! Thinning: fewer rows for events that come fast and often, with the same totals. Pure.
 //!
 //! A burst is what a thread queues for the GPU in one go. Of its calls that are alike, the first and the last matter: the
-//! first stays as it is, and the last stands for all the others ([`Call::weight`]). What others rely on:
+//! first stays as it is, and the last stands for all the others ([`weight`](field@Call::weight)). What others rely on:
 //! - The calls a row stands for are of the same thread, op, device, stream, result and flags. They began at most
 //!   [`LONGEST_NS`] before it, after one like it that has a row, and no call that waits for the GPU lies between them.
 //! - Sums by weight of calls, and of bytes, are those of all events. Durations are about the row's own.

@@ -219,3 +219,72 @@ impl Unsaved {
         rows as u64
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_model::CallFlags;
+
+    fn call(function: &str, i: u64, duration_ns: u64) -> Call {
+        Call {
+            start_ns: i * 10_000,
+            duration_ns,
+            pid: 1,
+            tid: 2,
+            op: ops::by_function(function).unwrap().id,
+            device: None,
+            stream: None,
+            arg0: None,
+            arg1: Some(i),
+            ret: 0,
+            flags: CallFlags::default(),
+            weight: 1,
+            stack: None,
+        }
+    }
+
+    /// More calls than are kept, each thousandth slow.
+    fn many(function: &str) -> Unsaved {
+        let count = (MOST_KEPT / size_of::<Call>()) as u64 + 50_000;
+        let calls =
+            (0..count).map(|i| call(function, i, if i.is_multiple_of(1_000) { 2_000_000 } else { 500 })).collect();
+        Unsaved { calls, ..Unsaved::default() }
+    }
+
+    #[test]
+    fn bursts_become_few_rows_before_anything_is_given_up() {
+        let mut unsaved = many("cudaLaunchKernel");
+        let events = unsaved.tally().events;
+        unsaved.runs = vec![CpuRun { start_ns: 0, duration_ns: 1, pid: 1, tid: 1, cpu: 0, name: [0; 16] }; 10];
+        let gone = unsaved.bound(|_| false, 0);
+        assert_eq!((gone.total(), gone.evidence), (0, 10));
+        assert_eq!(unsaved.tally().events, events);
+        assert!(unsaved.bytes() < MOST_KEPT / 50);
+    }
+
+    #[test]
+    fn what_is_fast_and_old_is_given_up_and_counted_where_it_was() {
+        let mut unsaved = many("cudaMalloc");
+        let (events, newest) = (unsaved.tally().events, unsaved.calls.last().copied());
+        let slow = unsaved.calls.iter().filter(|call| call.duration_ns >= SLOW_NS).count();
+        let gone = unsaved.bound(|_| false, 0);
+        assert_eq!(unsaved.tally().events + gone.total(), events);
+        assert!(unsaved.bytes() <= MOST_KEPT * 3 / 4 && unsaved.bytes() > MOST_KEPT / 2);
+        assert_eq!(unsaved.calls.iter().filter(|call| call.duration_ns >= SLOW_NS).count(), slow);
+        assert_eq!(unsaved.calls.last().copied(), newest);
+        let (first, last) = (gone.events.keys().next().unwrap().0, gone.events.keys().last().unwrap().0);
+        assert!(first == 0 && last < 3, "the oldest, in their own seconds: {last}");
+        assert_eq!(unsaved.bound(|_| false, 0), GivenUp::default(), "once is enough");
+    }
+
+    #[test]
+    fn at_the_end_the_slowest_are_kept() {
+        let calls = (0..1_000).map(|i| call("cudaMalloc", i, i % 10)).collect();
+        let mut unsaved = Unsaved { calls, ..Unsaved::default() };
+        let gone = unsaved.keep_slowest(150, 0);
+        assert_eq!((unsaved.calls.len(), gone.total()), (150, 850));
+        assert_eq!(unsaved.calls.iter().filter(|call| call.duration_ns == 9).count(), 100);
+        assert_eq!(unsaved.calls.iter().filter(|call| call.duration_ns == 8).count(), 50);
+        assert_eq!(unsaved.keep_slowest(0, 0).total(), 150);
+    }
+}

@@ -2,6 +2,8 @@
 //! Random jobs on a GPU whose work is exactly known: the true idle time must lie within the bounds, every thread's
 //! ledger must add up, and nobody may be blamed for more than there was.
 
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; their helpers are the same")]
+
 mod random_job;
 mod thinned;
 

@@ -38,7 +38,7 @@ fn training(steps: u64) -> Vec<Call> {
             stream: Some(7),
             ..call("cudaLaunchKernel", at + k * 6_000, 3_000 + k * 10)
         };
-        let slow = if i % 97 == 0 { 1_500_000 } else { 80_000 };
+        let slow = if i.is_multiple_of(97) { 1_500_000 } else { 80_000 };
         let wait = Call { arg0: Some(7), ..call("cudaStreamSynchronize", at + 400_000, slow) };
         let copy = move |k: u64| Call { arg1: Some(1), ..call("cudaMemcpyAsync", at + 320_000 + k * 9_000, 4_000) };
         (0..50).map(launch).chain((0..4).map(copy)).chain([wait])
@@ -89,7 +89,10 @@ fn what_cannot_be_thinned_is_counted_when_there_is_no_room() {
     let path = folder.path().join("run.db");
     let allocation = |i: u64| {
         let duration = if i % 1_000 == 999 { 2_000_000 } else { 2_000 + i % 7 };
-        Call { arg1: Some(i), ..call(if i % 2 == 0 { "cudaMalloc" } else { "cudaFree" }, i * 10_000, duration) }
+        Call {
+            arg1: Some(i),
+            ..call(if i.is_multiple_of(2) { "cudaMalloc" } else { "cudaFree" }, i * 10_000, duration)
+        }
     };
     let calls: Vec<Call> = (0..200_000).map(allocation).collect();
     let done = record(capped(&path, 2 * MB), 2 * MB, &calls);
