@@ -6,7 +6,7 @@
 
 use crate::context::{Contexts, know_process};
 use crate::pending::stored;
-use crate::writer::insert_at_free_time;
+use crate::rows::insert_at_free_time;
 use gpuwhy_model::{Call, CallFlags, Communicator, FunctionName, OpId, TensorEvent, Transfer, Unwatched};
 use rusqlite::{Connection, params};
 
@@ -30,6 +30,7 @@ pub(crate) fn as_call(event: &TensorEvent) -> Call {
         arg1: Some(event.address),
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: event.stack,
     }
 }

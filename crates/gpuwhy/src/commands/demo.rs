@@ -94,6 +94,7 @@ fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Sett
         extra_env: environment.into_iter().map(|(name, value)| (OsString::from(name), value)).collect(),
         duration: None,
         db: args.db.clone(),
+        max_size: None,
         display: Display::Human,
         explain: false,
     })

@@ -42,7 +42,8 @@ pub(crate) struct Budgeting {
     traps: HashMap<OpId, Traps>,
     switch_traps: Traps,
     threads: HashMap<u32, OfThread>,
-    /// Of the calls counted, those with a stack.
+    /// Records of calls, and those of them with a stack.
+    records: u64,
     stacks: u64,
     own_cpu_ns: u64,
     ring_bytes: u32,
@@ -71,6 +72,7 @@ impl Budgeting {
             traps: HashMap::new(),
             switch_traps: Traps::default(),
             threads: HashMap::new(),
+            records: 0,
             stacks: 0,
             own_cpu_ns: OwnCost::so_far(ring_bytes).cpu_ns,
             ring_bytes,
@@ -97,11 +99,13 @@ impl Budgeting {
             last.1.switches += switches;
         };
         for call in batch.calls.iter().filter(|call| call.op.is_cuda()) {
-            add(&mut self.threads, call.tid, 1, 0);
+            add(&mut self.threads, call.tid, call.calls(), 0);
+            self.records += 1;
             self.stacks += u64::from(call.stack.is_some());
         }
         for event in &batch.tensors {
             add(&mut self.threads, event.tid, 1, 0);
+            self.records += 1;
             self.stacks += u64::from(event.stack.is_some());
         }
         for off in &batch.off {
@@ -141,7 +145,8 @@ impl Budgeting {
         let calls: u64 = threads.values().map(|of| of.calls).sum();
         // Calls that gpuwhy is not told of, inner ones and lost ones, are where the others are.
         let share = if calls > 0 { busiest.calls as f64 / calls as f64 } else { 1.0 };
-        let with_stack = if calls > 0 { std::mem::take(&mut self.stacks) as f64 / calls as f64 } else { 0.0 };
+        let records = std::mem::take(&mut self.records).max(1);
+        let with_stack = std::mem::take(&mut self.stacks) as f64 / records as f64;
         let (mut ops, mut spent) = (Vec::new(), Traps::default());
         for (op, traps) in capture.traps() {
             let since = traps.since(self.traps.insert(op, traps).unwrap_or_default());

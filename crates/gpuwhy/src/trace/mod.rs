@@ -46,6 +46,8 @@ pub(crate) struct Settings {
     pub(crate) duration: Option<Duration>,
     /// The run file.
     pub(crate) db: PathBuf,
+    /// How large it may become, bytes.
+    pub(crate) max_size: Option<u64>,
     /// What to show.
     pub(crate) display: Display,
     /// What tracing may cost the job.

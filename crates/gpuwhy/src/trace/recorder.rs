@@ -103,6 +103,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         lost_by_cause: BTreeMap::new(),
         start_ns,
         ring_bytes: settings.capture.ring_bytes,
+        max_size: settings.max_size,
         began,
         troubled: false,
         unwatched: UnwatchedTime::default(),
@@ -169,6 +170,7 @@ struct Recorder {
     lost_by_cause: BTreeMap<LossCause, u64>,
     start_ns: u64,
     ring_bytes: u32,
+    max_size: Option<u64>,
     /// When gpuwhy itself began, attaching included.
     began: Instant,
     /// Whether the file could not be written when last looked at: said once, when it begins.
@@ -295,6 +297,9 @@ impl Recorder {
         if let Some(trouble) = snapshot.trouble.as_ref().filter(|_| !self.troubled) {
             self.progress.warn(trouble);
         }
+        if self.troubled && snapshot.trouble.is_none() {
+            self.progress.warn("the run file can be written again: what was kept in memory is in it now");
+        }
         self.troubled = snapshot.trouble.is_some();
         self.progress.update(&snapshot, &self.lost_by_op);
     }
@@ -367,21 +372,20 @@ impl Recorder {
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
-        let problem = problem(finished.as_ref(), &snapshot);
-        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
+        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| op.is_cuda()).map(|(_, n)| n).sum();
         let made: u64 = snapshot.totals.iter().filter(|(op, _)| op.is_cuda()).map(|(_, totals)| totals.calls).sum();
-        let before: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
-        if snapshot.lost > before {
-            // What the writer lost itself.
-            self.lost_by_cause.insert(LossCause::WriteFailed, snapshot.lost - before);
-        }
+        // What the writer lost itself.
+        self.lost_by_cause.extend(finished.iter().flat_map(|finished| finished.lost.iter().copied()));
+        let lost: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
         let summary = Summary {
             elapsed,
-            seen: stored + snapshot.lost,
+            seen: stored + lost,
             cuda_calls: made + lost_calls,
             stored,
-            lost: snapshot.lost,
+            lost,
+            thinned: finished.as_ref().map_or(0, |f| f.thinned),
+            max_size: self.max_size,
             loss_by_cause: self.lost_by_cause,
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
@@ -391,7 +395,7 @@ impl Recorder {
             unwatched: self.unwatched,
             alive: self.began.elapsed(),
             libraries: self.libraries_noted,
-            problem,
+            problem: problem(finished.as_ref()),
             stacks: stacks.found,
             table: Figures::final_table(&snapshot, &self.lost_by_op),
         };
@@ -400,13 +404,11 @@ impl Recorder {
 }
 
 /// What went wrong with the file, if anything.
-fn problem(finished: Option<&Finished>, snapshot: &Snapshot) -> Option<String> {
-    let Some(finished) = finished else {
-        return Some("the writing thread ended early; what was committed is in the file".to_owned());
-    };
-    let closing = finished.problem.as_ref().map(ToString::to_string);
-    let all: Vec<String> = snapshot.trouble.iter().cloned().chain(closing).collect();
-    (!all.is_empty()).then(|| all.join("; "))
+fn problem(finished: Option<&Finished>) -> Option<String> {
+    match finished {
+        Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+        None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
+    }
 }
 
 fn is_ignored(signal: i32) -> bool {
@@ -443,6 +445,7 @@ fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
         command: (!words.is_empty()).then(|| process::command_line(&words)),
         flags: Some(process::command_line(&flags)),
         machine: machine.clone(),
+        max_size: settings.max_size,
         owner: Caller::from_env().map(|caller| caller.owner()),
     }
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is said when a trace ends: seen, stored, lost, where, and what it cost.
 
+use crate::thinned::Thinned;
 use crate::trace::budget::JobCost;
 use crate::trace::cost::OwnCost;
 use gpuwhy_model::{LossCause, Unwatched, units};
@@ -20,6 +21,9 @@ pub(crate) struct Summary {
     pub(crate) cuda_calls: u64,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
+    /// Of those stored, events that are the weight of another's row.
+    pub(crate) thinned: u64,
+    pub(crate) max_size: Option<u64>,
     pub(crate) loss_by_cause: BTreeMap<LossCause, u64>,
     pub(crate) path: PathBuf,
     pub(crate) size_bytes: u64,
@@ -113,9 +117,15 @@ impl Summary {
             ));
         }
         lines.extend(self.unwatched.words().map(|words| format!("        {words}")));
+        lines.extend(self.kept_small().note().map(|note| format!("        {note}")));
         lines.extend(self.python().map(|python| format!("        {python}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
         lines
+    }
+
+    fn kept_small(&self) -> Thinned {
+        let refused = self.loss_by_cause.get(&LossCause::SizeCap).copied().unwrap_or(0);
+        Thinned { stored: self.stored, thinned: self.thinned, refused, max_size: self.max_size }
     }
 
     /// How many Python lines there are, and what is wrong with some.
@@ -170,6 +180,8 @@ impl Summary {
             "cuda_calls": self.cuda_calls,
             "stored": self.stored,
             "lost": self.lost,
+            "thinned": self.thinned,
+            "max_size": self.max_size,
             "loss_by_cause": causes,
             "file": self.path.to_string_lossy(),
             "size_bytes": self.size_bytes,
