@@ -145,7 +145,7 @@ mod tests {
         let ns = least_ns(&mut || {
             calls += 1;
             // Every batch but some is disturbed.
-            if calls % (CALLS * 2) == 0 {
+            if calls.is_multiple_of(CALLS * 2) {
                 std::thread::sleep(Duration::from_micros(100));
             }
         });
