@@ -6,6 +6,7 @@
 
 use crate::arch::{PROLOGUE, ProbeCost, landing_pad, probe_cost};
 use std::hint::black_box;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,8 +22,8 @@ const LEAST: u32 = 5;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant's message says it
 pub enum CalibrateError {
-    #[error("cannot read /proc/self/maps: {0}")]
-    Maps(std::io::Error),
+    #[error("gpuwhy cannot read its own code: {0}")]
+    Own(std::io::Error),
     #[error("gpuwhy's own code is not where /proc/self/maps says")]
     NotMapped,
 }
@@ -60,14 +61,17 @@ extern "C" fn probed() {
 impl Calibrator {
     /// Finds the function in gpuwhy's file and measures it without a probe.
     pub fn new() -> Result<Self, CalibrateError> {
-        let address = probed as *const () as usize;
-        // SAFETY: the function's code is longer than what is read together with what follows it in the same page or the
-        // next of the program's code, which is mapped as a whole.
-        let code = unsafe { std::slice::from_raw_parts(address as *const u8, PROLOGUE) };
-        let pad = landing_pad(code);
-        let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Maps)?;
-        let offset = file_offset(&maps, address as u64 + pad).ok_or(CalibrateError::NotMapped)?;
-        let site = OwnSite { path: "/proc/self/exe".into(), offset, cost: probe_cost(&code[pad as usize..]) };
+        let address = probed as *const () as usize as u64;
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Own)?;
+        let start = file_offset(&maps, address).ok_or(CalibrateError::NotMapped)?;
+        let path = PathBuf::from("/proc/self/exe");
+        // From the file: in memory there is a breakpoint where a probe is.
+        let mut code = [0; PROLOGUE];
+        std::fs::File::open(&path)
+            .and_then(|file| file.read_exact_at(&mut code, start))
+            .map_err(CalibrateError::Own)?;
+        let pad = landing_pad(&code);
+        let site = OwnSite { path, offset: start + pad, cost: probe_cost(&code[pad as usize..]) };
         Ok(Self { site, bare_ns: least_ns(&mut || probed()) })
     }
 
@@ -150,7 +154,7 @@ mod tests {
         let ns = least_ns(&mut || {
             calls += 1;
             // Every batch but some is disturbed.
-            if calls % (CALLS * 2) == 0 {
+            if calls.is_multiple_of(CALLS * 2) {
                 std::thread::sleep(Duration::from_micros(100));
             }
         });

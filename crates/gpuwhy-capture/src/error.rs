@@ -11,7 +11,7 @@ pub type Result<T> = std::result::Result<T, CaptureError>;
 #[allow(missing_docs)] // each variant's message says it
 pub enum CaptureError {
     #[error(
-        "this user may not load eBPF programs: run gpuwhy with sudo, or give it CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
+        "this user may not load eBPF programs: run gpuwhy with sudo, or give it CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
     )]
     NotPermitted,
     #[error(

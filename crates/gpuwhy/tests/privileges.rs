@@ -274,6 +274,12 @@ fn with_sudo_a_signal_still_reaches_the_job() {
 
 // ---- without root ----
 
+fn as_user_with_the_four() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps", NAMES, "--ambient-caps", NAMES]);
+    command
+}
+
 #[test]
 fn a_user_with_the_four_capabilities_needs_no_root_and_the_job_does_not_get_them() {
     if !can_trace() {
@@ -283,8 +289,7 @@ fn a_user_with_the_four_capabilities_needs_no_root_and_the_job_does_not_get_them
     let folder = private_folder(&place, "theirs", NOBODY);
     std::fs::copy(GPUWHY, folder.join("gpuwhy")).unwrap();
     let script = r#"grep ^Cap /proc/$$/status; "$0" --cudart "$1" --calls 100"#;
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps", NAMES, "--ambient-caps", NAMES]);
+    let mut command = as_user_with_the_four();
     command.arg(folder.join("gpuwhy")).args(["trace", "--quiet", "--db"]).arg(folder.join("run.db"));
     command.args(["--", "sh", "-c", script]).arg(&sim().simjob).arg(&sim().cudart);
     let output = succeed(command.env("LD_LIBRARY_PATH", &sim().dir));
@@ -295,4 +300,11 @@ fn a_user_with_the_four_capabilities_needs_no_root_and_the_job_does_not_get_them
     assert!(!said.contains("warning"), "{said}");
     let db = common::open(&folder.join("run.db"));
     assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'"), 100);
+    // What is not for tracing is done without them: they read every file.
+    let private = private_folder(&place, "private", SOMEBODY).join("run.db");
+    std::fs::copy(folder.join("run.db"), &private).unwrap();
+    let mut query = as_user_with_the_four();
+    query.arg(folder.join("gpuwhy")).args(["query", "--db"]).arg(private).arg("SELECT 1");
+    let output = query.output().unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{}", text(&output));
 }

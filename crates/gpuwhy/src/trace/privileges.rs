@@ -23,9 +23,9 @@ pub(crate) struct Reduced {
 }
 
 /// Does something with the rights of the user who called sudo, so that a path of theirs leads gpuwhy nowhere they could
-/// not go themselves; without one, with ours.
+/// not go themselves; without one, with ours, less the capabilities of somebody who is not root.
 pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T) -> anyhow::Result<T> {
-    let Some(caller) = caller else { return Ok(act()) };
+    let Some(caller) = caller else { return without_capabilities(act) };
     let before = groups().context("cannot read this process's groups")?;
     // SAFETY: reads a number.
     let (uid, gid) = unsafe { (libc::geteuid(), libc::getegid()) };
@@ -39,6 +39,26 @@ pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T
         return Err(io::Error::last_os_error()).context("cannot take root's rights again");
     }
     Ok(outcome)
+}
+
+fn without_capabilities<T>(act: impl FnOnce() -> T) -> anyhow::Result<T> {
+    if is_root() {
+        return Ok(act());
+    }
+    let full = CapSets::current()?;
+    CapSets { effective: 0, ..full }.apply()?;
+    let outcome = act();
+    full.apply()?;
+    Ok(outcome)
+}
+
+/// Commands that only read files have no use for capabilities that gpuwhy's file or service has for tracing; with them,
+/// everybody could read everything.
+pub(crate) fn renounce() -> anyhow::Result<()> {
+    if is_root() {
+        return Ok(());
+    }
+    CapSets::default().apply().context("cannot give up capabilities")
 }
 
 /// Leaving user 0 also takes the effective capabilities away; coming back brings them back.

@@ -80,13 +80,8 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns, &machine))?;
     let to_json = settings.display == Display::Json;
     let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
-    // The last thing done with all of root's rights. Threads start afterwards, because they inherit what is left.
-    let folder = created.writer.path().parent().unwrap_or(Path::new("/"));
-    let plain_probes = capture.flavour() == Flavour::Plain;
-    let reduced = privileges::reduce(caller.as_ref(), &Circumstances { folder, plain_probes });
     let progress = Progress::new(settings.display);
-    reduced.warnings.iter().for_each(|warning| progress.warn(warning));
-    reduced.notes.iter().for_each(|note| progress.note(note));
+    give_up_rights(caller.as_ref(), &created.writer, &capture, &progress);
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
@@ -136,6 +131,15 @@ fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> an
         }
         _ => error.into(),
     })
+}
+
+/// After the last thing that is done with all of root's rights, and before threads start, because they inherit what is left.
+fn give_up_rights(caller: Option<&Caller>, file: &Writer, capture: &Capture, progress: &Progress) {
+    let folder = file.path().parent().unwrap_or(Path::new("/"));
+    let plain_probes = capture.flavour() == Flavour::Plain;
+    let reduced = privileges::reduce(caller, &Circumstances { folder, plain_probes });
+    reduced.warnings.iter().for_each(|warning| progress.warn(warning));
+    reduced.notes.iter().for_each(|note| progress.note(note));
 }
 
 /// A job may outlive its trace; until it ends, signals meant for it still reach it.
