@@ -41,6 +41,8 @@ pub(crate) struct Probes {
     without: HashSet<OpId>,
     attached: Vec<AttachedLibrary>,
     unwatched: Vec<Unwatched>,
+    /// Processes and libraries of theirs that cannot be watched: said once.
+    given_up: HashSet<(u32, String)>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -69,8 +71,16 @@ impl Probes {
     ) -> bool {
         let mut any = false;
         for library in found {
-            // One that is gone went with its process.
-            let Ok(file) = elf::open_regular(&library.open) else { continue };
+            let file = match elf::open_regular(&library.open) {
+                Ok(file) => file,
+                Err(error) => {
+                    // One that is gone went with its process.
+                    if error.is_permission() {
+                        self.cannot_be_watched(used, library);
+                    }
+                    continue;
+                }
+            };
             let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
             if self.has(id) {
                 continue;
@@ -137,6 +147,20 @@ impl Probes {
         self.files.insert(id, probed);
         self.attached.push(attached);
         Ok(())
+    }
+
+    /// The file was deleted or replaced since it was mapped, and only root could still reach it.
+    fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &FoundLibrary) {
+        let Some((pid, from_ns)) = used.filter(|(pid, _)| self.given_up.insert((*pid, library.path.clone()))) else {
+            return;
+        };
+        self.warnings.push(format!(
+            "{} was deleted or replaced since process {pid} loaded it: its calls are not seen; start gpuwhy before the job, or \
+             trace it anew",
+            library.path
+        ));
+        let (library, path) = (library.library, library.path.clone());
+        self.unwatched.push(Unwatched { pid, library, path, from_ns, to_ns: u64::MAX });
     }
 
     /// Notes that a library was in use before it was watched: until now.

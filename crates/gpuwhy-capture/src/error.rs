@@ -6,6 +6,16 @@ use std::path::PathBuf;
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CaptureError>;
 
+impl CaptureError {
+    /// Whether gpuwhy may not do it.
+    pub(crate) fn is_permission(&self) -> bool {
+        match self {
+            Self::Library { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            _ => matches!(self, Self::NotPermitted),
+        }
+    }
+}
+
 /// Why capturing failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant's message says it

@@ -124,7 +124,8 @@ impl Told {
         )?;
         for row in &self.unwatched {
             know_process(db, row.pid)?;
-            insert.execute(params![row.pid, row.library.name(), row.path, since(row.from_ns), since(row.to_ns)])?;
+            let to = if row.to_ns == u64::MAX { i64::MAX } else { since(row.to_ns) };
+            insert.execute(params![row.pid, row.library.name(), row.path, since(row.from_ns), to])?;
         }
         let mut insert = db.prepare_cached("INSERT INTO governor_ (at, op, action, reason) VALUES (?1, ?2, ?3, ?4)")?;
         for row in &self.governor {

@@ -18,3 +18,4 @@ mod size;
 mod stacks;
 mod support;
 mod survival;
+mod told;

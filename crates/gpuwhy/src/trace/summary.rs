@@ -53,7 +53,9 @@ pub(crate) struct UnwatchedTime {
 impl UnwatchedTime {
     pub(crate) fn add(&mut self, row: &Unwatched) {
         self.times += 1;
-        self.longest_ns = self.longest_ns.max(row.to_ns.saturating_sub(row.from_ns));
+        // One that was never watched has been warned of.
+        let ended = Some(row.to_ns).filter(|to| *to < u64::MAX);
+        self.longest_ns = self.longest_ns.max(ended.map_or(0, |to| to.saturating_sub(row.from_ns)));
     }
 
     fn words(self) -> Option<String> {
