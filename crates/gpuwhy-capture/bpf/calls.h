@@ -253,7 +253,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
-		if (!tells_more(COOKIE_SHAPE(cookie))) {
+		if (!tells_more(COOKIE_SHAPE(cookie)) || (rare && is_named(&in, cookie, task->tgid))) {
 			count_trap(COOKIE_OP(cookie), false);
 			return 1;
 		}

@@ -236,7 +236,7 @@ int still_open(struct bpf_iter__task *ctx)
 	struct task_struct *task = ctx->task;
 	struct thread *t;
 
-	if (!task)
+	if (!task || task->tgid == own_tgid)
 		return 0;
 	t = bpf_task_storage_get(&threads, task, 0, 0);
 	if (t && (t->depth || t->burst.counted))

@@ -32,7 +32,7 @@ impl RowWriter {
     /// Stores calls, which are sorted by start.
     pub(crate) fn calls(&mut self, db: &Connection, origin_ns: u64, calls: &[Call]) -> rusqlite::Result<()> {
         let mut insert = db.prepare_cached(INSERT_CALL)?;
-        let mut previous = -1;
+        let (mut previous, mut bound) = (-1, None);
         for call in calls {
             let context = self.contexts.id_of(db, call)?;
             // A call older than the run would have a negative time; half the range leaves room for ties.
@@ -41,7 +41,12 @@ impl RowWriter {
             insert.raw_bind_parameter(3, context)?;
             insert.raw_bind_parameter(4, call.arg0.map(u64::cast_signed))?;
             insert.raw_bind_parameter(5, call.arg1.map(u64::cast_signed))?;
-            insert.raw_bind_parameter(6, weight(call.weight))?;
+            // Nearly always NULL, which it is until it is bound.
+            let weight = weight(call.weight);
+            if weight != bound {
+                insert.raw_bind_parameter(6, weight)?;
+                bound = weight;
+            }
             previous = insert_at_free_time(&mut insert, start)?;
         }
         Ok(())

@@ -11,8 +11,8 @@ use std::mem::size_of;
 
 /// How much is kept while the disk fails, bytes.
 pub(crate) const MOST_KEPT: usize = 64 << 20;
-/// Memory that is held on to between commits, rows.
-const SPARE_ROWS: usize = 65_536;
+/// Rows for which memory is held on to in any case.
+const SPARE_ROWS: usize = 8_192;
 /// How rows are thinned before any is given up.
 const THIN: Thinning = Thinning { longest: 1024, mix_stacks: true };
 
@@ -26,12 +26,21 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
+    /// Counts a call. One inside another is stored beside the program's own but is none of them.
+    #[inline]
+    pub(crate) fn call(&mut self, call: &Call) {
+        let calls = if call.flags.inner { 0 } else { call.calls() };
+        self.events += calls;
+        self.thinned += calls.saturating_sub(1);
+    }
+
     pub(crate) fn of(calls: &[Call], offs: &[OffCpu]) -> Self {
-        let outermost = calls.iter().filter(|call| !call.flags.inner).map(Call::calls);
-        outermost.chain(offs.iter().map(OffCpu::times)).fold(Self::default(), |tally, weight| Self {
-            events: tally.events + weight,
-            thinned: tally.thinned + weight - 1,
-        })
+        let mut tally = Self::default();
+        calls.iter().for_each(|call| tally.call(call));
+        for times in offs.iter().map(OffCpu::times) {
+            tally.add(Self { events: times, thinned: times - 1 });
+        }
+        tally
     }
 
     pub(crate) fn add(&mut self, other: Self) {
@@ -116,16 +125,11 @@ impl Unsaved {
 
     /// Forgets the rows, because they are stored now.
     pub(crate) fn clear(&mut self) {
-        self.calls.clear();
-        self.offs.clear();
-        self.runs.clear();
-        self.moved.clear();
-        self.tensors.clear();
-        self.calls.shrink_to(SPARE_ROWS);
-        self.offs.shrink_to(SPARE_ROWS);
-        self.runs.shrink_to(SPARE_ROWS);
-        self.moved.shrink_to(SPARE_ROWS);
-        self.tensors.shrink_to(SPARE_ROWS);
+        empty(&mut self.calls);
+        empty(&mut self.offs);
+        empty(&mut self.runs);
+        empty(&mut self.moved);
+        empty(&mut self.tensors);
     }
 
     /// Takes some rows out, the newest: at most so many of each kind, sorted by start.
@@ -239,6 +243,15 @@ impl Unsaved {
         self.runs = Vec::new();
         self.moved = Vec::new();
         rows as u64
+    }
+}
+
+/// Keeps as much memory as was needed this time, so that it is not asked for again twice a second.
+fn empty<T>(rows: &mut Vec<T>) {
+    let used = rows.len().max(SPARE_ROWS);
+    rows.clear();
+    if rows.capacity() > 4 * used {
+        rows.shrink_to(used);
     }
 }
 

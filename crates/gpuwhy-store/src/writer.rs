@@ -179,14 +179,15 @@ impl Writer {
         for chunk in calls.chunks(self.chunk()) {
             outcome = outcome.and(self.make_room_for_sums());
             // Even when the disk fails: the sums are kept, and stored when it works again.
+            let mut given = Tally::default();
             for call in chunk {
-                // Inner calls are stored beside the program's own but are none of them.
-                self.counts.given += if call.flags.inner { 0 } else { call.calls() };
+                given.call(call);
                 self.counts.unsummed += if self.sums.add(call) { 0 } else { call.calls() };
             }
+            self.counts.given += given.events;
             let from = self.unsaved.calls.len();
-            self.keep_calls(chunk);
-            self.counts.open.add(Tally::of(&self.unsaved.calls[from..], &[]));
+            let all = self.keep_calls(chunk);
+            self.counts.open.add(if all { given } else { Tally::of(&self.unsaved.calls[from..], &[]) });
             let rows =
                 self.insert(|writer| writer.rows.calls(&writer.db, writer.origin_ns, &writer.unsaved.calls[from..]));
             outcome = outcome.and(rows);

@@ -19,7 +19,10 @@ pub(crate) struct Thinned {
 impl Thinned {
     /// What to do about it; `None` where every event has its row.
     pub(crate) fn note(&self) -> Option<String> {
-        let size = self.max_size.map(|max| format!(" (--max-size {})", units::bytes(max))).unwrap_or_default();
+        let size = self
+            .max_size
+            .map(|max| format!(" (to keep to --max-size {} or --budget)", units::bytes(max)))
+            .unwrap_or_default();
         let refused = format!("{} fast events found no room", units::count(self.refused));
         match (self.thinned, self.refused) {
             (0, 0) => None,
@@ -44,12 +47,15 @@ mod tests {
     fn it_says_what_happened_and_what_to_do() {
         assert_eq!(Thinned { stored: 10, ..Thinned::default() }.note(), None);
         let thinned = Thinned { stored: 3_400_000, thinned: 1_200_000, refused: 0, max_size: Some(2_000_000_000) };
-        let says = "1,200,000 of 3,400,000 events are in this file as weights of others (--max-size 2.00 GB): use \
+        let says = "1,200,000 of 3,400,000 events are in this file as weights of others (to keep to --max-size 2.00 GB or --budget): use \
                     SUM(weight) to count; `seconds` is exact";
         assert_eq!(thinned.note().as_deref(), Some(says));
         let both = Thinned { refused: 7, ..thinned }.note().unwrap();
-        assert!(both.contains("of others, 7 fast events found no room (--max-size"), "{both}");
+        assert!(both.contains("of others, 7 fast events found no room (to keep to --max-size"), "{both}");
         let full = Thinned { thinned: 0, refused: 7, ..thinned }.note().unwrap();
-        assert!(full.starts_with("7 fast events found no room in this file (--max-size 2.00 GB)"), "{full}");
+        assert!(
+            full.starts_with("7 fast events found no room in this file (to keep to --max-size 2.00 GB or --budget)"),
+            "{full}"
+        );
     }
 }

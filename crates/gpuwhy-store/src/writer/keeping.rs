@@ -74,12 +74,19 @@ impl Writer {
         }
     }
 
-    /// Puts calls, as far as there is room in the file, to those to be stored.
-    pub(super) fn keep_calls(&mut self, calls: &[Call]) {
+    /// Puts calls, as far as there is room in the file, to those to be stored. Returns whether that is all of them as
+    /// they are.
+    pub(super) fn keep_calls(&mut self, calls: &[Call]) -> bool {
         let room = self.room();
         match room {
-            Room::Enough => return self.unsaved.calls.extend_from_slice(calls),
-            Room::Little(how) => return thin::calls(calls, how, &mut self.unsaved.calls),
+            Room::Enough => {
+                self.unsaved.calls.extend_from_slice(calls);
+                return true;
+            }
+            Room::Little(how) => {
+                thin::calls(calls, how, &mut self.unsaved.calls);
+                return false;
+            }
             Room::SlowOnly | Room::Nothing => {}
         }
         let mut gone = GivenUp::default();
@@ -94,6 +101,7 @@ impl Writer {
             }
         }
         self.give_up(&gone, LossCause::SizeCap);
+        false
     }
 
     /// The same of times off the CPU.

@@ -14,17 +14,39 @@ use std::time::{Duration, Instant};
 /// A switch costs its tracepoint, too, and the wake-up before it; ns, as measured by `bench/host.py`.
 const AROUND_A_SWITCH_NS: f64 = 150.0;
 
-/// A thread's events since the last time.
-#[derive(Debug, Clone, Copy, Default)]
-struct OfThread {
-    calls: u64,
-    switches: u64,
+/// A probe in a job costs this many times what it costs in a tight loop, where all it touches is in the cache.
+const COLD: f64 = 1.6;
+
+/// Events since the last time, by process and thread.
+///
+/// A process's threads take turns more often than not: backward waits for forward, and the interpreter's lock lets one go on
+/// at a time. So what calls cost each of them adds up. Switches are mostly those of threads that wait beside the work: of
+/// them the busiest thread's count.
+#[derive(Debug, Default)]
+struct Counts {
+    calls: HashMap<u32, u64>,
+    switches: HashMap<(u32, u32), u64>,
+}
+
+impl Counts {
+    /// Calls and switches of the process that has most to pay, and calls of all.
+    fn busiest(&self, prices: &Prices) -> (u64, u64, u64) {
+        let mut by_process: HashMap<u32, (u64, u64)> =
+            self.calls.iter().map(|(pid, calls)| (*pid, (*calls, 0))).collect();
+        for ((pid, _), switches) in &self.switches {
+            let of = by_process.entry(*pid).or_default();
+            of.1 = of.1.max(*switches);
+        }
+        let ns = |of: &(u64, u64)| of.0 as f64 * prices.call_ns + of.1 as f64 * prices.switch_ns;
+        let most = by_process.values().copied().max_by(|a, b| ns(a).total_cmp(&ns(b))).unwrap_or_default();
+        (most.0, most.1, self.calls.values().sum())
+    }
 }
 
 /// What tracing has cost so far, for the summary and the run file.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct JobCost {
-    /// Time added to the job's busiest thread, as a part of the time it was watched: probes on functions.
+    /// Time added to the job's busiest process, as a part of the time it was watched: probes on functions.
     pub(crate) probes: f64,
     /// The same: following the scheduler.
     pub(crate) switches: f64,
@@ -41,7 +63,7 @@ pub(crate) struct Budgeting {
     prices: Prices,
     traps: HashMap<OpId, Traps>,
     switch_traps: Traps,
-    threads: HashMap<u32, OfThread>,
+    counts: Counts,
     /// Records of calls, and those of them with a stack.
     records: u64,
     stacks: u64,
@@ -63,7 +85,12 @@ impl Budgeting {
         let usual = Prices::default();
         let guessed = ProbePrices { call_ns: usual.call_ns, counted_ns: usual.entry_ns, leave_ns: 400.0 };
         let measured = capture.calibrate().unwrap_or(guessed);
-        let prices = Prices { entry_ns: measured.counted_ns, call_ns: measured.call_ns, ..usual };
+        let prices = Prices {
+            entry_ns: COLD * measured.counted_ns,
+            call_ns: COLD * measured.call_ns,
+            record_ns: 500.0,
+            ..usual
+        };
         let now = Instant::now();
         Self {
             governor: Governor::new(budget, prices),
@@ -71,7 +98,7 @@ impl Budgeting {
             prices,
             traps: HashMap::new(),
             switch_traps: Traps::default(),
-            threads: HashMap::new(),
+            counts: Counts::default(),
             records: 0,
             stacks: 0,
             own_cpu_ns: OwnCost::so_far(ring_bytes).cpu_ns,
@@ -85,33 +112,31 @@ impl Budgeting {
         }
     }
 
-    /// Counts a batch by thread.
+    /// Counts a batch.
     pub(crate) fn note(&mut self, batch: &Batch) {
-        let mut last: (u32, OfThread) = (0, OfThread::default());
-        let mut add = |threads: &mut HashMap<u32, OfThread>, tid: u32, calls: u64, switches: u64| {
-            if tid != last.0 {
-                let of = threads.entry(last.0).or_default();
-                of.calls += last.1.calls;
-                of.switches += last.1.switches;
-                last = (tid, OfThread::default());
+        // Most come in rows of one process.
+        let mut last = (0, 0);
+        let mut add = |counts: &mut Counts, pid: u32, calls: u64| {
+            if pid != last.0 {
+                *counts.calls.entry(last.0).or_default() += last.1;
+                last = (pid, 0);
             }
-            last.1.calls += calls;
-            last.1.switches += switches;
+            last.1 += calls;
         };
         for call in batch.calls.iter().filter(|call| call.op.is_cuda()) {
-            add(&mut self.threads, call.tid, call.calls(), 0);
+            add(&mut self.counts, call.pid, call.calls());
             self.records += 1;
             self.stacks += u64::from(call.stack.is_some());
         }
         for event in &batch.tensors {
-            add(&mut self.threads, event.tid, 1, 0);
+            add(&mut self.counts, event.pid, 1);
             self.records += 1;
             self.stacks += u64::from(event.stack.is_some());
         }
+        add(&mut self.counts, 0, 0);
         for off in &batch.off {
-            add(&mut self.threads, off.tid, 0, 1);
+            *self.counts.switches.entry((off.pid, off.tid)).or_default() += 1;
         }
-        add(&mut self.threads, 0, 0, 0);
     }
 
     /// To be called often. When it is time, sees what tracing costs and does something about it; says what.
@@ -136,15 +161,9 @@ impl Budgeting {
     }
 
     fn load(&mut self, capture: &Capture) -> Load {
-        let threads = std::mem::take(&mut self.threads);
-        let busiest = threads.iter().filter(|(tid, _)| **tid != 0).map(|(_, of)| *of).max_by(|a, b| {
-            let ns = |of: &OfThread| of.calls as f64 * self.prices.call_ns + of.switches as f64 * self.prices.switch_ns;
-            ns(a).total_cmp(&ns(b))
-        });
-        let busiest = busiest.unwrap_or_default();
-        let calls: u64 = threads.values().map(|of| of.calls).sum();
+        let (busiest, switches, calls) = std::mem::take(&mut self.counts).busiest(&self.prices);
         // Calls that gpuwhy is not told of, inner ones and lost ones, are where the others are.
-        let share = if calls > 0 { busiest.calls as f64 / calls as f64 } else { 1.0 };
+        let share = if calls > 0 { busiest as f64 / calls as f64 } else { 1.0 };
         let records = std::mem::take(&mut self.records).max(1);
         let with_stack = std::mem::take(&mut self.stacks) as f64 / records as f64;
         let (mut ops, mut spent) = (Vec::new(), Traps::default());
@@ -167,7 +186,6 @@ impl Budgeting {
         let (now, own) = (Instant::now(), OwnCost::so_far(self.ring_bytes).cpu_ns);
         let wall = now.duration_since(std::mem::replace(&mut self.last, now));
         let own_cpu = Duration::from_nanos(own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own)));
-        let switches = busiest.switches;
         Load { wall, ops, switches, switch_stacks: 0, counted: Counted::BusiestThread, own_cpu, cpus: self.cpus }
     }
 

@@ -74,10 +74,9 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     };
     let mut capture = Capture::start(&settings.capture)?;
     let budgeting = Budgeting::start(settings.budget, &mut capture, settings.capture.ring_bytes);
-    let machine = machine();
     let start_ns = capture.began_ns();
     let caller = Caller::from_env();
-    let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns, &machine))?;
+    let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns))?;
     let to_json = settings.display == Display::Json;
     let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
     let progress = Progress::new(settings.display);
@@ -86,12 +85,13 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
+    let machine = machine();
     let mut recorder = Recorder {
         capture,
         writer: WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?,
         batch: Batch::default(),
         budgeting,
-        processes: Processes::new(machine),
+        processes: Processes::new(machine.clone()),
         host: HostSide::start(settings),
         libraries_noted: 0,
         lost_by_op: HashMap::new(),
@@ -104,6 +104,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         unwatched: UnwatchedTime::default(),
         progress,
     };
+    recorder.writer.machine(machine);
     let mut running = match job.as_ref().zip(held) {
         None => None,
         Some((job, held)) => Some(recorder.let_go(job, held)?),
@@ -437,7 +438,7 @@ fn machine() -> Machine {
     }
 }
 
-fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
+fn new_run(settings: &Settings, start_ns: u64) -> NewRun {
     let words: Vec<String> = settings.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     let flags: Vec<String> =
         std::env::args_os().skip(1).take_while(|a| a != "--").map(|a| a.to_string_lossy().into_owned()).collect();
@@ -448,7 +449,8 @@ fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
         start_monotonic_ns: start_ns,
         command: (!words.is_empty()).then(|| process::command_line(&words)),
         flags: Some(process::command_line(&flags)),
-        machine: machine.clone(),
+        // NVML starts a thread, which must not have more rights than the others: it is asked later.
+        machine: Machine::default(),
         max_size: settings.max_size,
         owner: Caller::from_env().map(|caller| caller.owner()),
     }

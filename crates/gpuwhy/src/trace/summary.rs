@@ -103,7 +103,7 @@ impl Summary {
         ));
         if self.cuda_calls > 0 {
             lines.push(format!(
-                "        cost to the job: about {} of its busiest thread's time (CUDA calls {}, switches {})",
+                "        cost to the job: about {} of its busiest process's time (CUDA calls {}, switches {})",
                 units::percent(self.job_cost.probes + self.job_cost.switches, 1.0),
                 units::percent(self.job_cost.probes, 1.0),
                 units::percent(self.job_cost.switches, 1.0),
