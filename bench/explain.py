@@ -34,7 +34,7 @@ def record(folder):
     run = folder / "run.db"
     job = [folder / "sim/simjob", "--cudart", folder / "sim/libcudart.so.13", "--threads", "2", "--mix", "mixed"]
     job += ["--calls", str(EVENTS), "--rate", "200000"]
-    subprocess.run([GPUWHY, "trace", "-q", "--db", run, "--", *job], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([GPUWHY, "trace", "--budget", "none", "-q", "--db", run, "--", *job], check=True, stdout=subprocess.DEVNULL)
     return run
 
 

@@ -62,7 +62,7 @@ class HostBench(run.Bench):
     def trace(self, options, job, before=()):
         """gpuwhy's summary of a job, its run file still there, and the CPU seconds of both together."""
         database = self.database()
-        command = [*before, run.GPUWHY, "trace", "--json", "--db", database, *options, "--", *job]
+        command = [*before, run.GPUWHY, "trace", "--budget", "none", "--json", "--db", database, *options, "--", *job]
         out, _, used = self.measured(command)
         return json.loads(out.splitlines()[-1]), database, used
 
@@ -125,7 +125,7 @@ def one_switch_cost(bench, kind, way, ms):
     elif way == "untraced":
         bench.output(job)
     else:
-        trace = [run.GPUWHY, "trace", "--quiet", "--db", bench.database(), "--"]
+        trace = [run.GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.database(), "--"]
         tracer = {"bystander": trace, "perf bystander": bench.perf_sched(), "perf": bench.perf_sched("-a")}[way]
         with bench.beside([*bench.away(), *tracer]):
             bench.output(job)
@@ -179,7 +179,7 @@ def counting():
 def counted(bench, kind, bystander, ms):
     file, lines = bench.truth()
     job = bench.switches(kind, file, ms)
-    tracer = [*bench.away(), run.GPUWHY, "trace", "--quiet", "--db", bench.database(), "--"]
+    tracer = [*bench.away(), run.GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.database(), "--"]
     # The tracer's command says "ready" when the job is done, and gpuwhy is still there to be asked.
     first = [] if bystander else ["sh", "-c", f'{shlex.join(map(str, job))} && exec "$@"', "sh"]
     with bench.beside([*tracer, *first]) as gpuwhy:
@@ -335,7 +335,7 @@ def starts(bench, rounds):
         for way, options in STARTS.items():
             with bench.step(f"start, round {turn + 1} of {rounds}: {way}"):
                 database = bench.database()
-                _, wall, cpu = bench.measured([run.GPUWHY, "trace", "--quiet", "--db", database, *options, "--", "true"])
+                _, wall, cpu = bench.measured([run.GPUWHY, "trace", "--budget", "none", "--quiet", "--db", database, *options, "--", "true"])
                 figures[way].append({"wall_s": wall, "cpu_s": cpu})
                 database.unlink()
     return figures

@@ -175,7 +175,7 @@ class Bench:
     def gpuwhy(self, job, folder="."):
         """simjob's report and gpuwhy's summary."""
         database = self.dir / "run.db"
-        out, err = self.output([GPUWHY, "trace", "--json", "--db", database, "--", *job], folder)
+        out, err = self.output([GPUWHY, "trace", "--budget", "none", "--json", "--db", database, "--", *job], folder)
         database.unlink()
         report = [line for line in err.splitlines() if line.startswith('{"calls"')]
         summary = json.loads(out.splitlines()[-1])
@@ -251,7 +251,7 @@ def one_cost(bench, way, case, folder, job):
             raise Failure(f"gpuwhy lost {summary['lost']} calls")
         return report
     if way == "bystander":
-        tracer = [GPUWHY, "trace", "--quiet", "--db", bench.dir / f"{time.monotonic_ns()}.db", "--"]
+        tracer = [GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.dir / f"{time.monotonic_ns()}.db", "--"]
     elif way == "floor":
         # A counter on another CPU: the job takes the traps, and next to nothing is done in them.
         where = ["-a"] if bench.other_cpu is None else ["-C", str(bench.other_cpu)]

@@ -9,16 +9,6 @@
 /* At most this many are told as one. */
 #define MOST_COUNTED 1000
 
-static __always_inline void count_trap(__u32 op, bool followed)
-{
-	__u32 key = op & (LOSS_OPS - 1);
-	struct traps *n = bpf_map_lookup_elem(&traps, &key);
-
-	if (!n)
-		return;
-	n->entered++;
-	n->followed += followed;
-}
 
 static __always_inline __u64 stream_at_entry(const struct input *in, __u64 cookie)
 {

@@ -93,7 +93,7 @@ static __always_inline struct thread *thread_state(struct task_struct *task, __u
 	t->born_ns = task->start_time;
 	emit_life(OP_THREAD, task, task->start_time);
 	/* When every process that uses CUDA is traced, this is how its first thread is known; gpuwhy adopts the rest. */
-	if (host && all_processes && !watched_of(task))
+	if (host && all_processes && task->tgid != own_tgid && !watched_of(task))
 		adopt(task, bpf_ktime_get_ns());
 	return t;
 }
@@ -253,7 +253,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
-		if (!tells_more(COOKIE_SHAPE(cookie))) {
+		if (!tells_more(COOKIE_SHAPE(cookie)) || (rare && is_named(&in, cookie, task->tgid))) {
 			count_trap(COOKIE_OP(cookie), false);
 			return 1;
 		}
@@ -333,6 +333,7 @@ static __always_inline int leave(struct pt_regs *ctx, const bool rare)
 		emit_transfer(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
 	else
 		emit(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
+	time_trap(COOKIE_OP(f->cookie), end_ns);
 	return 0;
 }
 

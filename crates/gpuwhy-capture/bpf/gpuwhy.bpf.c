@@ -4,7 +4,7 @@
  *   cookie.h    how a function is read       state.h    maps, loss counters, the ring's record
  *   decode.h    reading arguments            calls.h    entering and leaving a call
  *   rare.h      communicators, names, graphs burst.h    calls that are only counted
- *   torch.h     PyTorch's allocator
+ *   torch.h     PyTorch's allocator         traps.h    what it costs
  *   watched.h   what is kept of threads      waits.h    what a thread waits for
  *   sched.h     running, ready, blocked      host.h     memory and I/O
  *   python.h    CPython's frames             stacks.h   when they are read, and what is told of them
@@ -26,6 +26,7 @@
 
 #include "cookie.h"
 #include "state.h"
+#include "traps.h"
 #include "decode.h"
 #include "rare.h"
 #include "stacks.h"
@@ -235,7 +236,7 @@ int still_open(struct bpf_iter__task *ctx)
 	struct task_struct *task = ctx->task;
 	struct thread *t;
 
-	if (!task)
+	if (!task || task->tgid == own_tgid)
 		return 0;
 	t = bpf_task_storage_get(&threads, task, 0, 0);
 	if (t && (t->depth || t->burst.counted))

@@ -67,6 +67,23 @@ static __always_inline void read_transfer(const struct input *in, struct frame *
 	f->flags |= FLAG_SEQUENCE;
 }
 
+/* Handles that gpuwhy has been told the name of. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 65536);
+	__type(key, struct context_key);
+	__type(value, __u8);
+} named SEC(".maps");
+
+/* The runtime asks for the function of a kernel again and again: once its name is told, there is no more to learn. Only
+ * what has no name of its own is asked by handle. */
+static __always_inline bool is_named(const struct input *in, __u64 cookie, __u32 tgid)
+{
+	struct context_key key = {.context = slot(in, COOKIE_A(cookie)), .tgid = tgid};
+
+	return COOKIE_SHAPE(cookie) == NAMED && !COOKIE_EXTRA(cookie) && bpf_map_lookup_elem(&named, &key);
+}
+
 /* 64 bits that tell one id from another; 0 when it cannot be read. */
 static __always_inline __u64 read_id(__u64 from, __u32 op)
 {
@@ -143,6 +160,8 @@ static __always_inline void read_rare_at_entry(const struct input *in, struct th
 static __always_inline void tell_name(const struct frame *f, __u32 tgid)
 {
 	struct name_record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
+	struct context_key key = {.context = f->arg0, .tgid = tgid};
+	__u8 one = 1;
 
 	if (!r) {
 		count_loss(LOSS_EVIDENCE_LOST, f->op);
@@ -156,6 +175,8 @@ static __always_inline void tell_name(const struct frame *f, __u32 tgid)
 	r->length = 0;
 	if (f->more)
 		r->length = bpf_probe_read_user_str(r->name, sizeof(r->name), (void *)f->more);
+	else
+		bpf_map_update_elem(&named, &key, &one, BPF_ANY);
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 

@@ -363,6 +363,10 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
 		leave_cpu(p, prev, now, cpu, preempt, state);
 	if (c->waiting)
 		c->wanted = 1;
+	if (p || w) {
+		count_trap(NO_OP, false);
+		time_trap(NO_OP, now);
+	}
 	return 0;
 }
 

@@ -258,7 +258,7 @@ static __always_inline __u64 stack_of_call(struct py_memory *m, struct task_stru
 /* With interrupts off: at a switch, at a sample. */
 static __always_inline __u64 stack_of_moment(struct py_memory *m, struct task_struct *task, __u64 now)
 {
-	struct py_process *p = switch_stacks ? python_of(m, task, now) : NULL;
+	struct py_process *p = no_switch_stacks ? NULL : python_of(m, task, now);
 	struct py_room *room;
 	__u32 zero = 0;
 

@@ -39,7 +39,7 @@ enum loss {
 	LOSS_EVIDENCE_LOST = 9,
 	LOSS_STACK_UNREADABLE = 10,
 	LOSS_STACK_TRUNCATED = 11,
-	LOSS_CAUSES = 13,
+	LOSS_CAUSES = 14,
 };
 #define LOSS_OPS 512
 /* Where no op can be named. */
@@ -174,8 +174,8 @@ const volatile __u32 torch_ops = 0;
 /* How much of an op is followed, as the governor says: see burst.h. */
 enum mode { MODE_FULL = 0, MODE_SAMPLED = 1 };
 volatile __u8 modes[LOSS_OPS];
-/* Whether switches and samples get Python stacks. */
-volatile bool switch_stacks = true;
+/* Whether switches and samples get no Python stacks. */
+volatile bool no_switch_stacks = false;
 
 /* The latest moment at which a library that was already mapped got its probes: what a thread born
  * before it did until then is not known. */
@@ -183,6 +183,9 @@ volatile __u64 ready_ns = 0;
 
 /* Set when tracing ends: open calls may return, no new ones are followed. */
 volatile bool stopping = false;
+
+/* Set while gpuwhy calls a function of its own to learn what a probe costs. */
+volatile bool calibrating = false;
 
 /* Events lost, by cause and op. Only touched when something is lost, so plain atomics do. */
 __u64 lost[LOSS_CAUSES][LOSS_OPS];
@@ -223,11 +226,14 @@ struct {
 	__type(value, __u32);
 } contexts SEC(".maps");
 
-/* Traps, by op, for the governor. */
+/* Traps, by op, for the governor; under NO_OP, switches of watched threads. Of every so many the time spent is taken. */
 struct traps {
 	__u64 entered;
 	__u64 followed; /* to their return */
+	__u64 timed;
+	__u64 spent_ns;
 };
+#define TIME_EVERY 64
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -252,7 +258,9 @@ static __always_inline void count_loss(__u32 cause, __u32 op)
 
 static __always_inline bool is_target(__u32 tgid)
 {
+	if (tgid == own_tgid)
+		return calibrating;
 	if (all_processes)
-		return tgid != own_tgid;
+		return true;
 	return bpf_map_lookup_elem(&targets, &tgid) != NULL;
 }

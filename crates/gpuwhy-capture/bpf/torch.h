@@ -67,5 +67,6 @@ static __always_inline int tensor_reported(struct pt_regs *ctx)
 	r->device = device >> 8 & 0xff;
 	r->unused = 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
+	time_trap(refused ? op : torch_ops, now);
 	return 0;
 }

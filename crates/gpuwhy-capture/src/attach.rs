@@ -10,7 +10,7 @@ use crate::map_watch::Mapping;
 use crate::programs::Programs;
 use gpuwhy_model::{Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
@@ -42,6 +42,8 @@ pub(crate) struct Probes {
     without: HashSet<OpId>,
     attached: Vec<AttachedLibrary>,
     unwatched: Vec<Unwatched>,
+    /// Processes and libraries of theirs that cannot be watched: said once.
+    given_up: HashSet<(u32, String)>,
     pub(crate) warnings: Vec<String>,
 }
 
@@ -110,8 +112,16 @@ impl Probes {
     ) -> bool {
         let mut any = false;
         for library in found {
-            // One that is gone went with its process.
-            let Ok(file) = elf::open_regular(&library.open) else { continue };
+            let file = match elf::open_regular(&library.open) {
+                Ok(file) => file,
+                Err(error) => {
+                    // One that is gone went with its process.
+                    if error.is_permission() {
+                        self.cannot_be_watched(used, library);
+                    }
+                    continue;
+                }
+            };
             let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
             if self.has(id) {
                 self.note_shared(library, id, used);
@@ -181,6 +191,20 @@ impl Probes {
         Ok(())
     }
 
+    /// The file was deleted or replaced since it was mapped, and only root could still reach it.
+    fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &FoundLibrary) {
+        let Some((pid, from_ns)) = used.filter(|(pid, _)| self.given_up.insert((*pid, library.path.clone()))) else {
+            return;
+        };
+        self.warnings.push(format!(
+            "{} was deleted or replaced since process {pid} loaded it: its calls are not seen; start gpuwhy before the job, or \
+             trace it anew",
+            library.path
+        ));
+        let (library, path) = (library.library, library.path.clone());
+        self.unwatched.push(Unwatched { pid, library, path, from_ns, to_ns: u64::MAX });
+    }
+
     /// Notes that a library was in use before it was watched: until now.
     fn was_unwatched(&mut self, pid: u32, library: &FoundLibrary, since_ns: u64) {
         self.unwatched.push(Unwatched {
@@ -190,6 +214,11 @@ impl Probes {
             from_ns: since_ns,
             to_ns: now_ns(),
         });
+    }
+
+    /// Functions that have a probe somewhere, or had.
+    pub(crate) fn ops(&self) -> BTreeSet<OpId> {
+        self.files.values().flat_map(|file| &file.probes).map(|probe| probe.op.id).collect()
     }
 
     /// When nobody was listening, as noted since the last time.

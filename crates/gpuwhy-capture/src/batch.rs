@@ -53,7 +53,6 @@ impl Batch {
         match record::parse(bytes) {
             Some(Record::Call(call)) => self.calls.push(call),
             Some(Record::CallFrom(call, address)) => self.unsettled.push((call, address)),
-            Some(Record::Counted(call, _weight)) => self.calls.push(call),
             Some(Record::Transfer(transfer)) => {
                 self.calls.push(transfer.call);
                 self.transfers.push(transfer);

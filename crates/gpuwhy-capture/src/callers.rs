@@ -76,6 +76,7 @@ mod tests {
             arg1,
             ret,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         }
     }

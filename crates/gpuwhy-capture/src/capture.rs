@@ -5,19 +5,20 @@ use crate::attach::{self, Probes};
 use crate::batch::Batch;
 use crate::callers::Callers;
 use crate::error::{CaptureError, Result};
+use crate::governor::Action;
 use crate::host::HostOptions;
 use crate::libraries::{self, AttachedLibrary, FoundLibrary, LinkedIn};
 use crate::map_watch::{MapWatch, Mapping};
 use crate::names::Names;
 use crate::process;
-use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
+use crate::programs::{Calibrated, Flavour, LoadOptions, Programs, StackCounts, Traps};
 use crate::python::Pythons;
 use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
 use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::{Call, LossCause, OpId, Unwatched};
 use gpuwhy_stacks::python::PyProcess;
-use libbpf_rs::{RingBuffer, RingBufferBuilder};
+use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -68,6 +69,17 @@ impl Default for Options {
     }
 }
 
+/// What a probe costs on this machine, ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProbePrices {
+    /// A call followed from entry to return, without a stack.
+    pub call_ns: f64,
+    /// One that is only counted.
+    pub counted_ns: f64,
+    /// Of the first, the program's own time at the return.
+    pub leave_ns: f64,
+}
+
 /// A running capture. Dropping it detaches everything.
 pub struct Capture {
     // The ring reads a map of `programs`, so it is dropped first.
@@ -77,6 +89,8 @@ pub struct Capture {
     probes: Probes,
     linked_in: LinkedIn,
     names: Names,
+    /// Keeps a probe on a function of gpuwhy's own.
+    calibration: Vec<Link>,
     map_watch: Option<MapWatch>,
     poll_fds: Vec<libc::pollfd>,
     all_processes: bool,
@@ -128,6 +142,7 @@ impl Capture {
             probes: Probes::default(),
             linked_in: LinkedIn::default(),
             names: Names::default(),
+            calibration: Vec::new(),
             map_watch: None,
             poll_fds: Vec::new(),
             all_processes,
@@ -370,6 +385,55 @@ impl Capture {
         self.probes.note_mapped(&mapped);
     }
 
+    /// Measures what a probe costs on this machine; `None`, with a warning, where that fails. To be called once, at the
+    /// start: what the ring holds is thrown away.
+    pub fn calibrate(&mut self) -> Option<ProbePrices> {
+        let measured = self.programs.calibrate();
+        self.ring.consume_raw_n(usize::MAX);
+        self.inbox.borrow_mut().clear();
+        match measured {
+            Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
+                self.calibration = links;
+                Some(ProbePrices { call_ns, counted_ns, leave_ns })
+            }
+            Err(error) => {
+                self.warnings.push(format!("what a probe costs could not be measured: {error}"));
+                None
+            }
+        }
+    }
+
+    /// What probes have cost so far, by the op that has the probe; only those that were hit.
+    pub fn traps(&self) -> Vec<(OpId, Traps)> {
+        let probed = self.probes.ops();
+        let traps = probed.into_iter().map(|op| (op, self.programs.traps(op)));
+        traps.filter(|(_, traps)| traps.entered > 0).collect()
+    }
+
+    /// What following the scheduler has cost so far.
+    pub fn switch_traps(&self) -> Traps {
+        self.programs.switch_traps()
+    }
+
+    /// Does what the governor says.
+    pub fn follow(&mut self, action: Action) {
+        match action {
+            Action::Sample(op) => self.programs.set_sampled(op, true),
+            Action::Unsample(op) => self.programs.set_sampled(op, false),
+            Action::Detach(op) => {
+                let links = self.probes.let_go(op);
+                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
+                let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
+            }
+            Action::Attach { op, sampled } => {
+                self.programs.set_sampled(op, sampled);
+                self.probes.take_back(&self.programs, op);
+            }
+            Action::StacksOff => self.programs.set_switch_stacks(false),
+            Action::StacksOn => self.programs.set_switch_stacks(true),
+        }
+    }
+
     /// When libraries were in use before their functions were watched, as noted since the last time.
     pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
         self.probes.take_unwatched()
@@ -516,6 +580,7 @@ impl Capture {
     fn detach(&mut self) {
         let mut links = self.probes.take_links();
         links.extend(self.programs.take_links());
+        links.append(&mut self.calibration);
         attach::detach(links);
     }
 

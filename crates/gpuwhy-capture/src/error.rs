@@ -6,12 +6,22 @@ use std::path::PathBuf;
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CaptureError>;
 
+impl CaptureError {
+    /// Whether gpuwhy may not do it.
+    pub(crate) fn is_permission(&self) -> bool {
+        match self {
+            Self::Library { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
+            _ => matches!(self, Self::NotPermitted),
+        }
+    }
+}
+
 /// Why capturing failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant's message says it
 pub enum CaptureError {
     #[error(
-        "this user may not load eBPF programs: run gpuwhy with sudo, or give it CAP_BPF, CAP_PERFMON and CAP_SYS_PTRACE"
+        "this user may not load eBPF programs: run gpuwhy with sudo, or give it CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"
     )]
     NotPermitted,
     #[error(

@@ -100,6 +100,7 @@ fn off(fields: &Fields<'_>) -> Option<HostRecord> {
         woken_by: WokenBy::from_number(fields.byte(108))?,
         io_wait: flags & OFF_IO_WAIT != 0,
         unfinished: flags & OFF_UNFINISHED != 0,
+        weight: 1,
         stack: Some(fields.word(40)).filter(|stack| *stack != 0),
     };
     let since_ns = fields.word(48);

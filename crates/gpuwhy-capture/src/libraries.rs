@@ -4,7 +4,7 @@
 
 use crate::elf;
 use crate::error::{CaptureError, Result};
-use crate::procmaps;
+use crate::procmaps::{self, Mapped};
 use gpuwhy_model::Library;
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -102,14 +102,14 @@ pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary
         Err(_) => return Err(CaptureError::ProcessDied { pid }),
     };
     let mut found: Vec<FoundLibrary> = procmaps::traced_libraries(&maps)
-        .map(|m| {
-            let open = openable(pid, m.path, m.range);
-            FoundLibrary { library: m.library, path: m.path.to_owned(), open, linked_in: false }
+        .map(|(library, file)| {
+            let open = openable(pid, &file);
+            FoundLibrary { library, path: file.path.to_owned(), open, linked_in: false }
         })
         .collect();
     if found.iter().any(|library| library.library == Library::Driver) {
         let others = procmaps::other_files(&maps);
-        found.extend(others.filter_map(|(path, range)| linked_in.look(path, openable(pid, path, range))));
+        found.extend(others.filter_map(|file| linked_in.look(file.path, openable(pid, &file))));
     }
     found.sort();
     found.dedup();
@@ -121,12 +121,15 @@ pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary
 
 /// A path that leads to the mapped file: through the process's root, or, when the file was deleted or
 /// replaced since, through the mapping itself.
-fn openable(pid: u32, path: &str, range: &str) -> PathBuf {
-    let mapping = PathBuf::from(format!("/proc/{pid}/map_files/{range}"));
-    let by_root = PathBuf::from(format!("/proc/{pid}/root{path}"));
+///
+/// Once rights are given up the mapping cannot be looked at any more. Then the number of the file must do, which some file
+/// systems tell differently here and there, but not for two files the same.
+fn openable(pid: u32, file: &Mapped<'_>) -> PathBuf {
+    let mapping = PathBuf::from(format!("/proc/{pid}/map_files/{}", file.range));
+    let by_root = PathBuf::from(format!("/proc/{pid}/root{}", file.path));
     match (FileId::of(&by_root), FileId::of(&mapping)) {
         (Ok(a), Ok(b)) if a == b => by_root,
-        (Ok(_), Err(_)) => by_root,
+        (Ok(a), Err(_)) if a.inode == file.inode && !file.deleted => by_root,
         _ => mapping,
     }
 }

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Processes as people know them: `python3 train.py` instead of a number.
 
+use crate::secrets;
 use std::collections::HashMap;
+use std::io::Read;
+
+pub use crate::secrets::command_line;
 
 /// Some versions of PyTorch give this name to the main thread of whatever uses them: it says nothing of the process.
 const PYTORCH_MAIN: &str = "pt_main_thread";
@@ -18,7 +22,7 @@ pub fn name(pid: u32) -> Option<String> {
     let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
     let exe = exe.as_deref().map(|path| path.to_string_lossy().into_owned());
-    Some(given_name(&comm, &words, exe.as_deref()).unwrap_or(from_line))
+    Some(given_name(&comm, &words, exe.as_deref()).map_or(from_line, |name| secrets::hide(&name)))
 }
 
 /// The zero-separated words of a command line.
@@ -34,8 +38,10 @@ fn name_from_words(words: &[String]) -> Option<String> {
     let interpreter = ["python", "bash", "sh", "perl", "ruby", "node", "julia"].iter().any(|name| {
         program.strip_prefix(name).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
     });
-    let script = if interpreter { script_of(&words[1..]) } else { None };
-    Some(script.map_or_else(|| program.to_owned(), |script| format!("{program} {script}")))
+    let script = if interpreter { script_of(program, &words[1..]) } else { None };
+    let name = script.map_or_else(|| program.to_owned(), |script| format!("{program} {script}"));
+    // A title may be a whole command line.
+    Some(secrets::hide(&name))
 }
 
 /// The name that a process gave to its main thread. The kernel begins with the base name of what was started: the
@@ -56,21 +62,48 @@ fn given_name(comm: &[u8], words: &[String], exe: Option<&str>) -> Option<String
     (!(started || title || removed)).then(|| printable(&String::from_utf8_lossy(comm)))
 }
 
-/// The script or module an interpreter runs: the first word that is no option.
-fn script_of(words: &[String]) -> Option<String> {
+/// The script or module an interpreter runs: the first word that is no option. Code given as an option is no name.
+fn script_of(program: &str, words: &[String]) -> Option<String> {
+    let python = program.starts_with("python");
+    let shell = matches!(program, "sh" | "bash");
     let mut words = words.iter();
     while let Some(word) = words.next() {
         match word.as_str() {
-            "-m" => return words.next().map(|module| format!("-m {module}")),
-            "-c" => return Some(multiprocessing(words.next()?).unwrap_or("-c").to_owned()),
-            "-W" | "-X" => {
+            "-m" if python => return words.next().map(|module| format!("-m {module}")),
+            "-c" if python => return Some(multiprocessing(words.next()?).unwrap_or("-c").to_owned()),
+            "-W" | "-X" if python => {
                 words.next();
             }
-            option if option.starts_with('-') => {}
+            "-o" | "-O" if shell => {
+                words.next();
+            }
+            option if option.starts_with('-') => {
+                if let Some(option) = code_option(option, python, shell) {
+                    return Some(option.to_owned());
+                }
+            }
             script => return Some(base(script).to_owned()),
         }
     }
     None
+}
+
+/// The option that says that the next word, or the rest of this one, is code: `-c` of Python and shells, `-e` of others,
+/// also among other letters (`sh -ec`).
+fn code_option(option: &str, python: bool, shell: bool) -> Option<&'static str> {
+    let letters = option.strip_prefix('-').filter(|letters| letters.bytes().all(|b| b.is_ascii_alphabetic()));
+    let code = match () {
+        () if python => {
+            let takes_text = option.starts_with("-W") || option.starts_with("-X");
+            option.starts_with("-c") || letters.is_some_and(|letters| !takes_text && letters.ends_with('c'))
+        }
+        () if shell => letters.is_some_and(|letters| letters.contains('c')),
+        () => {
+            let named = ["--eval", "--print", "-e", "-E", "-p"].iter().any(|start| option.starts_with(start));
+            named || letters.is_some_and(|letters| letters.ends_with(['e', 'E']))
+        }
+    };
+    code.then_some(if python || shell { "-c" } else { "-e" })
 }
 
 /// What a process is that Python's multiprocessing started with a line of code.
@@ -153,53 +186,28 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().filter(|b| !b.is_empty()).unwrap_or(path)
 }
 
-/// A command as one line, for the run file: words quoted where a shell would need it, values that look
-/// secret replaced.
-pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
-    let mut out = Vec::new();
-    let mut hide_next = false;
-    for word in words {
-        let word = word.as_ref();
-        if std::mem::take(&mut hide_next) {
-            out.push("***".to_owned());
-            continue;
-        }
-        match word.split_once('=') {
-            Some((name, value)) if looks_secret(name) && !value.is_empty() => out.push(format!("{name}=***")),
-            None if word.starts_with('-') && looks_secret(word) => {
-                hide_next = true;
-                out.push(word.to_owned());
-            }
-            _ => out.push(quote(word)),
-        }
-    }
-    out.join(" ")
-}
-
-/// A running process's command line as [`command_line`] writes it, at most some 4,000 bytes of it.
+/// A running process's command line as [`secrets::command_line`](crate::secrets::command_line) writes it, at most some
+/// 4,000 bytes of it.
 pub fn command_of(pid: u32) -> Option<String> {
-    const MOST: usize = 4000;
-    let mut line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
-    line.truncate(MOST);
+    let mut line = Vec::new();
+    let file = std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?;
+    file.take(READ_BYTES).read_to_end(&mut line).ok()?;
+    command_from(&line)
+}
+
+/// The bytes of a command line looked at, and those kept. Secrets are hidden before anything is cut off: half a secret may
+/// not look like one.
+const READ_BYTES: u64 = 64 * 1024;
+const KEPT_BYTES: usize = 4000;
+
+fn command_from(line: &[u8]) -> Option<String> {
     let words: Vec<_> = line.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
-    let words = words.strip_suffix(&["".into()]).unwrap_or(&words);
-    (!words.is_empty()).then(|| command_line(words))
-}
-
-fn looks_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase().replace('-', "_");
-    ["token", "secret", "password", "passwd", "api_key", "apikey", "access_key", "credential"]
-        .iter()
-        .any(|part| name.contains(part))
-}
-
-fn quote(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(plain) {
-        word.to_owned()
-    } else {
-        format!("'{}'", word.replace('\'', r"'\''"))
-    }
+    // What follows the last zero is nothing, or a word of which only a part was read. A title has no zero at all.
+    let words = if words.len() > 1 { &words[..words.len() - 1] } else { &words[..] };
+    let mut command = command_line(words);
+    let end = (0..=KEPT_BYTES.min(command.len())).rev().find(|at| command.is_char_boundary(*at));
+    command.truncate(end.unwrap_or(0));
+    (!line.is_empty()).then_some(command)
 }
 
 /// Every process below `pid`, children first.
@@ -267,10 +275,39 @@ mod tests {
             (b"python3\0-X\0dev\0a.py\0", "python3 a.py"),
             (b"pythonic\0a.py\0", "pythonic"),
             (b"sshd: me@pts/0\0", "sshd: me@pts/0"),
+            (b"bash\0-o\0pipefail\0run.sh\0", "bash run.sh"),
+            (b"python3\0-Wonce\0a.py\0", "python3 a.py"),
         ] {
             assert_eq!(name_from_words(&words_of(line)).as_deref(), Some(name));
         }
         assert_eq!(name_from_words(&words_of(b"")), None);
+    }
+
+    #[test]
+    fn code_and_secrets_are_no_names() {
+        for (line, name) in [
+            (&b"sh\0-ec\0TOKEN=hunter2 x\0"[..], "sh -c"),
+            (b"bash\0-lc\0curl hunter2\0", "bash -c"),
+            (b"python3\0-uc\0login('hunter2')\0", "python3 -c"),
+            (b"python3\0-clogin('hunter2')\0", "python3 -c"),
+            (b"perl\0-ne\0print 'hunter2'\0", "perl -e"),
+            (b"node\0--eval\0hunter2\0", "node -e"),
+            (b"worker --token hunter2 --lr 1\0", "worker --token *** --lr 1"),
+        ] {
+            assert_eq!(name_from_words(&words_of(line)).as_deref(), Some(name));
+        }
+    }
+
+    #[test]
+    fn a_long_command_line_is_cut_after_its_secrets_are_hidden() {
+        let mut line = b"x\0--token\0hunter2\0".to_vec();
+        line.extend(std::iter::repeat_n(b'a', 5000));
+        assert_eq!(command_from(&line).as_deref(), Some("x --token ***"), "a word that was cut off is left out");
+        line.push(0);
+        assert_eq!(command_from(&line).unwrap().len(), KEPT_BYTES);
+        assert_eq!(command_from(b"a title hunter2").as_deref(), Some("'a title hunter2'"));
+        assert_eq!(command_from(b"x\0\0"), Some("x ''".into()));
+        assert_eq!(command_from(b""), None);
     }
 
     #[test]
@@ -368,12 +405,6 @@ mod tests {
         for text in ["0::/\n", "0::/user.slice/user-1000.slice\n", "0::/docker/short\n", "", "x", "0::/../../x\n"] {
             assert_eq!(container_from_cgroup(text), None, "{text}");
         }
-    }
-
-    #[test]
-    fn secrets_do_not_reach_the_run_file() {
-        let line = command_line(&["train.py", "--hf-token", "hf_abc", "--api-key=xyz", "WANDB_API_KEY=k", "a b"]);
-        assert_eq!(line, "train.py --hf-token *** --api-key=*** WANDB_API_KEY=*** 'a b'");
     }
 
     #[test]

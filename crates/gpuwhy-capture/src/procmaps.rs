@@ -3,15 +3,24 @@
 
 use gpuwhy_model::Library;
 
-/// An executable mapping of a traced library.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct MappedLibrary<'a> {
-    /// Which library, by its file name.
-    pub library: Library,
+/// An executable mapping of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Mapped<'a> {
     /// The path as the process sees it, without any ` (deleted)`.
     pub path: &'a str,
     /// `start-end` in hexadecimal: the name of the mapping under `/proc/PID/map_files`.
     pub range: &'a str,
+    /// The file's inode number; 0 if it is not told.
+    pub inode: u64,
+    /// Whether nothing leads to the file any more.
+    pub deleted: bool,
+}
+
+impl Mapped<'_> {
+    /// Which traced library it is, by its file name.
+    pub(crate) fn library(&self) -> Option<Library> {
+        Library::of_file(self.path.rsplit('/').next()?)
+    }
 }
 
 /// Which CUDA library an address lies in, if any; `None` when nothing is mapped there.
@@ -25,24 +34,19 @@ pub(crate) fn library_at(maps: &str, address: u64) -> Option<Option<Library>> {
     Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)))
 }
 
-/// Files with executable mappings that are no traced libraries: path and range, each file about once.
-pub(crate) fn other_files(maps: &str) -> impl Iterator<Item = (&str, &str)> {
-    let files = executable(maps).filter(|(path, _)| path.starts_with('/') && library_of(path).is_none());
+/// Files with executable mappings that are no traced libraries, each file about once.
+pub(crate) fn other_files(maps: &str) -> impl Iterator<Item = Mapped<'_>> {
+    let files = executable(maps).filter(|file| file.path.starts_with('/') && file.library().is_none());
     let mut last = "";
-    files.filter(move |(path, _)| std::mem::replace(&mut last, path) != *path)
-}
-
-fn library_of(path: &str) -> Option<Library> {
-    Library::of_file(path.rsplit('/').next()?)
+    files.filter(move |file| std::mem::replace(&mut last, file.path) != file.path)
 }
 
 /// The traced libraries in the text of a `/proc/PID/maps`, one entry for each executable mapping.
-pub(crate) fn traced_libraries(maps: &str) -> impl Iterator<Item = MappedLibrary<'_>> {
-    executable(maps).filter_map(|(path, range)| Some(MappedLibrary { library: library_of(path)?, path, range }))
+pub(crate) fn traced_libraries(maps: &str) -> impl Iterator<Item = (Library, Mapped<'_>)> {
+    executable(maps).filter_map(|file| Some((file.library()?, file)))
 }
 
-/// Path and range of every executable mapping.
-fn executable(maps: &str) -> impl Iterator<Item = (&str, &str)> {
+fn executable(maps: &str) -> impl Iterator<Item = Mapped<'_>> {
     maps.lines().filter_map(|line| {
         // start-end perms offset dev inode   path (which may contain spaces)
         let mut rest = line;
@@ -53,12 +57,13 @@ fn executable(maps: &str) -> impl Iterator<Item = (&str, &str)> {
             Some(head)
         };
         let (range, perms) = (field()?, field()?);
-        let (_offset, _dev, _inode) = (field()?, field()?, field()?);
+        let (_offset, _dev, inode) = (field()?, field()?, field()?);
         if !perms.contains('x') {
             return None;
         }
-        let path = rest.trim_start_matches(' ');
-        Some((path.strip_suffix(" (deleted)").unwrap_or(path), range))
+        let whole = rest.trim_start_matches(' ');
+        let path = whole.strip_suffix(" (deleted)").unwrap_or(whole);
+        Some(Mapped { path, range, inode: inode.parse().unwrap_or(0), deleted: path != whole })
     })
 }
 
@@ -80,12 +85,10 @@ garbage
 ";
         let found: Vec<_> = traced_libraries(maps).collect();
         assert_eq!(found.len(), 2);
-        assert_eq!(found[0].library, Library::Runtime);
-        assert_eq!(found[0].path, "/opt/my env/lib/libcudart.so.13");
-        assert_eq!(found[0].range, "7f0000001000-7f0000009000");
-        assert_eq!(found[1].library, Library::Driver);
-        assert_eq!(found[1].path, "/tmp/libcuda.so.1");
-        let others: Vec<_> = other_files(maps).map(|(path, _)| path).collect();
+        let (path, range) = ("/opt/my env/lib/libcudart.so.13", "7f0000001000-7f0000009000");
+        assert_eq!(found[0], (Library::Runtime, Mapped { path, range, inode: 77, deleted: false }));
+        assert_eq!((found[1].0, found[1].1.path, found[1].1.deleted), (Library::Driver, "/tmp/libcuda.so.1", true));
+        let others: Vec<_> = other_files(maps).map(|file| file.path).collect();
         assert_eq!(others, ["/usr/bin/python3.12", "/usr/lib/libcudnn.so.9"]);
         assert_eq!(library_at(maps, 0x7f00_0000_8fff), Some(Some(Library::Runtime)));
         assert_eq!(library_at(maps, 0x7f00_0001_0000), Some(Some(Library::Driver)));

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The BPF object: loading the flavour this kernel has, attaching probes, reading counters.
 
+use crate::calibrate::Calibrator;
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
 use crate::features::Features;
 use crate::host::{self, HostOptions};
 use crate::syscalls;
 use crate::system;
-use gpuwhy_model::ops::{KernelOp, TorchOp, kernel_op, torch_op};
+use gpuwhy_model::ops::{self, KernelOp, TorchOp, kernel_op, torch_op};
 use gpuwhy_model::{Class, LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
@@ -65,6 +66,49 @@ pub struct StackCounts {
     pub found: u64,
     /// Looks at threads that were running no Python; one that never does is looked at every 20 ms at most.
     pub none: u64,
+}
+
+/// What probes on a function, or switches, have cost so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Traps {
+    /// Entries.
+    pub entered: u64,
+    /// Of them, those followed to their return.
+    pub followed: u64,
+    /// How often the time spent at the end was taken.
+    pub timed: u64,
+    /// That time, ns.
+    pub spent_ns: u64,
+}
+
+impl Traps {
+    /// What came since an earlier look.
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            entered: self.entered.saturating_sub(before.entered),
+            followed: self.followed.saturating_sub(before.followed),
+            timed: self.timed.saturating_sub(before.timed),
+            spent_ns: self.spent_ns.saturating_sub(before.spent_ns),
+        }
+    }
+
+    /// The time spent at the end, on average, ns.
+    pub fn average_ns(self) -> Option<f64> {
+        (self.timed > 0).then(|| self.spent_ns as f64 / self.timed as f64)
+    }
+}
+
+/// What a probe costs on this machine, ns.
+#[derive(Debug)]
+pub(crate) struct Calibrated {
+    /// A call followed from entry to return, without a stack.
+    pub(crate) call_ns: f64,
+    /// One that is only counted.
+    pub(crate) counted_ns: f64,
+    /// Of the first, the program's own time at the return.
+    pub(crate) leave_ns: f64,
+    /// What keeps the probe on gpuwhy's own function.
+    pub(crate) links: Vec<Link>,
 }
 
 /// The loaded programs and their maps.
@@ -252,6 +296,75 @@ impl Programs {
             }
         };
         links.map_err(|e| CaptureError::Attach { function: op.function.clone(), path: path.into(), why: e.to_string() })
+    }
+
+    /// Measures what a probe costs on this machine. Records of gpuwhy's own calls are left in the ring.
+    pub(crate) fn calibrate(&mut self) -> std::result::Result<Calibrated, Box<dyn std::error::Error>> {
+        // Any function without arguments to read.
+        let op = ops::by_function("cudaDeviceSynchronize").ok_or("no such op")?;
+        let calibrator = Calibrator::new()?;
+        self.set_calibrating(true);
+        let measured = calibrator
+            .price_ns(|path, offset| self.attach(path, op, Site { offset, cost: calibrator.site().cost }, false));
+        let spent = self.traps(op.id);
+        // Sampled, all calls but the first are only counted.
+        self.set_sampled(op.id, true);
+        let counted_ns = calibrator.again_ns();
+        self.set_sampled(op.id, false);
+        self.set_calibrating(false);
+        self.forget_traps(op.id)?;
+        let (call_ns, links) = measured?;
+        Ok(Calibrated { call_ns, counted_ns, leave_ns: spent.average_ns().unwrap_or(0.0), links })
+    }
+
+    /// None of them was the job's.
+    fn forget_traps(&self, op: OpId) -> libbpf_rs::Result<()> {
+        let none = vec![vec![0; size_of::<Traps>()]; libbpf_rs::num_possible_cpus()?];
+        self.skel.maps.traps.update_percpu(&u32::from(op.0).to_ne_bytes(), &none, MapFlags::ANY)
+    }
+
+    fn set_calibrating(&mut self, on: bool) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(&raw mut bss.calibrating, on) };
+        }
+    }
+
+    /// Has calls of a function in bursts only counted, or all followed; of the allocator's reports, without their stacks.
+    pub(crate) fn set_sampled(&mut self, op: OpId, on: bool) {
+        let mode = self.skel.maps.bss_data.as_deref_mut().and_then(|bss| bss.modes.get_mut(usize::from(op.0)));
+        if let Some(mode) = mode {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(mode, u8::from(on)) };
+        }
+    }
+
+    /// Whether switches and samples get Python stacks.
+    pub(crate) fn set_switch_stacks(&mut self, on: bool) {
+        if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
+            // SAFETY: as in `set_ready`.
+            unsafe { std::ptr::write_volatile(&raw mut bss.no_switch_stacks, !on) };
+        }
+    }
+
+    /// What a function's probes have cost so far, on all CPUs.
+    pub(crate) fn traps(&self, op: OpId) -> Traps {
+        let key = u32::from(op.0).to_ne_bytes();
+        let per_cpu = self.skel.maps.traps.lookup_percpu(&key, MapFlags::ANY).ok().flatten().unwrap_or_default();
+        let mut sum = Traps::default();
+        for one in per_cpu {
+            let word = |at: usize| one.get(at..at + 8).and_then(|b| b.try_into().ok()).map_or(0, u64::from_ne_bytes);
+            sum.entered += word(0);
+            sum.followed += word(8);
+            sum.timed += word(16);
+            sum.spent_ns += word(24);
+        }
+        sum
+    }
+
+    /// The same of switches of watched threads.
+    pub(crate) fn switch_traps(&self) -> Traps {
+        self.traps(OpId(LOSS_OPS as u16 - 1))
     }
 
     /// Says since when everything mapped is probed, `CLOCK_MONOTONIC` ns.

@@ -27,8 +27,6 @@ pub enum Record {
     Call(Call),
     /// A call of the driver by code at this address, of which the kernel could not tell whose it is.
     CallFrom(Call, u64),
-    /// Calls that were only counted, told as one of that weight.
-    Counted(Call, u32),
     /// A transfer between ranks.
     Transfer(Transfer),
     /// A thread or process came or went.
@@ -98,6 +96,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
                 arg1: known(FLAG_ARG1, word(24)).filter(|_| caller.is_none()),
                 ret: half(48) as i32,
                 flags: CallFlags { inner: flags & FLAG_INNER != 0, unfinished: flags & FLAG_UNFINISHED != 0 },
+                weight: 1,
                 stack: Some(word(56)).filter(|stack| *stack != 0),
             };
             if !call.op.is_cuda() {
@@ -127,7 +126,7 @@ fn parse_long(bytes: &[u8; LONG]) -> Option<Record> {
         let sequence = (bytes[55] & FLAG_SEQUENCE != 0).then_some(sequence);
         return Some(Record::Transfer(Transfer { call, sequence, peer: u32::try_from(peer).ok() }));
     }
-    Some(Record::Counted(call, weight))
+    Some(Record::Call(Call { weight: weight.max(1), ..call }))
 }
 
 /// The kernel sends both arguments of what it tells; those without a meaning are none.

@@ -30,8 +30,18 @@ pub struct Call {
     pub ret: i32,
     /// What is special about it.
     pub flags: CallFlags,
+    /// How many calls it stands for, itself included: 1, unless others like it, which lie before it and after the
+    /// thread's call before, were left out. 0 is taken for 1.
+    pub weight: u32,
     /// The stack it was made from. As captured, the kernel's number of it; once its frames are named, the id of those.
     pub stack: Option<u64>,
+}
+
+impl Call {
+    /// How many calls it stands for; at least itself.
+    pub fn calls(&self) -> u64 {
+        u64::from(self.weight.max(1))
+    }
 }
 
 /// What is special about a call.

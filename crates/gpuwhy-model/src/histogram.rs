@@ -55,8 +55,15 @@ impl Histogram {
     /// Counts one value.
     #[inline]
     pub fn record(&mut self, value: u64) {
-        self.counts[bucket_of(value)] += 1;
-        self.total += 1;
+        self.record_many(value, 1);
+    }
+
+    /// Counts a value several times.
+    #[inline]
+    pub fn record_many(&mut self, value: u64, times: u64) {
+        let count = &mut self.counts[bucket_of(value)];
+        *count = count.saturating_add(times);
+        self.total = self.total.saturating_add(times);
     }
 
     /// How many values were counted.

@@ -164,8 +164,17 @@ pub struct OffCpu {
     pub cpu: u16,
     /// The trace ended before it ran again.
     pub unfinished: bool,
+    /// How many it stands for, as [`crate::Call::weight`].
+    pub weight: u32,
     /// The stack it left from, as [`crate::Call::stack`].
     pub stack: Option<u64>,
+}
+
+impl OffCpu {
+    /// How many times off the CPU it stands for; at least itself.
+    pub fn times(&self) -> u64 {
+        u64::from(self.weight.max(1))
+    }
 }
 
 /// Somebody, traced or not, running on a CPU for which a traced thread waited at some time meanwhile.

@@ -2,8 +2,8 @@
 //! gpuwhy's vocabulary, shared by every room: which functions are traced ([`ops`]), what one call of
 //! them looks like ([`event`]), what was lost on the way ([`loss`]), how durations are summarised
 //! ([`histogram`]), what the kernel knows of threads ([`host`]), what is looked up every second ([`sample`]), what
-//! happens when a run is played again ([`replay`]), what libraries tell beside their calls ([`told`]) and what an answer
-//! is ([`finding`]).
+//! happens when a run is played again ([`replay`]), what libraries tell beside their calls ([`told`]), what may stand for
+//! others when there is little room ([`thin`]) and what an answer is ([`finding`]).
 //!
 //! Pure: no files, no clocks, no processes. Times are integer nanoseconds of `CLOCK_MONOTONIC`, sizes
 //! are bytes; [`units`] turns them into words, and only when something is drawn.
@@ -17,6 +17,7 @@ pub mod loss;
 pub mod ops;
 pub mod replay;
 pub mod sample;
+pub mod thin;
 pub mod told;
 pub mod units;
 

@@ -35,11 +35,13 @@ pub enum LossCause {
     StackTruncated = 11,
     /// Detail only: a process whose Python gpuwhy cannot read.
     UnknownPython = 12,
+    /// The run file had reached its largest size (`--max-size`): the event is in the sums only.
+    SizeCap = 13,
 }
 
 impl LossCause {
     /// Every cause, in numeric order.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::RingFull,
         Self::MapFull,
         Self::TooDeep,
@@ -53,6 +55,7 @@ impl LossCause {
         Self::StackUnreadable,
         Self::StackTruncated,
         Self::UnknownPython,
+        Self::SizeCap,
     ];
 
     /// The name in the run file.
@@ -71,12 +74,13 @@ impl LossCause {
             Self::StackUnreadable => "stack_unreadable",
             Self::StackTruncated => "stack_truncated",
             Self::UnknownPython => "unknown_python",
+            Self::SizeCap => "size_cap",
         }
     }
 
     /// Whether a whole event is gone (true) or only a detail of one (false).
     pub fn loses_event(self) -> bool {
-        self as u8 <= Self::NoReturn as u8
+        self as u8 <= Self::NoReturn as u8 || self == Self::SizeCap
     }
 }
 

@@ -37,4 +37,13 @@ impl Event {
             Self::Moved(moved) => moved.duration_ns,
         }
     }
+
+    /// How many like it its row stands for.
+    pub fn weight(&self) -> u64 {
+        match self {
+            Self::Call(call) => call.calls(),
+            Self::Off(off) => off.times(),
+            Self::Run(_) | Self::Moved(_) => 1,
+        }
+    }
 }

@@ -103,6 +103,6 @@ pub struct Unwatched {
     pub path: String,
     /// When it was mapped, or tracing began if that was later.
     pub from_ns: u64,
-    /// When it was watched.
+    /// When it was watched; the last moment there can be if it never was.
     pub to_ns: u64,
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How fast the writer is and how much room a call takes, with calls like those of a training loop:
-//! `cargo run -p gpuwhy-store --release --example measure -- [CALLS] [FILE]`.
+//! `cargo run -p gpuwhy-store --release --example measure -- [CALLS] [FILE] [MAX_BYTES]`.
 
 use gpuwhy_model::{Call, CallFlags, ops};
 use gpuwhy_store::{Limits, NewRun, Reader, RunEnd, Writer};
@@ -43,6 +43,7 @@ fn call(i: u64) -> Call {
         arg1: Some(arg1),
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: None,
     }
 }
@@ -51,7 +52,8 @@ fn main() -> gpuwhy_store::Result<()> {
     let mut args = std::env::args().skip(1);
     let calls: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(2_000_000);
     let path: PathBuf = args.next().map_or_else(|| std::env::temp_dir().join("gpuwhy-measure.db"), PathBuf::from);
-    let run = NewRun { start_monotonic_ns: 1_000_000_000, ..NewRun::default() };
+    let max_size = args.next().and_then(|n| n.parse().ok());
+    let run = NewRun { start_monotonic_ns: 1_000_000_000, max_size, ..NewRun::default() };
     let mut writer = Writer::create(&path, &run)?.writer;
     let (mut spent, mut longest_commit) = (Duration::ZERO, Duration::ZERO);
     for first in (0..calls).step_by(BATCH as usize) {
@@ -69,6 +71,7 @@ fn main() -> gpuwhy_store::Result<()> {
     let begin = Instant::now();
     let done = writer.finish(&RunEnd { stop_reason: "done".into(), ..RunEnd::default() });
     spent += begin.elapsed();
+    println!("{} events are weights of others, lost: {:?}", done.thinned, done.lost);
     println!(
         "{calls} calls in {spent:.2?}: {:.3} µs a call, {:.1} bytes a call, longest commit {longest_commit:.1?}, closing {:.1?}",
         spent.as_secs_f64() * 1e6 / calls as f64,

@@ -73,6 +73,7 @@ fn off_cpu(i: u64) -> OffCpu {
         left_cpu: if dice.is_multiple_of(4) { ((dice >> 34) % CPUS) as u16 } else { cpu },
         cpu,
         unfinished: false,
+        weight: 1,
         stack: None,
     }
 }

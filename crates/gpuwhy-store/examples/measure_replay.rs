@@ -29,6 +29,7 @@ fn call(i: u64, launch: OpId) -> Call {
         arg1: Some(1 + i % 4_096),
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: Some(i % 200),
     }
 }
@@ -55,6 +56,7 @@ fn off_cpu(i: u64) -> OffCpu {
         left_cpu: cpu,
         cpu: (i * 17 % CPUS) as u16,
         unfinished: false,
+        weight: 1,
         stack: Some(i % 50),
     }
 }
@@ -98,10 +100,10 @@ fn main() -> gpuwhy_store::Result<()> {
     let reader = Reader::open(&path)?;
     let begin = Instant::now();
     let (mut calls, mut offs, mut others, mut last, mut sum) = (0u64, 0u64, 0u64, 0, 0u64);
-    let played = reader.replay(0, None, |event, weight| {
+    let played = reader.replay(0, None, |event| {
         assert!(event.start_ns() >= last, "in order");
         last = event.start_ns();
-        sum = sum.wrapping_add(event.duration_ns() * weight);
+        sum = sum.wrapping_add(event.duration_ns() * event.weight());
         match event {
             Event::Call(_) => calls += 1,
             Event::Off(_) => offs += 1,

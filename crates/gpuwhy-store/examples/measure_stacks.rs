@@ -27,6 +27,7 @@ fn call(i: u64) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: (!i.is_multiple_of(10)).then_some(1 + i * 31 % STACKS),
     }
 }

@@ -9,7 +9,7 @@ use crate::hash::FastMap;
 use gpuwhy_model::{Call, Histogram, OpId};
 
 /// Nanoseconds in a second.
-const SECOND: u64 = 1_000_000_000;
+pub(crate) const SECOND: u64 = 1_000_000_000;
 
 /// Sums waiting to be stored are bounded: a histogram takes 8 kB, so this is 64 MB at most.
 pub(crate) const MAX_CELLS: usize = 8_192;
@@ -33,12 +33,13 @@ pub struct OpTotals {
 
 impl OpTotals {
     fn add(&mut self, call: &Call, bytes: u64) {
-        self.calls += 1;
-        self.errors += u64::from(call.ret != 0 && !call.flags.unfinished);
-        self.total_ns = self.total_ns.saturating_add(call.duration_ns);
+        let calls = call.calls();
+        self.calls += calls;
+        self.errors += if call.ret != 0 && !call.flags.unfinished { calls } else { 0 };
+        self.total_ns = self.total_ns.saturating_add(call.duration_ns.saturating_mul(calls));
         self.max_ns = self.max_ns.max(call.duration_ns);
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.histogram.record(call.duration_ns);
+        self.bytes = self.bytes.saturating_add(bytes.saturating_mul(calls));
+        self.histogram.record_many(call.duration_ns, calls);
     }
 
     /// Adds another's sums to these.
@@ -119,6 +120,11 @@ impl Aggregator {
         self.cells.len()
     }
 
+    /// The longest call of a function so far, nanoseconds.
+    pub fn longest(&self, op: OpId) -> u64 {
+        self.totals.get(usize::from(op.0)).and_then(Option::as_deref).map_or(0, |totals| totals.max_ns)
+    }
+
     /// Forgets the waiting sums, because they are stored now.
     pub fn stored(&mut self) {
         self.cells.clear();
@@ -153,6 +159,7 @@ mod tests {
             arg1: None,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         }
     }
@@ -173,6 +180,16 @@ mod tests {
         sums.add(&Call { ret: -3, arg0: Some(u64::MAX), ..call(1, 1) });
         let (_, totals) = sums.totals().next().unwrap();
         assert_eq!((totals.calls, totals.errors, totals.bytes), (2, 1, 100));
+    }
+
+    #[test]
+    fn a_call_that_stands_for_others_counts_as_all_of_them() {
+        let mut sums = Aggregator::new(0);
+        sums.add(&Call { weight: 5, ret: 2, ..call(1, 1_000) });
+        sums.add(&Call { weight: 0, ..call(1, 7) });
+        let (_, totals) = sums.totals().next().unwrap();
+        assert_eq!((totals.calls, totals.errors, totals.bytes), (6, 5, 600));
+        assert_eq!((totals.total_ns, totals.max_ns, totals.histogram.total()), (5_007, 1_000, 6));
     }
 
     #[test]

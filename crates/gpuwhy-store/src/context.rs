@@ -5,6 +5,7 @@ use crate::hash::FastMap;
 use crate::schema;
 use gpuwhy_model::Call;
 use rusqlite::{Connection, params};
+use std::collections::HashSet;
 use std::hash::Hash;
 
 /// How many values are remembered. A program that makes streams or threads without end would otherwise
@@ -69,7 +70,11 @@ struct Key {
 
 /// The contexts of calls already in the file.
 #[derive(Default)]
-pub(crate) struct Contexts(Interned<Key>);
+pub(crate) struct Contexts {
+    contexts: Interned<Key>,
+    /// Threads that made a CUDA call; when there are too many to remember, all may have.
+    callers: HashSet<u32>,
+}
 
 impl Contexts {
     /// The id of a call's context, which is stored first when it is new.
@@ -85,12 +90,23 @@ impl Contexts {
             flags: call.flags.bits(),
             stack: call.stack,
         };
-        self.0.id_of(key, |id, key| store(db, call, id, key))
+        let callers = &mut self.callers;
+        self.contexts.id_of(key, |id, key| {
+            if call.op.is_cuda() && callers.len() < MAX_REMEMBERED {
+                callers.insert(call.tid);
+            }
+            store(db, call, id, key)
+        })
+    }
+
+    /// Whether a thread has made a CUDA call.
+    pub(crate) fn calls_cuda(&self, tid: u32) -> bool {
+        self.callers.len() >= MAX_REMEMBERED || self.callers.contains(&tid)
     }
 
     /// See [`Interned::forget`].
     pub(crate) fn forget(&mut self) {
-        self.0.forget();
+        self.contexts.forget();
     }
 }
 

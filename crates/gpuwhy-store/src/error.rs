@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can go wrong with a run file, said so that its reader knows what to do.
 
+use gpuwhy_model::units::{bytes, count};
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,28 +47,33 @@ pub enum Error {
         source: io::Error,
     },
     /// No space left while writing.
-    #[error(
-        "the disk is full: {lost_calls} events could not be written to {}; what was written before is safe, free some space to go on",
-        .path.display()
-    )]
+    #[error("the disk with {} is full: going on in memory, {} are kept; free some space", .path.display(), bytes(*.kept_bytes))]
     DiskFull {
         /// The run file.
         path: PathBuf,
-        /// Calls and times off the CPU given to the writer since the last commit, now lost (and counted as `write_failed`).
-        lost_calls: u64,
+        /// Rows in memory, bytes.
+        kept_bytes: u64,
     },
     /// Writing failed for another reason.
-    #[error(
-        "cannot write to {}: {source}; {lost_calls} events were lost, what was written before is safe",
-        .path.display()
-    )]
+    #[error("cannot write to {}: {source}; going on in memory, {} are kept", .path.display(), bytes(*.kept_bytes))]
     CannotWrite {
         /// The run file.
         path: PathBuf,
-        /// Calls and times off the CPU given to the writer since the last commit, now lost (and counted as `write_failed`).
-        lost_calls: u64,
+        /// Rows in memory, bytes.
+        kept_bytes: u64,
         /// What SQLite said.
         source: rusqlite::Error,
+    },
+    /// The run ended before everything could be written.
+    #[error(
+        "the disk with {} was full to the end: {} events have no row, they are counted in `seconds` only",
+        .path.display(), count(*.lost_events)
+    )]
+    NotAllWritten {
+        /// The run file.
+        path: PathBuf,
+        /// Calls and times off the CPU without a row, counted as `write_failed`.
+        lost_events: u64,
     },
     /// The run is complete but could not be brought back into one file.
     #[error(

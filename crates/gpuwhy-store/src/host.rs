@@ -7,14 +7,15 @@
 use crate::context::{Interned, know_process};
 use crate::names;
 use crate::pending::stored;
-use crate::writer::insert_at_free_time;
+use crate::rows::{insert_at_free_time, weight};
 use gpuwhy_model::host::task_name;
 use gpuwhy_model::ops::{self, KernelOp};
 use gpuwhy_model::{Call, CallFlags, CpuRun, MovedWait, OffCpu, Reason, Wait, WokenBy};
 use rusqlite::{Connection, params};
 
-const INSERT_OFF: &str = "INSERT OR IGNORE INTO off_ (start, duration, ready, context, waker, cpus, object, timeout)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+const INSERT_OFF: &str =
+    "INSERT OR IGNORE INTO off_ (start, duration, ready, context, waker, cpus, object, timeout, weight)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
 const INSERT_RUN: &str = "INSERT INTO cpu_run_ (cpu, start, duration, runner) VALUES (?1, ?2, ?3, ?4)
     ON CONFLICT (cpu, start) DO UPDATE SET duration = excluded.duration, runner = excluded.runner
     WHERE excluded.duration > duration";
@@ -58,6 +59,7 @@ impl HostRows {
             insert.raw_bind_parameter(6, cpus(row))?;
             insert.raw_bind_parameter(7, (row.object != 0).then_some(row.object.cast_signed()))?;
             insert.raw_bind_parameter(8, row.timeout_ns.map(stored))?;
+            insert.raw_bind_parameter(9, weight(row.weight))?;
             previous = insert_at_free_time(&mut insert, start)?;
         }
         Ok(())
@@ -194,6 +196,7 @@ pub(crate) fn as_call(row: &OffCpu) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags { inner: false, unfinished: row.unfinished },
+        weight: row.weight,
         stack: row.stack,
     }
 }

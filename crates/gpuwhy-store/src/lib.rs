@@ -15,6 +15,7 @@
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
 pub mod aggregate;
+mod cap;
 mod context;
 mod error;
 mod facts;
@@ -30,10 +31,12 @@ mod place;
 mod reader;
 mod replay;
 mod reserve;
+mod rows;
 mod samples;
 pub mod schema;
 mod stacks;
 mod told;
+mod unsaved;
 mod utc;
 mod writer;
 

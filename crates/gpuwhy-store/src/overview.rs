@@ -33,8 +33,12 @@ pub struct Session {
     pub machine: Machine,
     /// Events known to have happened: those that reached the writer and those lost before.
     pub events_seen: u64,
-    /// Events with a row.
+    /// Events in the file: those with a row of their own and those that are the weight of another's.
     pub events_stored: u64,
+    /// Of them, those that are the weight of another's row.
+    pub thinned: u64,
+    /// How large the file might become, bytes; `None` for any size.
+    pub max_size: Option<u64>,
     /// Events lost.
     pub events_lost: u64,
     /// Events left out of the per-second sums.
@@ -112,12 +116,19 @@ pub struct LibraryInfo {
 impl Reader {
     /// The run.
     pub fn session(&self) -> Result<Session> {
-        let sql = "SELECT version, start_unix_ns, start_monotonic_ns, stop_unix_ns,
-                COALESCE((SELECT duration_ns FROM sessions), 0), stop_reason, command, flags,
-                gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python,
-                events_seen, events_stored, events_lost, seconds_missing, own_cost
-            FROM session_";
-        self.db.query_row(sql, [], session).map_err(|source| self.error(source))
+        let read = || -> rusqlite::Result<Session> {
+            let version: i32 = self.db.pragma_query_value(None, "user_version", |row| row.get(0))?;
+            let newer = if version < 3 { "0, NULL" } else { "thinned, max_size" };
+            let sql = format!(
+                "SELECT version, start_unix_ns, start_monotonic_ns, stop_unix_ns,
+                     COALESCE((SELECT duration_ns FROM sessions), 0), stop_reason, command, flags,
+                     gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python,
+                     events_seen, events_stored, events_lost, seconds_missing, own_cost, {newer}
+                 FROM session_"
+            );
+            self.db.query_row(&sql, [], session)
+        };
+        read().map_err(|source| self.error(source))
     }
 
     /// Sums over all outermost calls, by function, those that took most time first.
@@ -230,5 +241,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
         events_lost: unsigned(row, 18)?,
         seconds_missing: unsigned(row, 19)?,
         own_cost: row.get(20)?,
+        thinned: unsigned(row, 21)?,
+        max_size: row.get::<_, Option<i64>>(22)?.map(|n| n.max(0).cast_unsigned()),
     })
 }

@@ -5,8 +5,8 @@
 //! rows of events only: names, loss, sums and samples are written with the next one that works.
 
 use crate::aggregate::{Aggregator, CellKey, OpTotals};
-use crate::context::Contexts;
 use crate::ledger;
+use crate::rows::RowWriter;
 use crate::samples::Waiting;
 use crate::told::Told;
 use gpuwhy_model::{Histogram, LossCause, OpId};
@@ -109,9 +109,9 @@ impl Pending {
     }
 
     /// Writes everything inside the open transaction, keeping it until [`Pending::stored`].
-    pub(crate) fn write(&self, db: &Connection, contexts: &mut Contexts, origin_ns: u64) -> rusqlite::Result<()> {
+    pub(crate) fn write(&self, db: &Connection, rows: &mut RowWriter, origin_ns: u64) -> rusqlite::Result<()> {
         self.write_processes(db)?;
-        self.told.write(db, contexts, origin_ns)?;
+        rows.told(db, origin_ns, &self.told)?;
         self.host.write(db, origin_ns)?;
         self.ledger.write(db, origin_ns)?;
         self.write_loss(db)?;

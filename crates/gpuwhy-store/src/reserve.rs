@@ -2,8 +2,10 @@
 //! Space set aside on the run file's disk. On a full disk it is given back when the run ends, so that the
 //! file can still say how much was lost.
 
+use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -19,4 +21,14 @@ pub(crate) fn take(folder: &Path) -> Option<File> {
     // SAFETY: the descriptor is open for as long as `file` lives.
     let got = |size: &libc::off_t| unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, *size) } == 0;
     SIZES.iter().any(got).then_some(file)
+}
+
+/// What is free on a folder's disk, bytes; 0 where that cannot be told.
+pub(crate) fn free_bytes(folder: &Path) -> u64 {
+    let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else { return 0 };
+    // SAFETY: a struct for which zeroes are valid.
+    let mut told: libc::statvfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the path ends with a zero, and `told` is there to be written to.
+    let known = unsafe { libc::statvfs(path.as_ptr(), &raw mut told) } == 0;
+    if known { told.f_bavail.saturating_mul(told.f_frsize) } else { 0 }
 }

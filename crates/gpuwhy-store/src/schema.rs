@@ -14,7 +14,8 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 
 /// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
 ///
-/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls.
+/// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
+/// stand for others, `thinned` and `max_size` in `sessions`.
 pub const VERSION: i32 = 3;
 
 /// The public views, in the order people meet them.
@@ -64,6 +65,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("told.sql"))?;
     create_events(db)?;
     db.execute_batch(include_str!("views.sql"))?;
+    db.execute_batch(include_str!("sessions.sql"))?;
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
     for op in ops::table() {
@@ -101,6 +103,8 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("told.sql"))?;
     db.execute_batch("DROP VIEW events; DROP VIEW inner_events")?;
     create_events(db)?;
+    db.execute_batch(include_str!("upgrade_3.sql"))?;
+    db.execute_batch(include_str!("sessions.sql"))?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

@@ -27,7 +27,9 @@ CREATE TABLE session_ (
     events_lost INTEGER NOT NULL DEFAULT 0,
     seconds_missing INTEGER NOT NULL DEFAULT 0,
     samples_missing INTEGER NOT NULL DEFAULT 0,
-    own_cost TEXT
+    own_cost TEXT,
+    thinned INTEGER NOT NULL DEFAULT 0,
+    max_size INTEGER
 );
 
 -- The op table of the gpuwhy that wrote the file, so that the file explains itself.

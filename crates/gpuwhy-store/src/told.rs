@@ -6,7 +6,7 @@
 
 use crate::context::{Contexts, know_process};
 use crate::pending::stored;
-use crate::writer::insert_at_free_time;
+use crate::rows::insert_at_free_time;
 use gpuwhy_model::{Call, CallFlags, Communicator, FunctionName, OpId, TensorEvent, Transfer, Unwatched};
 use rusqlite::{Connection, params};
 
@@ -30,6 +30,7 @@ pub(crate) fn as_call(event: &TensorEvent) -> Call {
         arg1: Some(event.address),
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: event.stack,
     }
 }
@@ -123,7 +124,8 @@ impl Told {
         )?;
         for row in &self.unwatched {
             know_process(db, row.pid)?;
-            insert.execute(params![row.pid, row.library.name(), row.path, since(row.from_ns), since(row.to_ns)])?;
+            let to = if row.to_ns == u64::MAX { i64::MAX } else { since(row.to_ns) };
+            insert.execute(params![row.pid, row.library.name(), row.path, since(row.from_ns), to])?;
         }
         let mut insert = db.prepare_cached("INSERT INTO governor_ (at, op, action, reason) VALUES (?1, ?2, ?3, ?4)")?;
         for row in &self.governor {

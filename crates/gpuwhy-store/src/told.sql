@@ -124,7 +124,8 @@ FROM made AS m LEFT JOIN launched AS l ON l.pid = m.pid AND l.exec = m.exec AND 
 GROUP BY m.pid, m.exec, m.at;
 
 CREATE VIEW unwatched AS
-SELECT pid, library, path, from_ns, to_ns, to_ns - from_ns AS duration_ns FROM unwatched_;
+SELECT pid, library, path, from_ns, to_ns, to_ns - from_ns AS duration_ns
+FROM (SELECT pid, library, path, from_ns, NULLIF(to_ns, 9223372036854775807) AS to_ns FROM unwatched_);
 
 CREATE VIEW governor AS
 SELECT g.at AS timestamp, o.name AS op, g.action AS action, g.reason AS reason

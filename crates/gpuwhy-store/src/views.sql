@@ -1,6 +1,6 @@
 -- The public interface, documented in docs/run-file.md. Plain SQL: any SQLite client can read it.
 -- The two views of events are in calls.sql, those of threads and samples in host_views.sql,
--- those of answers in findings.sql.
+-- those of answers in findings.sql, the run itself in sessions.sql.
 
 CREATE VIEW process_names AS
 SELECT pid, COALESCE(name || ':' || number, name, 'pid ' || pid) AS name FROM process_;
@@ -14,17 +14,6 @@ SELECT pid, tid FROM context_ UNION SELECT pid, tid FROM off_context_ UNION SELE
 
 CREATE VIEW ops AS
 SELECT name AS op, function, layer, class, arg0, arg1 FROM op_;
-
-CREATE VIEW sessions AS
-SELECT
-    strftime('%Y-%m-%dT%H:%M:%fZ', start_unix_ns / 1e9, 'unixepoch') AS start,
-    strftime('%Y-%m-%dT%H:%M:%fZ', stop_unix_ns / 1e9, 'unixepoch') AS stop,
-    COALESCE(duration_ns, (SELECT MAX(last) FROM (
-        SELECT MAX(start) AS last FROM call_ UNION ALL SELECT MAX(start) FROM off_))) AS duration_ns,
-    gpu, driver, cuda, cpu, cores, memory_bytes, kernel, python, command, flags,
-    events_seen, events_stored, events_lost, seconds_missing, samples_missing, stop_reason, version, own_cost,
-    start_unix_ns, start_monotonic_ns
-FROM session_;
 
 CREATE VIEW seconds AS
 SELECT

@@ -1,43 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writing a run file.
 //!
-//! One transaction is open between two commits. If anything in it fails (disk full, I/O error), it is
-//! rolled back as a whole: its calls and times off the CPU are lost and counted as `write_failed`, everything
-//! else waits in memory for the next commit. What an earlier commit stored is never touched.
+//! One transaction is open between two commits. What is in it is kept in memory, too, until a commit has succeeded: if
+//! anything fails (disk full, I/O error), the transaction is rolled back as a whole and the run goes on in memory. Each
+//! commit tries again, in parts, so that what fits is stored. What an earlier commit stored is never touched.
+//!
+//! Counts are of *events*, that is outermost calls and times off the CPU, by their weight; where rows are meant, it says so.
+
+mod keeping;
+mod told;
 
 use crate::aggregate::{Aggregator, MAX_CELLS, OpTotals};
-use crate::context::Contexts;
-use crate::host::{self, HostRows};
+use crate::cap::SizeCap;
+use crate::host;
 use crate::ledger::LedgerRow;
 use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_machine, write_sums};
 use crate::place::{self, Claim, Owner};
-use crate::told::{self, GovernorRow};
+use crate::rows::RowWriter;
+use crate::unsaved::{Tally, Unsaved};
 use crate::{Error, Result, reserve, schema};
-use gpuwhy_model::{
-    Call, Communicator, CpuRun, FunctionName, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, ThreadSums,
-    Transfer, Unwatched,
-};
-use rusqlite::{CachedStatement, Connection, ErrorCode, OpenFlags, params};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
+use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The -wal is folded into the main file at this many pages (32 MB).
-const CHECKPOINT_PAGES: u32 = 8_192;
-/// A transaction is committed at this many rows (about 12 MB) even if nobody asks, so the -wal stays small.
-const MAX_ROWS_IN_TRANSACTION: u64 = 400_000;
+const CHECKPOINT_PAGES: u64 = 8_192;
+/// How large the -wal stays when it is empty, bytes.
+const WAL_BYTES: u64 = 64 << 20;
 /// Statements kept ready: more than there are in this crate.
 const STATEMENTS: usize = 64;
 /// Calls handled at a time: each may need a sum of its own, and those are bounded.
-const CHUNK: usize = MAX_CELLS / 2;
+const CHUNK: u64 = MAX_CELLS as u64 / 2;
 /// How long to wait for another program that has the file locked. Meanwhile the ring buffer fills.
 const BUSY: Duration = Duration::from_secs(1);
-/// Ties are moved this many times by 1 ns; after that in growing steps, lest thousands of equal times
-/// become millions of attempts.
-const SMALL_STEPS: i64 = 64;
-
-const INSERT_CALL: &str =
-    "INSERT OR IGNORE INTO call_ (start, duration, context, arg0, arg1) VALUES (?1, ?2, ?3, ?4, ?5)";
+/// SQLite's unit, bytes.
+const PAGE_BYTES: u64 = 4096;
 
 /// What is known when a run begins.
 #[derive(Debug, Clone, Default)]
@@ -54,6 +53,8 @@ pub struct NewRun {
     pub flags: Option<String>,
     /// The machine.
     pub machine: Machine,
+    /// How large the file may become with its -wal, bytes; `None` for any size.
+    pub max_size: Option<u64>,
     /// Whom the file shall belong to; `None` for whoever runs gpuwhy.
     pub owner: Option<Owner>,
 }
@@ -87,28 +88,30 @@ pub struct Finished {
     /// Its size in bytes.
     pub size_bytes: u64,
     /// Events stored.
-    pub rows: u64,
+    pub stored: u64,
+    /// Of them, those that are the weight of another's row.
+    pub thinned: u64,
+    /// What was lost in writing, by cause; also in the file.
+    pub lost: Vec<(LossCause, u64)>,
     /// What could not be done; the file is readable all the same.
     pub problem: Option<Error>,
 }
 
-/// Counts of events, that is outermost calls and times off the CPU, for the session's row.
+/// Counts of events for the session's row.
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     /// Given to the writer.
     given: u64,
-    /// Rows in committed transactions.
-    committed: u64,
-    /// Rows in the open transaction.
-    open: u64,
-    /// The same, with inner calls and rows that are no events.
-    rows_open: u64,
-    /// Of them, rows of evidence: who had a CPU, and waits for another.
-    evidence_open: u64,
+    /// In committed transactions.
+    committed: Tally,
+    /// Not in one yet: in the open transaction or, while the disk fails, in memory.
+    open: Tally,
     /// Lost before they could be given to the writer.
     lost_before: u64,
-    /// Lost by rolling back.
-    lost_here: u64,
+    /// Lost because the disk failed.
+    write_failed: u64,
+    /// Lost because the file had no room left.
+    size_cap: u64,
     /// Left out of `seconds`.
     unsummed: u64,
     /// Seconds of samples that were dropped.
@@ -122,8 +125,11 @@ pub struct Writer {
     // Dropped in this order: SQLite must close the file before the claim's descriptor does (see place.rs).
     db: Connection,
     claim: Claim,
-    contexts: Contexts,
-    host: HostRows,
+    rows: RowWriter,
+    unsaved: Unsaved,
+    /// Whether the disk failed when last tried: then everything waits in `unsaved` for the next commit.
+    failing: bool,
+    cap: SizeCap,
     sums: Aggregator,
     pending: Pending,
     counts: Counts,
@@ -146,8 +152,10 @@ impl Writer {
         let writer = Self {
             db,
             claim,
-            contexts: Contexts::default(),
-            host: HostRows::default(),
+            rows: RowWriter::default(),
+            unsaved: Unsaved::default(),
+            failing: false,
+            cap: SizeCap(run.max_size),
             sums: Aggregator::new(run.start_monotonic_ns),
             pending: Pending::default(),
             counts: Counts::default(),
@@ -164,118 +172,68 @@ impl Writer {
 
     /// Stores calls, in any order; sorts them in place by start. Larger batches make a denser file.
     ///
-    /// On an error all calls since the last commit are lost, and counted as such: do not give them again.
+    /// An error says that the disk has begun to fail, not that anything is lost: do not give the calls again.
     pub fn write_calls(&mut self, calls: &mut [Call]) -> Result<()> {
         calls.sort_by_key(|call| call.start_ns);
-        // Inner calls are stored beside the program's own but are none of them.
-        let outermost = calls.iter().filter(|call| !call.flags.inner).count() as u64;
-        self.counts.given += outermost;
         let mut outcome = Ok(());
-        for chunk in calls.chunks(CHUNK) {
-            outcome = outcome.and_then(|()| self.make_room_for_sums());
+        for chunk in calls.chunks(self.chunk()) {
+            outcome = outcome.and(self.make_room_for_sums());
             // Even when the disk fails: the sums are kept, and stored when it works again.
+            let mut given = Tally::default();
             for call in chunk {
-                self.counts.unsummed += u64::from(!self.sums.add(call));
+                given.call(call);
+                self.counts.unsummed += if self.sums.add(call) { 0 } else { call.calls() };
             }
-            outcome = outcome.and_then(|()| self.insert(chunk));
+            self.counts.given += given.events;
+            let from = self.unsaved.calls.len();
+            let all = self.keep_calls(chunk);
+            self.counts.open.add(if all { given } else { Tally::of(&self.unsaved.calls[from..], &[]) });
+            let rows =
+                self.insert(|writer| writer.rows.calls(&writer.db, writer.origin_ns, &writer.unsaved.calls[from..]));
+            outcome = outcome.and(rows);
         }
-        self.end_batch(outcome, outermost, calls.len())
+        outcome.and(self.end_batch())
     }
 
     /// Stores times off the CPU, in any order; sorts them in place by start. What began before the run is cut at
     /// its beginning, in place, too. They are events like calls: counted, summed, and lost in the same way.
-    pub fn write_off_cpu(&mut self, rows: &mut [OffCpu]) -> Result<()> {
-        rows.iter_mut().for_each(|row| host::cut_off_cpu(row, self.origin_ns));
-        rows.sort_by_key(|row| row.start_ns);
-        self.counts.given += rows.len() as u64;
+    pub fn write_off_cpu(&mut self, offs: &mut [OffCpu]) -> Result<()> {
+        offs.iter_mut().for_each(|off| host::cut_off_cpu(off, self.origin_ns));
+        offs.sort_by_key(|off| off.start_ns);
         let mut outcome = Ok(());
-        for chunk in rows.chunks(CHUNK) {
-            outcome = outcome.and_then(|()| self.make_room_for_sums());
-            for row in chunk {
-                self.counts.unsummed += u64::from(!self.sums.add(&host::as_call(row)));
+        for chunk in offs.chunks(self.chunk()) {
+            outcome = outcome.and(self.make_room_for_sums());
+            for off in chunk {
+                self.counts.given += off.times();
+                self.counts.unsummed += if self.sums.add(&host::as_call(off)) { 0 } else { off.times() };
             }
-            outcome = outcome.and_then(|()| {
-                self.begin()?;
-                self.host.insert_off_cpu(&self.db, self.origin_ns, chunk)
-            });
+            let from = self.unsaved.offs.len();
+            self.keep_offs(chunk);
+            self.counts.open.add(Tally::of(&[], &self.unsaved.offs[from..]));
+            let rows =
+                self.insert(|writer| writer.rows.offs(&writer.db, writer.origin_ns, &writer.unsaved.offs[from..]));
+            outcome = outcome.and(rows);
         }
-        self.end_batch(outcome, rows.len() as u64, rows.len())
+        outcome.and(self.end_batch())
     }
 
-    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls.
-    pub fn write_tensors(&mut self, events: &mut [TensorEvent]) -> Result<()> {
-        events.sort_by_key(|event| event.at_ns);
-        self.counts.given += events.len() as u64;
-        let mut outcome = Ok(());
-        for chunk in events.chunks(CHUNK) {
-            outcome = outcome.and_then(|()| self.make_room_for_sums());
-            for event in chunk {
-                self.counts.unsummed += u64::from(!self.sums.add(&told::as_call(event)));
-            }
-            outcome = outcome.and_then(|()| {
-                self.begin()?;
-                told::insert_tensors(&self.db, &mut self.contexts, self.origin_ns, chunk)
-            });
-        }
-        self.end_batch(outcome, events.len() as u64, events.len())
-    }
-
-    /// Stores how transfers stand among those of their communicator; the calls themselves are given as such.
-    pub fn add_transfers(&mut self, rows: &[Transfer]) {
-        for row in rows {
-            let kept = self.pending.told.transfer(*row);
-            self.kept(kept);
-        }
-    }
-
-    /// Stores communicators that were made.
-    pub fn add_communicators(&mut self, rows: &[Communicator]) {
-        for row in rows {
-            let kept = self.pending.told.communicator(*row);
-            self.kept(kept);
-        }
-    }
-
-    /// Stores names of functions.
-    pub fn add_function_names(&mut self, rows: impl IntoIterator<Item = FunctionName>) {
-        for row in rows {
-            let kept = self.pending.told.name(row);
-            self.kept(kept);
-        }
-    }
-
-    /// Says that a library was in use before it was watched.
-    pub fn add_unwatched(&mut self, row: Unwatched) {
-        let kept = self.pending.told.unwatched(row);
-        self.kept(kept);
-    }
-
-    /// Says what the governor did.
-    pub fn add_governor(&mut self, row: GovernorRow) {
-        let kept = self.pending.told.governor(row);
-        self.kept(kept);
-    }
-
-    /// Counts evidence for which there was no room.
-    fn kept(&mut self, kept: bool) {
-        if !kept {
-            self.pending.add_loss(self.sums.newest_second(), LossCause::EvidenceLost, None, 1);
-        }
-    }
-
-    /// Stores who had a CPU for which a traced thread waited. Evidence, not events: what the disk refuses is counted
+    /// Stores who had a CPU for which a traced thread waited. Evidence, not events: what there is no room for is counted
     /// as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
-    pub fn write_cpu_runs(&mut self, rows: &[CpuRun]) -> Result<()> {
-        self.counts.evidence_open += rows.len() as u64;
-        let outcome = self.begin().and_then(|()| self.host.insert_runs(&self.db, self.origin_ns, rows));
-        self.end_batch(outcome, 0, rows.len())
+    pub fn write_cpu_runs(&mut self, runs: &[CpuRun]) -> Result<()> {
+        let (from, shortest) = (self.unsaved.runs.len(), self.shortest_evidence());
+        self.unsaved.runs.extend(runs.iter().filter(|run| run.duration_ns >= shortest));
+        self.lose_evidence((runs.len() - (self.unsaved.runs.len() - from)) as u64);
+        let rows = self.insert(|writer| writer.rows.runs(&writer.db, writer.origin_ns, &writer.unsaved.runs[from..]));
+        rows.and(self.end_batch())
     }
 
     /// Stores waits for CPUs that threads were moved away from. Evidence, as [`Writer::write_cpu_runs`].
-    pub fn write_moved_waits(&mut self, rows: &[MovedWait]) -> Result<()> {
-        self.counts.evidence_open += rows.len() as u64;
-        let outcome = self.begin().and_then(|()| self.host.insert_moved(&self.db, self.origin_ns, rows));
-        self.end_batch(outcome, 0, rows.len())
+    pub fn write_moved_waits(&mut self, moved: &[MovedWait]) -> Result<()> {
+        let (from, shortest) = (self.unsaved.moved.len(), self.shortest_evidence());
+        self.unsaved.moved.extend(moved.iter().filter(|wait| wait.duration_ns >= shortest));
+        self.lose_evidence((moved.len() - (self.unsaved.moved.len() - from)) as u64);
+        let rows = self.insert(|writer| writer.rows.moved(&writer.db, writer.origin_ns, &writer.unsaved.moved[from..]));
+        rows.and(self.end_batch())
     }
 
     /// Replaces a thread's sums by newer ones. With another `since_ns` it is another life of that thread id.
@@ -328,7 +286,7 @@ impl Writer {
         facts.ended = ended.or(facts.ended);
     }
 
-    /// Counts loss in a second of the run. `write_failed` is counted by the writer itself.
+    /// Counts loss in a second of the run. `write_failed` and `size_cap` are counted by the writer itself.
     pub fn add_loss(&mut self, second: u64, cause: LossCause, op: Option<OpId>, count: u64) {
         if count == 0 {
             return;
@@ -360,39 +318,39 @@ impl Writer {
         self.sums.totals()
     }
 
-    /// Events stored, those of the open transaction included.
-    pub fn rows(&self) -> u64 {
-        self.counts.committed + self.counts.open
+    /// Events stored, those included that wait for the next commit.
+    pub fn stored(&self) -> u64 {
+        self.counts.committed.events + self.counts.open.events
     }
 
     /// Events known to be lost, wherever.
     pub fn lost(&self) -> u64 {
-        self.counts.lost_before + self.counts.lost_here
+        let Counts { lost_before, write_failed, size_cap, .. } = self.counts;
+        lost_before + write_failed + size_cap
     }
 
-    /// Makes everything so far durable: after `kill -9` the file opens and has it.
+    /// Makes everything so far durable: after `kill -9` the file opens and has it. While it cannot, the run goes on in
+    /// memory; the error says how much is kept there.
     pub fn commit(&mut self) -> Result<()> {
-        let committed = self.write_rest().and_then(|()| self.db.execute_batch("COMMIT"));
-        self.settle(committed)?;
-        self.counts.committed += std::mem::take(&mut self.counts.open);
-        self.counts.rows_open = 0;
-        self.counts.evidence_open = 0;
-        self.counts.summed_in_open = 0;
-        self.sums.stored();
-        self.pending.stored();
+        if self.failing {
+            return self.retry();
+        }
+        let outcome = self.write_rest(self.counts.open).and_then(|()| self.db.execute_batch("COMMIT"));
+        self.settle(outcome)?;
+        self.committed(self.counts.open);
+        self.unsaved.clear();
         Ok(())
     }
 
     /// Ends the run and closes the file into one plain SQLite file. Does as much as the disk allows.
     pub fn finish(mut self, end: &RunEnd) -> Finished {
         let mut problem = self.commit().err();
-        drop(self.reserve.take());
         if problem.is_some() {
-            // The calls are gone; the rest is small and has the space that was set aside.
-            problem = problem.or(self.commit().err());
+            problem = self.end_on_a_failing_disk();
         }
+        drop(self.reserve.take());
         if let Err(source) = self.write_end(end) {
-            problem = problem.or(Some(write_error(&self.claim.path, 0, source)));
+            problem = problem.or(Some(self.write_error(source)));
         }
         if let Err(source) = merge_wal(&self.db) {
             problem = problem.or(Some(Error::NotMerged { path: self.claim.path.clone(), source }));
@@ -400,67 +358,57 @@ impl Writer {
         let Self { db, claim, counts, .. } = self;
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
-        Finished { size_bytes: size("") + size("-wal"), rows: counts.committed, problem, path: claim.path.clone() }
+        let lost = [(LossCause::WriteFailed, counts.write_failed), (LossCause::SizeCap, counts.size_cap)];
+        Finished {
+            size_bytes: size("") + size("-wal"),
+            stored: counts.committed.events,
+            thinned: counts.committed.thinned,
+            lost: lost.into_iter().filter(|(_, events)| *events > 0).collect(),
+            problem,
+            path: claim.path.clone(),
+        }
     }
 
-    /// After a batch of rows, of which `events` are events: settles, and commits what has become large.
-    fn end_batch(&mut self, outcome: rusqlite::Result<()>, events: u64, rows: usize) -> Result<()> {
-        // Before the outcome is looked at: rolling back loses this batch, too.
-        self.counts.open += events;
-        self.counts.rows_open += rows as u64;
-        self.settle(outcome)?;
-        if self.counts.rows_open >= MAX_ROWS_IN_TRANSACTION {
-            self.commit()?;
-        }
-        Ok(())
+    /// After a commit of rows.
+    fn committed(&mut self, rows: Tally) {
+        self.counts.committed.add(rows);
+        self.counts.open.events -= rows.events;
+        self.counts.open.thinned -= rows.thinned;
+        self.counts.summed_in_open = 0;
+        self.sums.stored();
+        self.pending.stored();
     }
 
     /// Moves the waiting sums into the transaction when the next chunk could overflow them.
-    fn make_room_for_sums(&mut self) -> rusqlite::Result<()> {
-        if self.sums.waiting() + CHUNK <= MAX_CELLS {
+    fn make_room_for_sums(&mut self) -> Result<()> {
+        if self.sums.waiting() + CHUNK as usize <= MAX_CELLS || self.failing {
             return Ok(());
         }
-        self.begin()?;
-        write_sums(&self.db, &self.sums)?;
+        let outcome = self.begin().and_then(|()| write_sums(&self.db, &self.sums));
+        self.settle(outcome)?;
         self.counts.summed_in_open += self.sums.cells().map(|(_, sums)| sums.calls).sum::<u64>();
         self.sums.stored();
         Ok(())
     }
 
-    fn insert(&mut self, calls: &[Call]) -> rusqlite::Result<()> {
+    /// Everything but the rows, of which `open` are in the transaction already.
+    fn write_rest(&mut self, open: Tally) -> rusqlite::Result<()> {
         self.begin()?;
-        let mut insert = self.db.prepare_cached(INSERT_CALL)?;
-        let mut previous = -1;
-        for call in calls {
-            let context = self.contexts.id_of(&self.db, call)?;
-            // A call older than the run would have a negative time; half the range leaves room for ties.
-            let start = stored(call.start_ns.saturating_sub(self.origin_ns)).min(i64::MAX / 2).max(previous + 1);
-            insert.raw_bind_parameter(2, stored(call.duration_ns))?;
-            insert.raw_bind_parameter(3, context)?;
-            insert.raw_bind_parameter(4, call.arg0.map(u64::cast_signed))?;
-            insert.raw_bind_parameter(5, call.arg1.map(u64::cast_signed))?;
-            previous = insert_at_free_time(&mut insert, start)?;
-        }
-        Ok(())
-    }
-
-    /// Everything but the rows, which are in the transaction already.
-    fn write_rest(&mut self) -> rusqlite::Result<()> {
-        self.begin()?;
-        self.pending.write(&self.db, &mut self.contexts, self.origin_ns)?;
+        self.pending.write(&self.db, &mut self.rows, self.origin_ns)?;
         write_sums(&self.db, &self.sums)?;
-        let Counts { given, committed, open, lost_before, lost_here, unsummed, samples_missing, .. } = self.counts;
+        let Counts { given, committed, lost_before, unsummed, samples_missing, .. } = self.counts;
         self.db
             .prepare_cached(
                 "UPDATE session_ SET events_seen = ?1, events_stored = ?2, events_lost = ?3, seconds_missing = ?4,
-                     samples_missing = ?5",
+                     samples_missing = ?5, thinned = ?6",
             )?
             .execute(params![
                 stored(given + lost_before),
-                stored(committed + open),
-                stored(lost_before + lost_here),
+                stored(committed.events + open.events),
+                stored(self.lost()),
                 stored(unsummed),
-                stored(samples_missing)
+                stored(samples_missing),
+                stored(committed.thinned + open.thinned)
             ])?;
         Ok(())
     }
@@ -482,40 +430,8 @@ impl Writer {
         if self.db.is_autocommit() { self.db.execute_batch("BEGIN IMMEDIATE") } else { Ok(()) }
     }
 
-    /// After an error: rolls the transaction back and counts what went with it.
-    fn settle(&mut self, outcome: rusqlite::Result<()>) -> Result<()> {
-        let Err(source) = outcome else { return Ok(()) };
-        if !self.db.is_autocommit() {
-            // SQLite rolls back by itself on most of these errors, and if this fails, on closing.
-            let _ = self.db.execute_batch("ROLLBACK");
-        }
-        self.contexts.forget();
-        self.host.forget();
-        let lost = std::mem::take(&mut self.counts.open);
-        self.counts.rows_open = 0;
-        self.counts.lost_here += lost;
-        self.counts.unsummed += std::mem::take(&mut self.counts.summed_in_open);
-        let evidence = std::mem::take(&mut self.counts.evidence_open);
-        for (cause, count) in [(LossCause::WriteFailed, lost), (LossCause::EvidenceLost, evidence)] {
-            if count > 0 {
-                self.pending.add_loss(self.sums.newest_second(), cause, None, count);
-            }
-        }
-        Err(write_error(&self.claim.path, lost, source))
-    }
-}
-
-/// Inserts the bound row at `start`, or at the next free time after it; returns the time it got.
-#[inline]
-pub(crate) fn insert_at_free_time(insert: &mut CachedStatement<'_>, start: i64) -> rusqlite::Result<i64> {
-    let (mut time, mut attempts) = (start, 0);
-    loop {
-        insert.raw_bind_parameter(1, time)?;
-        if insert.raw_execute()? > 0 {
-            return Ok(time);
-        }
-        attempts += 1;
-        time += (attempts - SMALL_STEPS).max(1);
+    fn write_error(&self, source: rusqlite::Error) -> Error {
+        write_error(&self.claim.path, self.unsaved.bytes() as u64, source)
     }
 }
 
@@ -525,20 +441,28 @@ fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
     let db = Connection::open_with_flags(path, flags)?;
     db.busy_timeout(BUSY)?;
     db.set_prepared_statement_cache_capacity(STATEMENTS);
-    db.pragma_update(None, "page_size", 4096)?;
+    db.pragma_update(None, "page_size", stored(PAGE_BYTES))?;
     db.pragma_update(None, "cache_size", -4000)?;
     db.pragma_update(None, "synchronous", "NORMAL")?;
     schema::create(&db)?;
     db.execute(
-        "INSERT INTO session_ (id, version, start_unix_ns, start_monotonic_ns, command, flags)
-         VALUES (1, ?1, ?2, ?3, ?4, ?5)",
-        params![run.version, stored(run.start_unix_ns), stored(run.start_monotonic_ns), run.command, run.flags],
+        "INSERT INTO session_ (id, version, start_unix_ns, start_monotonic_ns, command, flags, max_size)
+         VALUES (1, ?1, ?2, ?3, ?4, ?5, ?6)",
+        params![
+            run.version,
+            stored(run.start_unix_ns),
+            stored(run.start_monotonic_ns),
+            run.command,
+            run.flags,
+            run.max_size.map(stored)
+        ],
     )?;
     write_machine(&db, &run.machine)?;
     db.execute_batch("COMMIT")?;
     db.pragma_update(None, "journal_mode", "WAL")?;
-    db.pragma_update(None, "wal_autocheckpoint", CHECKPOINT_PAGES)?;
-    db.pragma_update(None, "journal_size_limit", 64 << 20)?;
+    let cap = SizeCap(run.max_size);
+    db.pragma_update(None, "wal_autocheckpoint", stored(cap.part(64 * PAGE_BYTES, 16, CHECKPOINT_PAGES)))?;
+    db.pragma_update(None, "journal_size_limit", stored(cap.part(16, 64 << 10, WAL_BYTES)))?;
     Ok(db)
 }
 
@@ -548,10 +472,10 @@ fn merge_wal(db: &Connection) -> rusqlite::Result<()> {
     db.query_row("PRAGMA journal_mode = DELETE", [], |_| Ok(()))
 }
 
-fn write_error(path: &Path, lost_calls: u64, source: rusqlite::Error) -> Error {
+fn write_error(path: &Path, kept_bytes: u64, source: rusqlite::Error) -> Error {
     let path = path.to_owned();
     match source.sqlite_error_code() {
-        Some(ErrorCode::DiskFull) => Error::DiskFull { path, lost_calls },
-        _ => Error::CannotWrite { path, lost_calls, source },
+        Some(ErrorCode::DiskFull) => Error::DiskFull { path, kept_bytes },
+        _ => Error::CannotWrite { path, kept_bytes, source },
     }
 }

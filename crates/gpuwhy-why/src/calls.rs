@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a CUDA call means for what a GPU has to do: which queue work, which wait for it, which order it.
 
+use crate::device::Launch;
 use crate::explain::Explainer;
 use crate::timeline::ThreadIndex;
+use crate::weights::Others;
 use gpuwhy_model::{Call, Class, Direction, Op};
 use std::cmp::Reverse;
 
@@ -33,9 +35,21 @@ struct Made<'a> {
     stream: u64,
     /// Whether it began in the span that is explained.
     counted: bool,
+    /// Those it stands for besides itself.
+    others: Others,
 }
 
 impl Made<'_> {
+    /// How many calls it stands for.
+    fn calls(&self) -> u64 {
+        self.call.calls()
+    }
+
+    /// How long they took together, ns.
+    fn time_ns(&self) -> u64 {
+        self.call.duration_ns.saturating_add(self.others.ns)
+    }
+
     /// When it returns, a stream, or all of the process's, has done what was queued before.
     fn done(&self, stream: Option<u64>) -> Done {
         Done {
@@ -72,14 +86,14 @@ impl Explainer {
         }
         self.ledger.call(call);
         let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
-        let thread = self.timeline.call(call, op.class);
+        let (thread, others) = self.timeline.call(call, op.class);
         let (gpu, numbered) = self.places.find(call.pid, call.device);
         *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
         if call.ret != 0 && !call.flags.unfinished {
             return;
         }
         let counted = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
-        let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted };
+        let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted, others };
         match op.class {
             // It is not done now but whenever the graph is launched.
             Class::Launch | Class::Fill | Class::Collective | Class::Copy if self.is_captured(&made) => {}
@@ -117,18 +131,19 @@ impl Explainer {
         let call = made.call;
         if made.counted && made.op.class == Class::Launch {
             self.counts.users.insert((call.pid, made.gpu));
-            *self.counts.launchers.entry(made.thread).or_default() += 1;
-            self.slices.at(call.start_ns).launches += 1;
+            *self.counts.launchers.entry(made.thread).or_default() += made.calls();
+            self.slices.at(call.start_ns).launches += made.calls();
         }
-        let idle = self.devices.launch(made.gpu, (call.pid, made.stream), call.start_ns, made.thread);
+        let launch = Launch { first: made.others.first, last: call.start_ns, count: made.calls() };
+        let idle = self.devices.launch(made.gpu, (call.pid, made.stream), &launch, made.thread);
         self.due.extend(idle);
     }
 
     fn copy(&mut self, made: &Made<'_>) {
         let call = made.call;
-        let bytes = call.arg0.unwrap_or(0);
+        let bytes = call.arg0.unwrap_or(0).saturating_mul(made.calls());
         let is = |direction: Direction| call.arg1 == Some(direction as u64);
-        self.devices.copy(made.gpu, (call.pid, made.stream), call.start_ns, bytes);
+        self.devices.copy(made.gpu, (call.pid, made.stream), (made.others.first, call.start_ns), bytes);
         if is(Direction::DtoD) {
             // It may be a kernel.
             self.queued(made);
@@ -137,7 +152,7 @@ impl Explainer {
         }
         if made.counted {
             let slice = self.slices.at(call.start_ns);
-            slice.copy_ns = slice.copy_ns.saturating_add(call.duration_ns);
+            slice.copy_ns = slice.copy_ns.saturating_add(made.time_ns());
             slice.copy_bytes = slice.copy_bytes.saturating_add(bytes);
         }
     }
@@ -151,9 +166,9 @@ impl Explainer {
         }
         if made.counted {
             let slice = self.slices.at(call.start_ns);
-            slice.allocs += 1;
-            slice.alloc_ns = slice.alloc_ns.saturating_add(call.duration_ns);
-            slice.alloc_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+            slice.allocs += made.calls();
+            slice.alloc_ns = slice.alloc_ns.saturating_add(made.time_ns());
+            slice.alloc_stacks.add(call.stack.unwrap_or(0), made.time_ns());
         }
     }
 
@@ -179,13 +194,14 @@ impl Explainer {
         let call = made.call;
         if made.counted {
             let slice = self.slices.at(call.start_ns);
-            slice.syncs += 1;
-            slice.waited_ns = slice.waited_ns.saturating_add(call.duration_ns);
-            slice.sync_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
-            self.counts.sync_times.record(call.duration_ns);
+            let waited = made.time_ns();
+            slice.syncs += made.calls();
+            slice.waited_ns = slice.waited_ns.saturating_add(waited);
+            slice.sync_stacks.add(call.stack.unwrap_or(0), waited);
+            self.counts.sync_times.record_many(call.duration_ns, made.calls());
             if self.exchanging.contains(&call.pid) {
-                slice.exchanged_ns = slice.exchanged_ns.saturating_add(call.duration_ns);
-                slice.exchange_stacks.add(call.stack.unwrap_or(0), call.duration_ns);
+                slice.exchanged_ns = slice.exchanged_ns.saturating_add(waited);
+                slice.exchange_stacks.add(call.stack.unwrap_or(0), waited);
             }
         }
         self.exchanging.remove(&call.pid);

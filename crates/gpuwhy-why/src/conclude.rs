@@ -344,8 +344,13 @@ fn loss(explainer: &Explainer) -> LossReport {
             units::count(events)
         ));
     }
-    if explainer.counts.thinned > 0 {
-        notes.push("rows were thinned: this explanation sees only those that were kept".to_owned());
+    let (thinned, all) = (explainer.counts.thinned, explainer.counts.events);
+    if thinned > 0 {
+        notes.push(format!(
+            "{} of {} events are told by others like them (--max-size): counts are exact, times within bursts are estimates",
+            units::count(thinned),
+            units::count(all)
+        ));
     }
     if !facts.complete {
         notes.push(
@@ -357,6 +362,13 @@ fn loss(explainer: &Explainer) -> LossReport {
             "the scheduler was not recorded: gpuwhy cannot tell waiting from working (trace without --no-host)"
                 .to_owned(),
         );
+    }
+    let blind = facts.unwatched_ns();
+    if blind > facts.wall_ns() / 100 {
+        notes.push(format!(
+            "launches were not watched for {} (views unwatched and governor): nothing is certain there",
+            units::time(blind)
+        ));
     }
     LossReport { events, notes }
 }

@@ -21,6 +21,8 @@ const SLOWEST_COPY: u64 = 1;
 const UNSEEN_WAIT_NS: u64 = 1_000_000;
 /// Pieces that one idle interval is cut into at most.
 const MOST_PIECES: u64 = 4096;
+/// Claims that may still turn out wrong: as many as there can be while a row that stands for others is on its way.
+const CLAIMS: usize = 4096;
 /// How long finished intervals are remembered, ns: NVML's samples come late.
 const REMEMBERED_NS: u64 = 4_000_000_000;
 
@@ -50,6 +52,16 @@ pub(crate) struct Work {
     pub(crate) as_of: u64,
 }
 
+/// Kernels launched by one thread in one stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Launch {
+    /// When the first of them may have been launched.
+    pub(crate) first: u64,
+    /// When the last of them was.
+    pub(crate) last: u64,
+    pub(crate) count: u64,
+}
+
 /// One GPU.
 #[derive(Debug, Default)]
 pub(crate) struct Gpu {
@@ -71,6 +83,8 @@ pub(crate) struct Gpu {
     pub(crate) idle_ns: u64,
     pub(crate) busy_ns: u64,
     busy_until: u64,
+    /// What was called busy of late: when that was known, and how much.
+    claims: VecDeque<(u64, u64)>,
     /// Time in which several processes had work, and since when they have now.
     pub(crate) shared_ns: u64,
     shared_since: Option<u64>,
@@ -146,24 +160,33 @@ impl Devices {
         })
     }
 
-    /// A kernel is launched. Returns the idle interval this ends.
-    pub(crate) fn launch(&mut self, gpu: u32, stream: StreamKey, now: u64, thread: ThreadIndex) -> Option<Idle> {
+    /// Kernels are launched. Returns the idle interval this ends: if another thread's wait began one since the first of
+    /// them, it may have been over at once.
+    pub(crate) fn launch(&mut self, gpu: u32, stream: StreamKey, made: &Launch, thread: ThreadIndex) -> Option<Idle> {
+        let now = made.last;
         let state = self.gpu(gpu, now);
         state.launcher = Some(thread);
-        state.launches += 1;
+        state.launches = state.launches.saturating_add(made.count);
         if state.kernels.insert(stream, now).is_none() {
             state.note_sharing(now);
         }
         state.trailing.remove(&stream);
         let since = state.idle_since.take()?;
         let after_wait = std::mem::take(&mut state.after_wait);
-        let idle = Idle { gpu, from: since, to: now, launcher: Some(thread), after_wait, whole: true };
+        let to = made.first.max(since);
+        let idle = Idle { gpu, from: since, to, launcher: Some(thread), after_wait, whole: true };
         self.settle(idle)
     }
 
-    /// A copy is queued.
-    pub(crate) fn copy(&mut self, gpu: u32, stream: StreamKey, now: u64, bytes: u64) {
+    /// Copies are queued: the first of them perhaps at the first moment, the last at the second.
+    pub(crate) fn copy(&mut self, gpu: u32, stream: StreamKey, (first, now): (u64, u64), bytes: u64) {
         let state = self.gpu(gpu, now);
+        if first < now {
+            // Who waited since may have waited for copies that are only told of now.
+            let revoked: u64 = state.claims.iter().filter(|(at, _)| *at > first).map(|(_, ns)| ns).sum();
+            state.claims.retain(|(at, _)| *at <= first);
+            state.busy_ns = state.busy_ns.saturating_sub(revoked);
+        }
         let ns = bytes.saturating_mul(SLOWEST_COPY);
         let trailing = state.trailing.entry(stream).or_default();
         *trailing = trailing.saturating_add(ns);
@@ -226,7 +249,13 @@ impl Devices {
             // Who else may use the GPU does not matter here; what was lost does.
             let lost: u64 =
                 near(&self.unsure.everywhere, begin, until).iter().map(|(a, b)| overlap(*a, *b, begin, until)).sum();
-            self.gpu(gpu, start).busy_ns += (until - begin).saturating_sub(lost);
+            let claimed = (until - begin).saturating_sub(lost);
+            let state = self.gpu(gpu, start);
+            state.busy_ns += claimed;
+            state.claims.push_back((end, claimed));
+            if state.claims.len() > CLAIMS {
+                state.claims.pop_front();
+            }
         }
         let idle = |since| Idle { gpu, from: since, to: start, launcher, after_wait: false, whole: true };
         ended.map(idle).and_then(|idle| self.settle(idle))

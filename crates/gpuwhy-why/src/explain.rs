@@ -73,7 +73,7 @@ pub(crate) struct Counts {
     pub(crate) numbered: BTreeMap<u32, bool>,
     /// Which process gave work to which GPU.
     pub(crate) users: BTreeSet<(u32, u32)>,
-    /// Rows that stand for more than themselves.
+    /// Of the events, those that another's row stands for.
     pub(crate) thinned: u64,
     /// How long calls that wait for the GPU took.
     pub(crate) sync_times: Histogram,
@@ -126,10 +126,10 @@ impl Explainer {
         }
     }
 
-    /// Takes the next event; `weight` is how many its row stands for.
-    pub fn feed(&mut self, event: &Event, weight: u64) {
-        self.counts.events += 1;
-        self.counts.thinned += u64::from(weight > 1);
+    /// Takes the next event.
+    pub fn feed(&mut self, event: &Event) {
+        self.counts.events = self.counts.events.saturating_add(event.weight());
+        self.counts.thinned = self.counts.thinned.saturating_add(event.weight() - 1);
         match event {
             Event::Call(call) => {
                 self.advance(call.start_ns);
@@ -213,8 +213,8 @@ impl Explainer {
         } else if op == self.told.exit {
             self.devices.gone(call.pid, call.start_ns);
         } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
-            self.counts.reclaims += u64::from(op == self.told.reclaim);
-            self.counts.major_faults += u64::from(op == self.told.fault);
+            self.counts.reclaims += if op == self.told.reclaim { call.calls() } else { 0 };
+            self.counts.major_faults += if op == self.told.fault { call.calls() } else { 0 };
             if call.duration_ns > 0 {
                 let index = self.timeline.thread(call.pid, call.tid);
                 let end = call.start_ns.saturating_add(call.duration_ns);

@@ -83,6 +83,19 @@ impl Facts {
         self.processes.contains_key(&pid)
     }
 
+    /// How much of the span lies in times in which launches were not watched.
+    pub fn unwatched_ns(&self) -> u64 {
+        let mut spans = self.unwatched.clone();
+        spans.sort_unstable();
+        let (mut at, mut sum) = (self.from_ns, 0);
+        for (from, to) in spans {
+            let (from, to) = (from.max(at), to.min(self.to_ns));
+            sum += to.saturating_sub(from);
+            at = at.max(to);
+        }
+        sum
+    }
+
     /// The span's length.
     pub fn wall_ns(&self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)

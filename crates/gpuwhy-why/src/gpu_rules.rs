@@ -181,8 +181,7 @@ pub(crate) fn collectives(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Fi
     let title = format!("{} were waits behind collectives (NCCL)", scene.of_steady(waited));
     let mut found = finding(Kind::CollectiveWait, Severity::Low, title, root);
     found.pid = launcher;
-    let evidence =
-        "SELECT op, COUNT(*), SUM(duration_ns) FROM events WHERE class IN ('collective', 'sync') GROUP BY op";
+    let evidence = "SELECT op, SUM(weight), SUM(duration_ns * weight) FROM events WHERE class IN ('collective', 'sync') GROUP BY op";
     found.chain.push(gpu_link(0, "busy, or waiting for other ranks".into(), "collective", waited, evidence));
     let text = "trace the other ranks too, and compare: the rank that waits least is the one the others wait for";
     found.fixes.push(Fix { text: text.into(), ..Fix::default() });
@@ -221,7 +220,7 @@ fn shared_by_host(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -
     let title = format!("another process of the job used the GPU at the same time: {name}");
     let mut found = finding(Kind::GpuShared, Severity::Medium, title, root);
     found.pid = Some(*launcher);
-    let evidence = "SELECT pid, op, COUNT(*) FROM events WHERE class = 'launch' GROUP BY 1, 2";
+    let evidence = "SELECT pid, op, SUM(weight) FROM events WHERE class = 'launch' GROUP BY 1, 2";
     found.chain.push(gpu_link(0, "had work of several processes".into(), "shared", shared_ns, evidence));
     found.fixes.push(Fix {
         text: format!("run {name} on another GPU or at another time (CUDA_VISIBLE_DEVICES)"),

@@ -6,6 +6,7 @@
 //! whichever the caller uses.
 
 use crate::state::{State, blocked_state, ready_state};
+use crate::weights::{Between, stretched};
 use gpuwhy_model::{Call, Class, OffCpu, OpId, ThreadSums};
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,6 +45,9 @@ struct Growing {
     last: Option<(u64, u64, OpId)>,
     /// Times off the CPU of which it is not known yet whether they were inside a call.
     pending: Vec<OffCpu>,
+    between: Between,
+    /// When its last time off the CPU ended.
+    off_until: u64,
     /// Time off the CPU so far, and its blocked, ready and throttled parts.
     off_ns: u64,
     /// The first and the last moment at which the thread was heard of.
@@ -64,18 +68,12 @@ impl Ledger {
         Self { from, to, threads: HashMap::new() }
     }
 
-    /// The part of an interval that counts.
-    fn clip(&self, start: u64, end: u64) -> u64 {
-        end.min(self.to).saturating_sub(start.max(self.from))
-    }
-
     /// A CUDA call. Calls inside others, and what the kernel tells, are none.
     pub fn call(&mut self, call: &Call) {
         if call.flags.inner || !call.op.is_cuda() {
             return;
         }
         let end = call.start_ns.saturating_add(call.duration_ns);
-        let ns = self.clip(call.start_ns, end);
         let (from, to) = (self.from, self.to);
         let thread = self.threads.entry((call.pid, call.tid)).or_default();
         thread.see(call.start_ns.max(from), end.min(to));
@@ -83,6 +81,9 @@ impl Ledger {
         if thread.last.is_some_and(|(start, last, _)| call.start_ns < last && call.start_ns >= start) {
             return;
         }
+        // Those it stands for count as far as the span reaches back.
+        let others = thread.between.take(call).ns.min(call.start_ns.min(to).saturating_sub(from));
+        let ns = end.min(to).saturating_sub(call.start_ns.max(from)).saturating_add(others);
         *thread.ledger.cuda.entry(call.op).or_default() += ns;
         thread.ledger.states[State::RunningCuda as usize] += ns;
         thread.last = Some((call.start_ns, end, call.op));
@@ -106,6 +107,8 @@ impl Ledger {
         }
         let thread = self.threads.entry((off.pid, off.tid)).or_default();
         thread.see(off.start_ns.max(from), end.min(to));
+        let off = &stretched(off, thread.off_until);
+        thread.off_until = thread.off_until.max(end);
         match thread.last {
             Some((start, end, op)) if off.start_ns >= start && off.start_ns < end => {
                 thread.settle(off, Some(op), from, to);

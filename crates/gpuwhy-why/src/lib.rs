@@ -28,6 +28,7 @@ mod story;
 mod timeline;
 mod verdict;
 mod walk;
+mod weights;
 mod words;
 
 pub use explain::Explainer;

@@ -3,6 +3,7 @@
 //! is forgotten, so memory does not grow with the run. Times are nanoseconds since the run began.
 
 use crate::state::{State, blocked_state, is_gil};
+use crate::weights::{Between, Others, stretched};
 use gpuwhy_model::{Call, Class, CpuRun, MovedWait, OffCpu, OpId, Reason, ThreadSums, WokenBy};
 use std::collections::{HashMap, VecDeque};
 
@@ -61,6 +62,9 @@ pub(crate) struct Thread {
     pub(crate) creator: Option<ThreadIndex>,
     pub(crate) offs: VecDeque<Off>,
     pub(crate) calls: VecDeque<Span>,
+    between: Between,
+    /// When its last time off the CPU ended.
+    off_until: u64,
     /// Looks at what it was running: time and stack.
     pub(crate) samples: VecDeque<(u64, u64)>,
     /// When it had made a process.
@@ -144,17 +148,20 @@ impl Timeline {
         self.by_pid.get(&pid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    pub(crate) fn call(&mut self, call: &Call, class: Class) -> ThreadIndex {
+    /// A CUDA call. Returns its thread, and what is known of those it stands for.
+    pub(crate) fn call(&mut self, call: &Call, class: Class) -> (ThreadIndex, Others) {
         let index = self.thread(call.pid, call.tid);
         let thread = &mut self.threads[index as usize];
         thread.watched = true;
         let end = call.start_ns.saturating_add(call.duration_ns);
+        let others = thread.between.take(call);
         // One inside another, made from a callback, is part of that.
         if thread.calls.back().is_none_or(|last| last.end <= call.start_ns) {
             let stack = call.stack.unwrap_or(0);
-            thread.calls.push_back(Span { start: call.start_ns, end, op: call.op, class, stack });
+            let start = call.start_ns - others.before_ns;
+            thread.calls.push_back(Span { start, end, op: call.op, class, stack });
         }
-        index
+        (index, others)
     }
 
     pub(crate) fn off(&mut self, off: &OffCpu) {
@@ -169,7 +176,9 @@ impl Timeline {
         thread.watched = true;
         let inside = thread.calls.iter().rev().find(|call| call.start <= off.start_ns);
         let inside = inside.filter(|call| off.start_ns < call.end).map(|call| call.class);
+        let off = &stretched(off, thread.off_until);
         let end = off.start_ns.saturating_add(off.duration_ns);
+        thread.off_until = thread.off_until.max(end);
         let state = blocked_state(off, inside);
         thread.offs.push_back(Off {
             start: off.start_ns,

@@ -209,7 +209,7 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
 fn thread_evidence(tid: u32, head: Option<State>) -> String {
     match head {
         Some(_) => format!(
-            "SELECT wait, top_line, COUNT(*), SUM(blocked_ns) FROM off_cpu LEFT JOIN stack_traces USING (stack_id) \
+            "SELECT wait, top_line, SUM(weight), SUM(blocked_ns * weight) FROM off_cpu LEFT JOIN stack_traces USING (stack_id) \
              WHERE tid = {tid} GROUP BY 1, 2 ORDER BY 4 DESC"
         ),
         None => format!("SELECT state, op, ns FROM ledger WHERE tid = {tid} ORDER BY ns DESC"),
@@ -226,7 +226,7 @@ fn passes_on(index: ThreadIndex, scene: &Scene<'_>) -> Link {
         state: "woken in between".into(),
         ns: 0,
         evidence: Some(format!(
-            "SELECT waker_tid, COUNT(*), SUM(blocked_ns) FROM off_cpu WHERE tid = {tid} GROUP BY 1"
+            "SELECT waker_tid, SUM(weight), SUM(blocked_ns * weight) FROM off_cpu WHERE tid = {tid} GROUP BY 1"
         )),
     }
 }

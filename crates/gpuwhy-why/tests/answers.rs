@@ -3,6 +3,7 @@
 
 mod doubts;
 mod story;
+mod thinned;
 
 use gpuwhy_model::sample::CgroupSample;
 use gpuwhy_model::{Severity, Wait, WokenBy};

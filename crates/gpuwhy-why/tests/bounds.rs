@@ -2,16 +2,24 @@
 //! Random jobs on a GPU whose work is exactly known: the true idle time must lie within the bounds, every thread's
 //! ledger must add up, and nobody may be blamed for more than there was.
 
-mod random_job;
+#![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; their helpers are the same")]
 
+mod random_job;
+mod thinned;
+
+use gpuwhy_model::ops::by_function;
+use gpuwhy_model::replay::Event;
+use gpuwhy_model::thin::Thinning;
+use gpuwhy_model::{Call, CallFlags};
 use gpuwhy_why::{Explainer, Facts, Report};
 use random_job::Job;
 use std::collections::HashMap;
+use thinned::thinned;
 
 fn explain(job: &Job, facts: Facts) -> Report {
     let mut explainer = Explainer::new(facts);
     for event in &job.events {
-        explainer.feed(event, 1);
+        explainer.feed(event);
     }
     explainer.finish(&mut |_| HashMap::new())
 }
@@ -101,4 +109,119 @@ fn waits_behind_collectives_are_told_as_what_one_rank_can_know() {
     // What the GPU did meanwhile stays within the bounds: a collective is work.
     let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
     assert!(least <= job.idle(0, job.end) && job.idle(0, job.end) <= most);
+}
+
+/// Checks a job's bounds, thinned in several ways; returns how much idle time was told with all rows and with the fewest.
+fn check_thinned(seed: u64, job: &mut Job) -> (u64, u64) {
+    let all = std::mem::take(&mut job.events);
+    let truth = job.idle(0, job.end);
+    let mut told = Vec::new();
+    let mut launches = Vec::new();
+    for (longest, batch) in [(1, usize::MAX), (4, 100), (64, 1_000), (65_536, usize::MAX)] {
+        job.events = thinned(&all, Thinning { longest, mix_stacks: true }, batch);
+        let report = explain(job, facts(job));
+        let (least, most) = (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap());
+        assert!(least <= truth && truth <= most, "seed {seed}, {longest}: {least} ≤ {truth} ≤ {most}");
+        let total: u64 = report.threads.iter().map(|thread| thread.ledger.values().sum::<u64>()).sum();
+        assert_eq!(total, report.threads.iter().map(|thread| thread.wall_ns).sum::<u64>(), "seed {seed}, {longest}");
+        told.push(least);
+        launches.push(report.gpus[0].launches);
+    }
+    assert!(launches.iter().all(|count| *count == launches[0]), "seed {seed}: {launches:?}");
+    (told[0], told[told.len() - 1])
+}
+
+#[test]
+fn bounds_hold_for_thinned_jobs() {
+    for seed in 0..128 {
+        check_thinned(seed, &mut Job::new(seed));
+    }
+    let (mut with_all, mut with_few) = (0, 0);
+    for seed in 0..256 {
+        let mut job = Job::with_bursts(seed);
+        let few = thinned(&job.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX).len();
+        assert!(few * 2 < job.events.len(), "seed {seed}: {few} of {}", job.events.len());
+        let (all, thin) = check_thinned(seed, &mut job);
+        with_all += all;
+        with_few += thin;
+    }
+    assert!(with_few * 10 > with_all * 9, "{with_few} of {with_all} ns of idle time are still told");
+}
+
+#[test]
+fn time_inside_calls_is_about_the_same_when_thinned() {
+    for seed in 0..64 {
+        let mut job = Job::with_bursts(seed);
+        let of = |job: &Job| {
+            let report = explain(job, facts(job));
+            let thread = report.threads.iter().find(|thread| thread.tid == 100).unwrap();
+            thread.ledger.get("running_cuda").copied().unwrap_or(0)
+        };
+        let whole = of(&job);
+        job.events = thinned(&job.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
+        let thin = of(&job);
+        assert!(thin.abs_diff(whole) < whole / 4, "seed {seed}: {thin} is not about {whole}");
+    }
+}
+
+/// A call of the only process; threads by their numbers.
+fn call(tid: u32, function: &str, start_ns: u64, duration_ns: u64, arg0: u64) -> Event {
+    let op = by_function(function).unwrap().id;
+    Event::Call(Call {
+        start_ns,
+        duration_ns,
+        pid: 100,
+        tid,
+        op,
+        device: Some(0),
+        stream: Some(7),
+        arg0: Some(arg0),
+        arg1: Some(1),
+        ret: 0,
+        flags: CallFlags::default(),
+        weight: 1,
+        stack: None,
+    })
+}
+
+/// The bounds of a job whose only facts are its calls, with all rows and with as few as possible.
+fn bounds_of(mut events: Vec<Event>, end: u64) -> [(u64, u64); 2] {
+    events.sort_by_key(Event::start_ns);
+    let few = thinned(&events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
+    assert!(few.len() * 20 < events.len(), "{}", few.len());
+    [events, few].map(|events| {
+        let mut explainer = Explainer::new(Facts { to_ns: end, started: true, complete: true, ..Facts::default() });
+        // The scheduler was followed: else nobody is called busy.
+        let helper = Job::new(1).events.into_iter().find(|event| matches!(event, Event::Off(off) if off.tid != 100));
+        explainer.feed(&helper.unwrap());
+        events.iter().for_each(|event| explainer.feed(event));
+        let report = explainer.finish(&mut |_| HashMap::new());
+        (report.gpu_idle_min_ns.unwrap(), report.gpu_idle_max_ns.unwrap())
+    })
+}
+
+#[test]
+fn launches_told_late_do_not_make_the_gpu_idle() {
+    // A kernel every 10 µs that takes as long, and another thread that waits for what is queued now and then.
+    let launches = (0..1_000).map(|i| call(100, "cuLaunchKernel", i * 10_000, 5_000, i));
+    let waits = (1..5).map(|i| call(102, "cudaStreamSynchronize", i * 2_000_000 + 7_000, 30_000, 7));
+    let events = launches.chain(waits).chain([call(100, "cudaDeviceSynchronize", 10_000_000, 30_000, 0)]);
+    let end = 10_100_000;
+    for (least, most) in bounds_of(events.collect(), end) {
+        let truth = end - 10_000_000;
+        assert!(least <= truth && truth <= most, "{least} ≤ {truth} ≤ {most}");
+    }
+}
+
+#[test]
+fn copies_told_late_do_not_make_the_gpu_busy() {
+    // One short kernel; then copies, for which another thread waits.
+    let copies = (0..2_000).map(|i| call(100, "cudaMemcpyAsync", 20_000 + i * 10_000, 5_000, 20_000));
+    let waits = (1..4).map(|i| call(102, "cudaStreamSynchronize", i * 4_000_000, 3_000_000, 7));
+    let events = [call(100, "cuLaunchKernel", 0, 5_000, 1)].into_iter().chain(copies).chain(waits);
+    let end = 45_000_000;
+    for (least, most) in bounds_of(events.collect(), end) {
+        let truth = end - 10_000;
+        assert!(least <= truth && truth <= most, "{least} ≤ {truth} ≤ {most}");
+    }
 }

@@ -2,6 +2,7 @@
 //! The command line.
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use gpuwhy_capture::governor::Budget;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -62,6 +63,7 @@ Examples:
   sudo gpuwhy trace -- python3 train.py --epochs 1
   sudo gpuwhy trace --pid 4821 --pid 4822 --duration 60s
   sudo gpuwhy trace --host sched,samples -- ./train
+  sudo gpuwhy trace --max-size 500MB --db night.db
   sudo gpuwhy trace --db night.db --json > progress.jsonl")]
 pub(crate) struct Trace {
     /// Trace this process and its children (may be given several times)
@@ -73,6 +75,10 @@ pub(crate) struct Trace {
     /// The run file; one that exists is renamed, never overwritten
     #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
     pub(crate) db: PathBuf,
+    /// The most the run file may take: 500MB, 2GB, 1GiB, none. As it fills, bursts of fast calls become rows that stand for
+    /// several (the column weight); slow calls and sums are kept
+    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = max_size)]
+    pub(crate) max_size: MaxSize,
     /// Which calls to keep: those the program made, or also those CUDA's libraries made inside them
     #[arg(long, value_enum, default_value = "outer")]
     pub(crate) layers: Layers,
@@ -85,6 +91,9 @@ pub(crate) struct Trace {
     /// Leave out Python stacks
     #[arg(long)]
     pub(crate) no_stack: bool,
+    /// What tracing may cost the job: beyond it, bursts of calls are counted instead of followed, then left out (or: none)
+    #[arg(long, value_name = "PART", default_value = "2%")]
+    pub(crate) budget: Budget,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,
@@ -104,6 +113,10 @@ pub(crate) struct Trace {
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) cmd: Vec<std::ffi::OsString>,
 }
+
+/// How large a run file may become, bytes; `None` for any size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct MaxSize(pub(crate) Option<u64>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Layers {
@@ -383,6 +396,38 @@ fn moment(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
 }
 
+/// A smaller file has no room for what is always stored.
+const LEAST_SIZE: f64 = 1e6;
+
+/// `500MB`, `2GB`, `1GiB`; a bare number is bytes; `0` and `none` are any size.
+fn max_size(text: &str) -> Result<MaxSize, String> {
+    let help = || "write a size like 500MB, 2GB or 1GiB, or none".to_owned();
+    if text.eq_ignore_ascii_case("none") {
+        return Ok(MaxSize(None));
+    }
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => 1.0,
+        "k" | "kb" => 1e3,
+        "m" | "mb" => 1e6,
+        "g" | "gb" => 1e9,
+        "t" | "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        _ => return Err(format!("{unit:?} is no unit of size: {}", help())),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| help())? * factor;
+    match bytes {
+        0.0 => Ok(MaxSize(None)),
+        bytes if bytes < LEAST_SIZE => Err("a run file needs at least 1 MB (0 or none for any size)".to_owned()),
+        bytes if bytes < 9e18 => Ok(MaxSize(Some(bytes as u64))),
+        _ => Err(help()),
+    }
+}
+
 fn gigabytes(text: &str) -> Result<f64, String> {
     let gb = text.parse().ok().filter(|gb: &f64| *gb > 0.0 && *gb < 1e6);
     gb.ok_or_else(|| "write the GPU's memory in GB, as in 80".to_owned())
@@ -414,5 +459,24 @@ mod tests {
             assert!(duration(bad).is_err(), "{bad}");
         }
         assert_eq!(moment("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let sizes = [
+            ("500MB", 500_000_000),
+            ("2gb", 2_000_000_000),
+            ("1GiB", 1 << 30),
+            ("1.5 M", 1_500_000),
+            ("2000000", 2_000_000),
+        ];
+        for (text, bytes) in sizes {
+            assert_eq!(max_size(text), Ok(MaxSize(Some(bytes))), "{text}");
+        }
+        assert_eq!((max_size("0"), max_size("none")), (Ok(MaxSize(None)), Ok(MaxSize(None))));
+        for bad in ["", "MB", "-1MB", "5 elephants", "1kB", "999999", "1e9", "99999999TB"] {
+            assert!(max_size(bad).is_err(), "{bad}");
+        }
+        assert!(max_size("10kB").unwrap_err().contains("at least 1 MB"));
     }
 }

@@ -7,6 +7,7 @@ mod commands;
 mod explain;
 mod output;
 mod profile;
+mod thinned;
 mod trace;
 
 use clap::Parser;

@@ -24,6 +24,7 @@ fn call(function: &str, at: u64, duration_ns: u64, stack: Option<u64>) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack,
     }
 }

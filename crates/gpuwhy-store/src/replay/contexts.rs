@@ -202,6 +202,7 @@ fn call(row: &Row<'_>, op: OpId) -> rusqlite::Result<Call> {
         arg1: None,
         ret: row.get(7)?,
         flags: CallFlags { inner: flags & 1 != 0, unfinished: flags & 2 != 0 },
+        weight: 1,
         stack: row.get::<_, Option<i64>>(8)?.map(i64::cast_unsigned),
     })
 }
@@ -232,6 +233,7 @@ fn off(row: &Row<'_>) -> rusqlite::Result<Option<OffCpu>> {
         left_cpu: 0,
         cpu: 0,
         unfinished: row.get(8)?,
+        weight: 1,
         stack: row.get::<_, Option<i64>>(9)?.map(i64::cast_unsigned),
     }))
 }

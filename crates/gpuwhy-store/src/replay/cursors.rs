@@ -16,19 +16,17 @@ pub(super) struct Front {
     /// When it begins, or [`END`].
     pub(super) at: i64,
     pub(super) event: Event,
-    /// How many events it stands for.
-    pub(super) weight: u64,
 }
 
 impl Front {
     /// Before the first row.
     pub(super) fn none() -> Self {
         let nobody = MovedWait { start_ns: 0, duration_ns: 0, pid: 0, tid: 0, cpu: 0 };
-        Self { at: END, event: Event::Moved(nobody), weight: 0 }
+        Self { at: END, event: Event::Moved(nobody) }
     }
 
-    fn set(&mut self, at: i64, weight: u64, event: Event) {
-        *self = Self { at, event, weight };
+    fn set(&mut self, at: i64, event: Event) {
+        *self = Self { at, event };
     }
 }
 
@@ -73,9 +71,10 @@ impl Calls<'_> {
                 duration_ns: unsigned(row.get(1)?),
                 arg0: bits(row, 3)?,
                 arg1: bits(row, 4)?,
+                weight: weight(row, 5)?,
                 ..known
             };
-            front.set(at, weight(row, 5)?, Event::Call(call));
+            front.set(at, Event::Call(call));
             return Ok(());
         }
         front.at = END;
@@ -105,9 +104,10 @@ impl Offs<'_> {
                 waker_tid,
                 left_cpu: if cpus >> 16 > 0 { ((cpus >> 16) - 1) as u16 } else { cpu },
                 cpu,
+                weight: weight(row, 8)?,
                 ..known
             };
-            front.set(at, weight(row, 8)?, Event::Off(off));
+            front.set(at, Event::Off(off));
             return Ok(());
         }
         front.at = END;
@@ -132,7 +132,7 @@ impl Moved<'_> {
             tid: row.get(3)?,
             cpu: row.get(4)?,
         };
-        front.set(at, 1, Event::Moved(moved));
+        front.set(at, Event::Moved(moved));
         Ok(())
     }
 }
@@ -182,7 +182,7 @@ impl<'s> Runs<'s> {
             return Ok(());
         };
         if let Some((.., run)) = self.cpus.get(place) {
-            front.set(at, 1, Event::Run(*run));
+            front.set(at, Event::Run(*run));
         }
         self.step(place, contexts)
     }
@@ -207,9 +207,11 @@ fn bits(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(i64::cast_unsigned))
 }
 
+/// How many events a row stands for.
 #[inline]
-fn weight(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
-    Ok(row.get::<_, Option<i64>>(column)?.map_or(1, unsigned))
+fn weight(row: &Row<'_>, column: usize) -> rusqlite::Result<u32> {
+    let stored = row.get::<_, Option<i64>>(column)?.unwrap_or(1).max(1);
+    Ok(u32::try_from(stored).unwrap_or(u32::MAX))
 }
 
 /// A time, duration or count: never negative in a file that is whole.

@@ -16,15 +16,14 @@ use rusqlite::Connection;
 use std::ops::ControlFlow;
 
 impl Reader {
-    /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, with how many events it
-    /// stands for, until `each` breaks off. Times are nanoseconds since the run began. Returns how many were handed
-    /// over.
+    /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, until that breaks off. Times
+    /// are nanoseconds since the run began. Returns how many were handed over: rows, whatever their weight.
     ///
     /// Of several that began in the same nanosecond, calls come first, then times off the CPU, runs (by CPU), moved
     /// waits. Calls of functions this gpuwhy does not know are left out.
     pub fn replay<F>(&self, from_ns: u64, to_ns: Option<u64>, each: F) -> Result<u64>
     where
-        F: FnMut(&Event, u64) -> ControlFlow<()>,
+        F: FnMut(&Event) -> ControlFlow<()>,
     {
         let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let span = Span { from: bound(from_ns), to: to_ns.map_or(i64::MAX, bound) };
@@ -41,7 +40,7 @@ struct Span {
 
 fn play<F>(db: &Connection, span: Span, mut each: F) -> rusqlite::Result<u64>
 where
-    F: FnMut(&Event, u64) -> ControlFlow<()>,
+    F: FnMut(&Event) -> ControlFlow<()>,
 {
     let mut contexts = Contexts::load(db)?;
     let mut statements = Statements::prepare(db, span)?;
@@ -69,7 +68,7 @@ where
         }
         let front = &mut fronts[first];
         played += 1;
-        if each(&front.event, front.weight).is_break() {
+        if each(&front.event).is_break() {
             return Ok(played);
         }
         match first {

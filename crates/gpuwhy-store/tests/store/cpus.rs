@@ -138,6 +138,7 @@ impl Machine {
             left_cpu: self.left_cpu[thread],
             cpu: cpu as u16,
             unfinished,
+            weight: 1,
             stack: None,
             ..off_cpu(0, 0, 0)
         });

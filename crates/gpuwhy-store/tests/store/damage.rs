@@ -75,7 +75,7 @@ fn read_all(path: &Path) {
     };
     let _ = (reader.session(), reader.op_totals(), reader.loss(), reader.processes(), reader.libraries());
     let _ = (reader.facts(0, None), reader.op_totals_by_process(0, None), reader.ledger(), reader.stack_text(&[0, 1]));
-    let _ = reader.replay(0, None, |_, _| ControlFlow::Continue(()));
+    let _ = reader.replay(0, None, |_| ControlFlow::Continue(()));
     for view in gpuwhy_store::schema::VIEWS {
         let _ = ask(&reader, &format!("SELECT * FROM {view}"));
     }
@@ -107,6 +107,6 @@ fn damage_anywhere_is_an_error_at_worst() {
     let error =
         Reader::open(&path).and_then(|reader| reader.op_totals().and(ask(&reader, "SELECT COUNT(*) FROM call_")));
     assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
-    let error = Reader::open(&path).and_then(|reader| reader.replay(0, None, |_, _| ControlFlow::Continue(())));
+    let error = Reader::open(&path).and_then(|reader| reader.replay(0, None, |_| ControlFlow::Continue(())));
     assert!(matches!(error, Err(Error::Corrupt { .. })), "{error:?}");
 }

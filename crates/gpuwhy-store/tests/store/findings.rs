@@ -112,7 +112,7 @@ fn findings_are_added_once_and_whole() {
     let owner = std::fs::metadata(&path).unwrap().uid();
     // Who explains a run has it open.
     let reader = Reader::open(&path).unwrap();
-    reader.replay(0, None, |_, _| ControlFlow::Break(())).unwrap();
+    reader.replay(0, None, |_| ControlFlow::Break(())).unwrap();
     let other = Finding { kind: "other".into(), ..finding() };
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding(), other.clone()]).unwrap(), 2);
     assert_eq!(add_findings(&path, 1, 2, 4, &[finding(), other]).unwrap(), 0, "the same again");
@@ -179,14 +179,11 @@ fn a_killed_run_takes_findings() {
 
 /// Makes a file what version 1 wrote.
 fn make_old(path: &Path) {
+    make_version_2(path);
     Connection::open(path)
         .unwrap()
         .execute_batch(
-            "DROP VIEW allocations; DROP VIEW collectives; DROP VIEW communicators; DROP VIEW functions; DROP VIEW graphs;
-             DROP VIEW unwatched; DROP VIEW governor; DROP TABLE tensor_; DROP TABLE transfer_; DROP TABLE communicator_;
-             DROP TABLE function_; DROP TABLE unwatched_; DROP TABLE governor_;
-             DROP VIEW events; CREATE VIEW events AS SELECT * FROM inner_events;
-             DROP VIEW ledger; DROP TABLE ledger_; DROP VIEW causal_chains;
+            "DROP VIEW ledger; DROP TABLE ledger_; DROP VIEW causal_chains;
              DROP VIEW gpu_processes;
              ALTER TABLE gpu_process_ DROP COLUMN sm_percent; ALTER TABLE gpu_process_ DROP COLUMN name;
              CREATE VIEW gpu_processes AS SELECT at / 1000000000 AS second, at AS timestamp, gpu, pid, bytes
@@ -200,6 +197,23 @@ fn make_old(path: &Path) {
         .unwrap();
 }
 
+/// Makes a file what version 2 wrote.
+fn make_version_2(path: &Path) {
+    let db = Connection::open(path).unwrap();
+    let view: String =
+        db.query_row("SELECT sql FROM sqlite_master WHERE name = 'sessions'", [], |row| row.get(0)).unwrap();
+    db.execute_batch(&format!(
+        "DROP VIEW sessions; {}; ALTER TABLE session_ DROP COLUMN thinned; ALTER TABLE session_ DROP COLUMN max_size;
+         DROP VIEW allocations; DROP VIEW collectives; DROP VIEW communicators; DROP VIEW functions; DROP VIEW graphs;
+         DROP VIEW unwatched; DROP VIEW governor; DROP TABLE tensor_; DROP TABLE transfer_; DROP TABLE communicator_;
+         DROP TABLE function_; DROP TABLE unwatched_; DROP TABLE governor_;
+         DROP VIEW events; CREATE VIEW events AS SELECT * FROM inner_events;
+         PRAGMA user_version = 2;",
+        view.replace(", thinned, max_size", "")
+    ))
+    .unwrap();
+}
+
 #[test]
 fn a_file_of_version_1_is_read_and_takes_findings() {
     let folder = tempfile::tempdir().unwrap();
@@ -208,7 +222,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     let events = number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events");
     make_old(&path);
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(reader.replay(0, None, |_, _| ControlFlow::Continue(())).unwrap(), 500);
+    assert_eq!(reader.replay(0, None, |_| ControlFlow::Continue(())).unwrap(), 500);
     assert_eq!(reader.ledger().unwrap(), []);
     assert!(reader.facts(0, None).unwrap().session.events_stored > 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM gpu_processes"), 0);
@@ -223,6 +237,21 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
+}
+
+#[test]
+fn a_file_of_version_2_is_read_and_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(500, 3));
+    make_version_2(&path);
+    let reader = Reader::open(&path).unwrap();
+    let session = reader.session().unwrap();
+    assert_eq!((session.thinned, session.max_size), (0, None));
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
+    assert_eq!(reader.session().unwrap(), session);
 }
 
 #[test]

@@ -14,6 +14,8 @@ mod queries;
 mod replay;
 mod round_trip;
 mod run_facts;
+mod size;
 mod stacks;
 mod support;
 mod survival;
+mod told;

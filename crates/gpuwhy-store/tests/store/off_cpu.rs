@@ -40,6 +40,7 @@ fn any_rows(count: u64, seed: u64) -> Vec<OffCpu> {
                 left_cpu: if dice.below(9) == 0 { u16::MAX } else { dice.below(4) as u16 },
                 cpu: if dice.below(9) == 0 { u16::MAX } else { dice.below(4) as u16 },
                 unfinished: dice.below(9) == 0,
+                weight: 1,
                 stack: dice.below(3).checked_sub(1),
             }
         })
@@ -131,8 +132,8 @@ fn they_are_events_counted_and_summed_like_calls() {
     writer.write_off_cpu(&mut rows).unwrap();
     writer.write_calls(&mut [call("cudaMalloc", 5, 7), call("block_io", 5, 8)]).unwrap();
     let live: u64 = writer.totals().map(|(_, totals)| totals.calls).sum();
-    assert_eq!((live, writer.rows(), writer.lost()), (902, 902, 0));
-    assert_eq!(writer.finish(&end()).rows, 902);
+    assert_eq!((live, writer.stored(), writer.lost()), (902, 902, 0));
+    assert_eq!(writer.finish(&end()).stored, 902);
     let reader = Reader::open(&path).unwrap();
     let total: u64 = rows.iter().map(|row| row.duration_ns).sum();
     let by_op = "SELECT op, function, layer, class, COUNT(*), SUM(duration_ns) FROM events GROUP BY op ORDER BY op";

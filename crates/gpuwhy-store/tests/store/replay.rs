@@ -40,8 +40,8 @@ fn rank(event: &Event) -> (u64, u8, u32) {
 
 fn all(reader: &Reader, from: u64, to: Option<u64>) -> Vec<(Event, u64)> {
     let mut events = Vec::new();
-    let count = reader.replay(from, to, |event, weight| {
-        events.push((*event, weight));
+    let count = reader.replay(from, to, |event| {
+        events.push((*event, event.weight()));
         ControlFlow::Continue(())
     });
     assert_eq!(count.unwrap(), events.len() as u64);
@@ -77,6 +77,7 @@ fn any_off(at: u64, dice: &mut Dice) -> OffCpu {
         left_cpu: dice.below(512) as u16,
         cpu: dice.below(512) as u16,
         unfinished: dice.below(30) == 0,
+        weight: 1,
         stack: dice.below(4).checked_sub(1).map(|n| n << 62),
         ..off_cpu(at, 1_000 + dice.below(9_000), dice.below(900))
     }
@@ -164,7 +165,7 @@ fn a_part_of_the_run_begins_and_ends_where_it_was_told_to() {
     assert_eq!(starts(90, Some(90)), [0; 0]);
     assert_eq!(starts(u64::MAX, Some(u64::MAX)), [0; 0]);
     let mut seen = 0;
-    let count = reader.replay(0, None, |_, _| {
+    let count = reader.replay(0, None, |_| {
         seen += 1;
         if seen == 3 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
@@ -181,7 +182,7 @@ fn a_file_being_written_is_played_as_of_one_moment() {
     let reader = Reader::open(&path).unwrap();
     let mut seen = 0u64;
     reader
-        .replay(0, None, |_, _| {
+        .replay(0, None, |_| {
             // Later rows, of threads and functions not met before, while the first are read.
             let mut more = [Call { tid: 5_000 + seen as u32, ..call("cudaFree", 2_000 + seen, 5) }];
             writer.write_calls(&mut more).unwrap();

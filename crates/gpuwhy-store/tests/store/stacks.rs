@@ -57,7 +57,6 @@ fn ask(question: StackQuestion) -> StackAnswer {
     let folder = TempDir::new().unwrap();
     let path = folder.path().join("run.db");
     run(&path);
-    // The writer stores no weights as yet, but the file has room for them.
     let db = rusqlite::Connection::open(&path).unwrap();
     db.execute("UPDATE call_ SET weight = 10 WHERE start = 2000000000", []).unwrap();
     Reader::open(&path).unwrap().stacks(&question).unwrap()

@@ -45,6 +45,7 @@ pub(crate) fn call(function: &str, at: u64, duration_ns: u64) -> Call {
         arg1: None,
         ret: 0,
         flags: CallFlags::default(),
+        weight: 1,
         stack: None,
     }
 }
@@ -70,6 +71,7 @@ pub(crate) fn off_cpu(at: u64, duration_ns: u64, ready_ns: u64) -> OffCpu {
         left_cpu: 0,
         cpu: 1,
         unfinished: false,
+        weight: 1,
         stack: None,
     }
 }
@@ -94,6 +96,7 @@ pub(crate) fn any_calls(count: usize, seed: u64) -> Vec<Call> {
                 arg1: (dice.below(4) > 0).then(|| if dice.below(9) == 0 { dice.next() } else { dice.below(6) }),
                 ret: if dice.below(20) == 0 { dice.next() as i32 } else { 0 },
                 flags: CallFlags { inner: dice.below(7) == 0, unfinished: dice.below(200) == 0 },
+                weight: 1,
                 stack: dice.below(3).checked_sub(1),
             }
         })

@@ -98,8 +98,19 @@ fn a_writer_dropped_without_finishing_leaves_the_last_commit() {
     assert_eq!(number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"), 1_000);
 }
 
+/// Commits seconds of a thousand calls until the disk is full; returns how many seconds were given.
+fn fill(writer: &mut Writer) -> u64 {
+    let full = (0..10_000).find_map(|second| {
+        let error = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit()).err()?;
+        let kept = matches!(error, Error::DiskFull { kept_bytes: 50_000..200_000, .. });
+        assert!(kept && error.to_string().contains("going on in memory"), "{error}");
+        Some(second + 1)
+    });
+    full.unwrap()
+}
+
 #[test]
-fn a_full_disk_costs_what_was_not_committed_and_no_more() {
+fn a_disk_full_for_a_while_costs_nothing() {
     let Some(disk) = SmallDisk::mount() else {
         return;
     };
@@ -107,42 +118,35 @@ fn a_full_disk_costs_what_was_not_committed_and_no_more() {
     let ballast = disk.path().join("ballast");
     fs::write(&ballast, vec![1; 1 << 20]).unwrap();
     let mut writer = create(&path);
-    let (mut given, mut committed) = (0u64, 0u64);
-    let error = (0..10_000)
-        .find_map(|second| {
-            given += 1_000;
-            let written = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit());
-            committed += if written.is_ok() { 1_000 } else { 0 };
-            written.err()
-        })
-        .unwrap();
-    assert!(matches!(error, Error::DiskFull { lost_calls: 1_000, .. }), "{error}");
-    assert!(committed > 10_000);
-    assert_eq!(number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"), committed as i64);
+    let full = fill(&mut writer);
+    assert!(full > 10);
+    let committed = |reader: &Reader| number(reader, "SELECT COUNT(*) FROM events");
+    assert_eq!(committed(&Reader::open(&path).unwrap()), (full as i64 - 1) * 1_000);
 
     // It stays full for a while, then somebody makes room.
-    for second in 10_000..10_005 {
-        given += 1_000;
-        let written = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit());
-        committed += if written.is_ok() { 1_000 } else { 0 };
+    for second in full..full + 5 {
+        assert!(writer.write_calls(&mut thousand(second)).is_ok(), "that it is full has been said");
+        _ = writer.commit();
     }
+    assert_eq!((writer.stored(), writer.lost()), ((full + 5) * 1_000, 0));
     fs::remove_file(&ballast).unwrap();
-    given += 1_000;
-    writer.write_calls(&mut thousand(10_005)).unwrap();
     writer.commit().unwrap();
-    committed += 1_000;
-    let done = writer.finish(&end());
+    assert_eq!(committed(&Reader::open(&path).unwrap()), (full as i64 + 5) * 1_000, "what waited is stored");
+    writer.write_calls(&mut thousand(full + 5)).unwrap();
+    let (given, done) = ((full + 6) * 1_000, writer.finish(&end()));
 
+    assert!(done.problem.is_none(), "{:?}", done.problem);
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(done.rows, committed);
-    assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), committed as i64, "{:?}", done.problem);
+    assert_eq!((done.stored, committed(&reader)), (given, given as i64));
     let session = reader.session().unwrap();
-    assert_eq!((session.events_seen, session.events_stored), (given, committed));
-    assert_eq!(session.events_lost, given - committed);
-    let loss = reader.loss().unwrap();
-    assert_eq!((loss[0].cause.as_str(), loss[0].count), (LossCause::WriteFailed.name(), given - committed));
-    // The sums kept counting.
+    assert_eq!((session.events_seen, session.events_stored, session.events_lost), (given, given, 0));
+    assert_eq!(reader.loss().unwrap(), []);
     assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64);
+    // Row for row what was given.
+    let sums = "SELECT SUM(timestamp % 1000000007) + SUM(duration_ns) FROM events";
+    let truth: u64 =
+        (0..full + 6).flat_map(thousand).map(|call| (call.start_ns - ORIGIN) % 1_000_000_007 + call.duration_ns).sum();
+    assert_eq!(number(&reader, sums), truth as i64);
 }
 
 /// A second of a host: as many rows of evidence as events, a sample and a name.
@@ -162,37 +166,35 @@ fn host_second(writer: &mut Writer, second: u64) -> gpuwhy_store::Result<()> {
 }
 
 #[test]
-fn on_a_full_disk_calls_and_times_off_the_cpu_are_counted_alike() {
+fn everything_waits_for_the_space_alike() {
     let Some(disk) = SmallDisk::mount() else {
         return;
     };
     let path = disk.path().join("run.db");
     let ballast = disk.path().join("ballast");
-    fs::write(&ballast, vec![1; 1 << 20]).unwrap();
+    fs::write(&ballast, vec![1; 2 << 20]).unwrap();
     let mut writer = create(&path);
     let full = (0..10_000).find(|second| host_second(&mut writer, *second).is_err()).unwrap();
-    assert!(full > 5 && writer.lost() > 0);
-    (full + 1..full + 20).for_each(|second| _ = host_second(&mut writer, second));
+    assert!(full > 5);
+    (full + 1..full + 8).for_each(|second| _ = host_second(&mut writer, second));
     fs::remove_file(&ballast).unwrap();
-    host_second(&mut writer, full + 20).unwrap();
-    let (given, lost) = ((full + 21) * 1_000, writer.lost());
+    host_second(&mut writer, full + 8).unwrap();
+    let given = (full + 9) * 1_000;
+    assert_eq!(writer.lost(), 0);
     assert!(writer.finish(&end()).problem.is_none());
 
     let reader = Reader::open(&path).unwrap();
     let session = reader.session().unwrap();
-    assert_eq!((session.events_seen, session.events_stored, session.events_lost), (given, given - lost, lost));
+    assert_eq!((session.events_seen, session.events_stored, session.events_lost), (given, given, 0));
     let rows = |view: &str| number(&reader, &format!("SELECT COUNT(*) FROM {view}"));
-    assert_eq!(rows("off_cpu") + rows("call_"), session.events_stored as i64);
-    assert_eq!(number(&reader, "SELECT SUM(count) FROM loss WHERE cause = 'write_failed'"), lost as i64);
-    let evidence = number(&reader, "SELECT SUM(count) FROM loss WHERE cause = 'evidence_lost'");
-    assert_eq!(rows("cpu_runs") + evidence, (full as i64 + 21) * 500);
-    // What is not rows waited for the space.
+    assert_eq!(rows("off_cpu") + rows("call_"), given as i64);
+    assert_eq!((rows("cpu_runs"), rows("loss")), ((full as i64 + 9) * 500, 0));
     assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64);
-    assert_eq!(rows("system_seconds"), full as i64 + 21);
+    assert_eq!(rows("system_seconds"), full as i64 + 9);
     assert_eq!(number(&reader, "SELECT samples_missing FROM sessions"), 0);
     assert_eq!(
         ask(&reader, "SELECT name FROM process_names WHERE pid = 200").unwrap(),
-        [format!("after {}", full + 20)]
+        [format!("after {}", full + 8)]
     );
     // Contexts that went with a rolled back transaction were stored again.
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM off_cpu WHERE pid = 200 AND waker_tid = 301"), rows("off_cpu"));
@@ -200,21 +202,35 @@ fn on_a_full_disk_calls_and_times_off_the_cpu_are_counted_alike() {
 }
 
 #[test]
-fn a_run_can_end_on_a_full_disk() {
+fn a_run_that_ends_on_a_full_disk_has_what_is_slow() {
     let Some(disk) = SmallDisk::mount() else {
         return;
     };
     let path = disk.path().join("run.db");
     let mut writer = create(&path);
-    let mut committed = 0;
-    for second in 0.. {
-        if writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit()).is_err() {
-            break;
-        }
-        committed += 1_000;
+    let full = fill(&mut writer);
+    // Far more than fits, and a few that matter.
+    for second in full..full + 100 {
+        let mut calls = thousand(second);
+        calls.push(call("cudaStreamSynchronize", second * 1_000_000_000 + 2_000_000, 5_000_000));
+        writer.write_calls(&mut calls).unwrap();
+        assert!(writer.commit().is_err());
     }
+    let given = full * 1_000 + 100 * 1_001;
     let done = writer.finish(&end());
-    assert_eq!(done.rows, committed);
+    let lost: u64 = done.lost.iter().map(|(_, events)| events).sum();
+    assert_eq!(done.stored + lost, given);
+    assert!(matches!(done.problem, Some(Error::NotAllWritten { lost_events, .. }) if lost_events == lost), "{done:?}");
     let reader = Reader::open(&path).unwrap();
-    assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), committed as i64);
+    let rows = |filter: &str| number(&reader, &format!("SELECT COUNT(*) FROM events WHERE {filter}"));
+    assert_eq!(rows("true"), done.stored as i64);
+    assert_eq!(rows("op = 'cudaStreamSync'"), 100, "the slow ones are all there");
+    assert!(done.stored > full * 1_000, "and more of the others than before");
+    let session = reader.session().unwrap();
+    assert_eq!((session.events_seen, session.events_stored, session.events_lost), (given, done.stored, lost));
+    assert_eq!(session.stop_reason.as_deref(), Some("exit"));
+    let loss = reader.loss().unwrap();
+    assert_eq!((loss.len(), loss[0].cause.as_str(), loss[0].count), (1, LossCause::WriteFailed.name(), lost));
+    assert_eq!(loss[0].op.as_deref(), Some("cudaMalloc"));
+    assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64, "the sums have everything");
 }

@@ -63,7 +63,9 @@ fn no_idle_time_is_claimed_while_launches_are_not_watched() {
     let mut story = starved(10);
     story.facts.unwatched = vec![(4 * SECOND, 5 * SECOND), (4 * SECOND + MS, 4 * SECOND + 2 * MS)];
     // One second, and the next, in which work launched in it may go on.
-    assert_eq!(story.tell().gpu_idle_min_ns, Some(8 * 600 * MS));
+    let report = story.tell();
+    assert_eq!(report.gpu_idle_min_ns, Some(8 * 600 * MS));
+    assert!(report.loss.notes[0].contains("launches were not watched for 1.00 s"), "{:?}", report.loss);
 }
 
 #[test]

@@ -8,6 +8,8 @@ use gpuwhy_model::{Call, CallFlags, Class, OffCpu, Reason, ThreadSums, Wait, Wok
 
 const PID: u32 = 100;
 const HELPER: u32 = 101;
+/// A thread that waits for streams in the middle of the first one's bursts.
+const OTHER: u32 = 102;
 const STREAMS: usize = 3;
 /// Events used in turn.
 const EVENTS: usize = 4;
@@ -48,10 +50,21 @@ struct Making {
     recorded: [(usize, u64); EVENTS],
     off_ns: (u64, u64),
     helper_off_ns: u64,
+    /// When the other thread is done with its last wait; `None` if there are no bursts.
+    other_free: Option<u64>,
 }
 
 impl Job {
     pub(crate) fn new(seed: u64) -> Self {
+        Self::made(seed, false)
+    }
+
+    /// A job that launches, copies and records in bursts, while another thread waits for its streams.
+    pub(crate) fn with_bursts(seed: u64) -> Self {
+        Self::made(seed, true)
+    }
+
+    fn made(seed: u64, bursts: bool) -> Self {
         let mut making = Making {
             random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             now: 1_000_000,
@@ -63,6 +76,7 @@ impl Job {
             recorded: [(0, 0); EVENTS],
             off_ns: (0, 0),
             helper_off_ns: 0,
+            other_free: bursts.then_some(0),
         };
         // Some jobs rarely wait for the GPU, some all the time.
         let waits = 1 + making.random.below(40);
@@ -107,6 +121,7 @@ impl Making {
     fn act(&mut self, waits: u64) {
         let stream = self.random.below(STREAMS as u64) as usize;
         match self.random.below(60 + waits) {
+            kind @ 0..36 if self.other_free.is_some() => self.burst(stream, kind),
             0..25 => self.launch(stream),
             25..32 => self.copy(stream),
             32..36 => self.record(stream),
@@ -135,9 +150,44 @@ impl Making {
             arg1,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Call(call));
+    }
+
+    /// The same calls again and again, with hardly any time between; sometimes of one kind, sometimes of several.
+    fn burst(&mut self, stream: usize, kind: u64) {
+        let count = 1 + self.random.below(60);
+        let mixed = self.random.below(2) == 0;
+        let (one, other) = (stream, self.random.below(STREAMS as u64) as usize);
+        let bytes = self.random.below(40_000);
+        let event = self.random.below(EVENTS as u64) as usize;
+        for _ in 0..count {
+            let kind = if mixed { self.random.below(36) } else { kind };
+            let stream = if mixed && self.random.below(4) == 0 { other } else { one };
+            match kind {
+                0..25 => self.launch(stream),
+                25..32 => self.copy_bytes(stream, bytes, 1),
+                _ => self.record_event(stream, event),
+            }
+            if self.random.below(40) == 0 {
+                self.other_waits(stream);
+            }
+            self.now += 1 + self.random.below(6_000);
+        }
+    }
+
+    /// The other thread begins to wait for a stream, spinning, while this one goes on.
+    fn other_waits(&mut self, stream: usize) {
+        let late = self.random.below(3_000);
+        let Some(free) = self.other_free.as_mut().filter(|free| **free < self.now) else { return };
+        let took = self.streams[stream].saturating_sub(self.now) + late + 500;
+        *free = self.now + took;
+        self.call("cudaStreamSynchronize", took, Some(stream), Some(0x1000 + stream as u64), None);
+        if let Some(Event::Call(call)) = self.events.last_mut() {
+            call.tid = OTHER;
+        }
     }
 
     fn launch(&mut self, stream: usize) {
@@ -145,7 +195,8 @@ impl Making {
         self.call("cuLaunchKernel", took, Some(stream), None, None);
         // The GPU takes it up at some moment of the call.
         let begin = (self.now + self.random.below(took)).max(self.streams[stream]).max(self.engine);
-        let end = begin + 1_000 + self.random.below(400_000);
+        let longest = if self.other_free.is_some() { 20_000 } else { 400_000 };
+        let end = begin + 1_000 + self.random.below(longest);
         self.kernels.push((begin, end));
         (self.streams[stream], self.engine) = (end, end);
         self.now += took;
@@ -154,7 +205,11 @@ impl Making {
     /// From pinned memory: the call returns at once.
     fn copy(&mut self, stream: usize) {
         let bytes = self.random.below(4_000_000);
-        self.call("cudaMemcpyAsync", 3_000, Some(stream), Some(bytes), Some(1 + self.random.0 % 2));
+        self.copy_bytes(stream, bytes, 1 + self.random.0 % 2);
+    }
+
+    fn copy_bytes(&mut self, stream: usize, bytes: u64, direction: u64) {
+        self.call("cudaMemcpyAsync", 3_000, Some(stream), Some(bytes), Some(direction));
         let begin = self.now.max(self.streams[stream]).max(self.copier);
         let end = begin + bytes / 20;
         (self.streams[stream], self.copier) = (end, end);
@@ -163,6 +218,10 @@ impl Making {
 
     fn record(&mut self, stream: usize) {
         let event = self.random.below(EVENTS as u64) as usize;
+        self.record_event(stream, event);
+    }
+
+    fn record_event(&mut self, stream: usize, event: usize) {
         self.call("cudaEventRecord", 1_000, Some(stream), Some(event as u64 + 1), None);
         self.recorded[event] = (stream, self.streams[stream]);
         self.now += 1_000;
@@ -215,6 +274,7 @@ impl Making {
             left_cpu: 0,
             cpu: 0,
             unfinished: false,
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Off(off));
@@ -248,7 +308,7 @@ impl Making {
     }
 
     fn finish(mut self) -> Job {
-        let end = self.now.max(self.engine) + 100_000;
+        let end = self.now.max(self.engine).max(self.other_free.unwrap_or(0)) + 100_000;
         self.events.sort_by_key(Event::start_ns);
         let of = |tid: u32, blocked: u64, ready: u64| ThreadSums {
             pid: PID,
@@ -267,7 +327,8 @@ impl Making {
             ended: false,
             has_times: true,
         };
-        let sums = vec![of(PID, self.off_ns.0, self.off_ns.1), of(HELPER, self.helper_off_ns, 0)];
+        let mut sums = vec![of(PID, self.off_ns.0, self.off_ns.1), of(HELPER, self.helper_off_ns, 0)];
+        sums.extend(self.other_free.map(|_| of(OTHER, 0, 0)));
         Job { events: self.events, sums, end, kernels: self.kernels }
     }
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Jobs told in a few lines: who did what, and when. Times are nanoseconds since the run began.
 
+use crate::thinned::thinned;
 use gpuwhy_model::ops::{KernelOp, by_function, kernel_op};
 use gpuwhy_model::replay::Event;
 use gpuwhy_model::sample::{GpuBusy, GpuProcess, GpuSample};
+use gpuwhy_model::thin::Thinning;
 use gpuwhy_model::{
     Call, CallFlags, CpuRun, Finding, MovedWait, OffCpu, OpId, Reason, Severity, ThreadSums, Wait, WokenBy,
 };
@@ -145,6 +147,7 @@ impl Story {
             arg1: None,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Call(call));
@@ -190,6 +193,7 @@ impl Story {
             left_cpu: 0,
             cpu: 0,
             unfinished: false,
+            weight: 1,
             stack: None,
         };
         self.events.push(Event::Off(off));
@@ -271,7 +275,12 @@ impl Story {
         }
         self.events.sort_by_key(Event::start_ns);
         self.sum_up();
+        let thin = thinned(&self.events, Thinning { longest: 65_536, mix_stacks: true }, usize::MAX);
+        let few = Self { events: thin, facts: self.facts.clone(), stacks: self.stacks.clone(), ..self };
+        let few = few.explain();
         let report = self.explain();
+        let top = |report: &Report| report.findings.first().map(|found| found.kind.clone());
+        assert_eq!(top(&few), top(&report), "thinned, the answer is another");
         for thread in &report.threads {
             assert_eq!(thread.ledger.values().sum::<u64>(), thread.wall_ns, "{thread:?}");
         }
@@ -284,7 +293,7 @@ impl Story {
     pub(crate) fn explain(self) -> Report {
         let mut explainer = Explainer::new(self.facts);
         for event in &self.events {
-            explainer.feed(event, 1);
+            explainer.feed(event);
         }
         let stacks = self.stacks;
         explainer.finish(&mut |wanted| wanted.iter().filter_map(|id| Some((*id, stacks.get(id)?.clone()))).collect())

@@ -6,8 +6,10 @@ use crate::cli::{Demo, Scenario};
 use crate::commands::explain as command;
 use crate::explain::{self, Part};
 use crate::output;
+use crate::trace::sudo::Caller;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
+use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;
 use simgpu::Installed;
@@ -15,11 +17,12 @@ use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Child, Command, ExitCode, Stdio};
+use tempfile::TempDir;
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     needs::require()?;
-    let folder = tempfile::Builder::new().prefix("gpuwhy-demo-").tempdir().context("cannot make a temporary folder")?;
+    let folder = Folder::new().context("cannot make a temporary folder")?;
     // The job may run as the user who called sudo, and must be able to read its program.
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
@@ -37,6 +40,42 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A temporary folder of root's. With sudo gpuwhy becomes its caller while it traces and could not remove it any more,
+/// and it must not be the caller's, because gpuwhy loads a library from it. So a shell that stays root removes it.
+struct Folder {
+    folder: TempDir,
+    remover: Option<Child>,
+}
+
+impl Folder {
+    fn new() -> std::io::Result<Self> {
+        let mut folder = tempfile::Builder::new().prefix("gpuwhy-demo-").tempdir()?;
+        let mut remover = None;
+        if Caller::from_env().is_some() {
+            // It waits for the end of its input, which also comes if gpuwhy is killed.
+            let mut shell = Command::new("/bin/sh");
+            shell.args(["-c", r#"trap '' INT HUP TERM; read -r end; exec /bin/rm -rf -- "$0""#]).arg(folder.path());
+            shell.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+            remover = Some(shell.spawn()?);
+            folder.disable_cleanup(true);
+        }
+        Ok(Self { folder, remover })
+    }
+
+    fn path(&self) -> &Path {
+        self.folder.path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if let Some(mut remover) = self.remover.take() {
+            drop(remover.stdin.take());
+            let _ = remover.wait();
+        }
+    }
+}
+
 fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Settings> {
     let log = simulated_nvml(sim).context("cannot prepare the simulated GPU")?;
     let [scenario, seconds] = [scenario.to_owned(), args.duration.as_secs_f64().to_string()];
@@ -47,6 +86,7 @@ fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Sett
         ("SIMGPU_LOG_LEVEL", "full".into()),
     ];
     Ok(Settings {
+        budget: Budget::default(),
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
         samples: true,
         nvml: Some(sim.nvml.clone()),
@@ -54,6 +94,7 @@ fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Sett
         extra_env: environment.into_iter().map(|(name, value)| (OsString::from(name), value)).collect(),
         duration: None,
         db: args.db.clone(),
+        max_size: None,
         display: Display::Human,
         explain: false,
     })

@@ -23,6 +23,7 @@ pub(crate) fn run(args: &Hold) -> anyhow::Result<ExitCode> {
     if let Some(user) = &args.user {
         become_user(user)?;
     }
+    crate::trace::privileges::leave_to_job()?;
     let Some((program, rest)) = args.cmd.split_first() else { return Ok(ExitCode::from(125)) };
     let error = Command::new(program).args(rest).env_clear().envs(unpack(environment)).exec();
     eprintln!("gpuwhy: cannot run {}: {error}", program.to_string_lossy());

@@ -16,6 +16,9 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
+    if matches!(command, Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_)) {
+        crate::trace::privileges::renounce()?;
+    }
     match command {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),

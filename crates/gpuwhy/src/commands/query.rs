@@ -3,7 +3,8 @@
 
 use crate::cli::Query;
 use crate::output;
-use gpuwhy_model::units;
+use crate::thinned::Thinned;
+use gpuwhy_model::{LossCause, units};
 use gpuwhy_store::{Limits, Reader, Value, schema};
 use gpuwhy_view::Table;
 use std::io::{BufWriter, Write};
@@ -29,7 +30,18 @@ pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
         print_table(&reader, sql, &Limits { rows: TABLE_ROWS, ..limits }, &mut out)?;
     }
     out.flush()?;
+    if let Some(note) = thinned(&reader)?.note() {
+        output::say_aside(&format!("gpuwhy: {note}"));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Whether counting rows is counting events.
+fn thinned(reader: &Reader) -> gpuwhy_store::Result<Thinned> {
+    let session = reader.session()?;
+    let loss = reader.loss()?;
+    let refused = loss.iter().filter(|row| row.cause == LossCause::SizeCap.name()).map(|row| row.count).sum();
+    Ok(Thinned { stored: session.events_stored, thinned: session.thinned, refused, max_size: session.max_size })
 }
 
 fn print_schema(reader: &Reader) -> anyhow::Result<()> {

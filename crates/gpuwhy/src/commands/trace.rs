@@ -42,11 +42,13 @@ fn settings(args: &Trace) -> Settings {
         extra_env: Vec::new(),
         duration: args.duration,
         db: args.db.clone(),
+        max_size: args.max_size.0,
         display: match (args.json, args.quiet) {
             (true, _) => Display::Json,
             (_, true) => Display::Quiet,
             _ => Display::Human,
         },
+        budget: args.budget,
         explain: true,
     }
 }

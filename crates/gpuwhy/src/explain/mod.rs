@@ -42,8 +42,8 @@ pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained>
     }
     let mut explainer = Explainer::new(facts);
     // From the beginning, whatever part is asked about: what was going on then may have begun long before.
-    reader.replay(0, Some(to), |event, weight| {
-        explainer.feed(event, weight);
+    reader.replay(0, Some(to), |event| {
+        explainer.feed(event);
         ControlFlow::Continue(())
     })?;
     let mut failed = None;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What gpuwhy itself used.
 
+use crate::trace::budget::JobCost;
 use serde::Serialize;
 
 /// gpuwhy's own consumption so far.
@@ -10,6 +11,14 @@ pub(crate) struct OwnCost {
     pub(crate) cpu_ns: u64,
     /// The most memory it had, bytes.
     pub(crate) peak_memory_bytes: u64,
+}
+
+/// Everything that tracing cost, as the run file keeps it.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct Costs {
+    #[serde(flatten)]
+    pub(crate) own: OwnCost,
+    pub(crate) job: JobCost,
 }
 
 impl OwnCost {

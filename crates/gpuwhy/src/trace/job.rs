@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The job gpuwhy starts: found, held until everything is attached, let go, waited for.
 
+use crate::output;
 use crate::trace::limits;
 use crate::trace::sudo::{self, Caller};
 use anyhow::{Context, bail};
@@ -123,7 +124,11 @@ impl RunningJob {
     /// Passes a signal on.
     pub(crate) fn signal(&self, signal: i32) {
         // SAFETY: the child has not been waited for yet, so the number is still its own.
-        unsafe { libc::kill(self.child.id() as i32, signal) };
+        let sent = unsafe { libc::kill(self.child.id() as i32, signal) } == 0;
+        if !sent && std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) {
+            let pid = self.child.id();
+            output::say_aside(&format!("gpuwhy: the job has become another user and cannot be signalled: kill {pid}"));
+        }
     }
 }
 

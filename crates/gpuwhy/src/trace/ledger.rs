@@ -110,6 +110,7 @@ mod tests {
             arg1: None,
             ret: 0,
             flags: CallFlags::default(),
+            weight: 1,
             stack: None,
         }
     }
@@ -134,6 +135,7 @@ mod tests {
             left_cpu: 0,
             cpu: 0,
             unfinished: false,
+            weight: 1,
             stack: None,
         }
     }

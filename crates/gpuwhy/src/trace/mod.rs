@@ -3,6 +3,8 @@
 //! end cleanly.
 
 mod answer;
+mod budget;
+mod capabilities;
 mod cost;
 mod display;
 mod figures;
@@ -10,6 +12,7 @@ mod host;
 mod job;
 mod ledger;
 mod limits;
+pub(crate) mod privileges;
 mod processes;
 mod recorder;
 mod screen;
@@ -21,6 +24,7 @@ pub(crate) use display::Display;
 pub(crate) use summary::Summary;
 
 use gpuwhy_capture::Options;
+use gpuwhy_capture::governor::Budget;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -42,8 +46,12 @@ pub(crate) struct Settings {
     pub(crate) duration: Option<Duration>,
     /// The run file.
     pub(crate) db: PathBuf,
+    /// How large it may become, bytes.
+    pub(crate) max_size: Option<u64>,
     /// What to show.
     pub(crate) display: Display,
+    /// What tracing may cost the job.
+    pub(crate) budget: Budget,
     /// Whether to say in the end why the job was slow.
     pub(crate) explain: bool,
 }

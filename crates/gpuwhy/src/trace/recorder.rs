@@ -3,29 +3,34 @@
 
 use crate::output;
 use crate::trace::answer::{self, Answer};
-use crate::trace::cost::OwnCost;
+use crate::trace::budget::Budgeting;
+use crate::trace::cost::{Costs, OwnCost};
 use crate::trace::display::Progress;
 use crate::trace::figures::Figures;
 use crate::trace::host::HostSide;
-use crate::trace::job::{Job, RunningJob};
+use crate::trace::job::{HeldJob, Job, RunningJob};
 use crate::trace::ledger::LiveLedger;
 use crate::trace::limits;
+use crate::trace::privileges::{self, Circumstances};
 use crate::trace::processes::Processes;
 use crate::trace::sudo::Caller;
+use crate::trace::summary::UnwatchedTime;
 use crate::trace::writer::{Snapshot, WriterThread};
 use crate::trace::{Display, Ended, Settings, Summary};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Options, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
 use gpuwhy_model::{LossCause, OpId};
-use gpuwhy_store::{Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
+use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 use signal_hook::low_level::siginfo::Origin;
 use std::collections::{BTreeMap, HashMap};
+use std::io::ErrorKind;
+use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
@@ -67,33 +72,42 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         [] => None,
         command => Some(Job::find(command, &settings.extra_env)?),
     };
-    let capture = Capture::start(&settings.capture)?;
-    let machine = machine();
+    let mut capture = Capture::start(&settings.capture)?;
+    let budgeting = Budgeting::start(settings.budget, &mut capture, settings.capture.ring_bytes);
     let start_ns = capture.began_ns();
-    let created = Writer::create(&settings.db, &new_run(settings, start_ns, &machine))?;
+    let caller = Caller::from_env();
+    let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns))?;
+    let to_json = settings.display == Display::Json;
+    let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
     let progress = Progress::new(settings.display);
+    give_up_rights(caller.as_ref(), &created.writer, &capture, &progress);
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
+    let machine = machine();
     let mut recorder = Recorder {
         capture,
         writer: WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?,
         batch: Batch::default(),
-        processes: Processes::new(machine),
+        budgeting,
+        processes: Processes::new(machine.clone()),
         host: HostSide::start(settings),
         libraries_noted: 0,
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
         start_ns,
         ring_bytes: settings.capture.ring_bytes,
+        max_size: settings.max_size,
         began,
         troubled: false,
+        unwatched: UnwatchedTime::default(),
         progress,
     };
-    let mut running = match &job {
+    recorder.writer.machine(machine);
+    let mut running = match job.as_ref().zip(held) {
         None => None,
-        Some(job) => Some(recorder.start_job(job, settings.display == Display::Json, open_files)?),
+        Some((job, held)) => Some(recorder.let_go(job, held)?),
     };
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
@@ -105,6 +119,28 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
     }
     Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
+}
+
+/// The run file, made with the rights of the user who called sudo.
+fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> anyhow::Result<Created> {
+    let created = privileges::with_rights_of(caller, || Writer::create(&settings.db, run))?;
+    created.map_err(|error| match (&error, caller) {
+        (Error::CannotCreate { source, .. } | Error::CannotMoveAside { source, .. }, Some(caller))
+            if source.kind() == ErrorKind::PermissionDenied =>
+        {
+            anyhow!("{error} ({})", caller.rights())
+        }
+        _ => error.into(),
+    })
+}
+
+/// After the last thing that is done with all of root's rights, and before threads start, because they inherit what is left.
+fn give_up_rights(caller: Option<&Caller>, file: &Writer, capture: &Capture, progress: &Progress) {
+    let folder = file.path().parent().unwrap_or(Path::new("/"));
+    let plain_probes = capture.flavour() == Flavour::Plain;
+    let reduced = privileges::reduce(caller, &Circumstances { folder, plain_probes });
+    reduced.warnings.iter().for_each(|warning| progress.warn(warning));
+    reduced.notes.iter().for_each(|note| progress.note(note));
 }
 
 /// A job may outlive its trace; until it ends, signals meant for it still reach it.
@@ -131,6 +167,7 @@ struct Recorder {
     capture: Capture,
     writer: WriterThread,
     batch: Batch,
+    budgeting: Budgeting,
     processes: Processes,
     host: HostSide,
     libraries_noted: usize,
@@ -138,17 +175,18 @@ struct Recorder {
     lost_by_cause: BTreeMap<LossCause, u64>,
     start_ns: u64,
     ring_bytes: u32,
+    max_size: Option<u64>,
     /// When gpuwhy itself began, attaching included.
     began: Instant,
     /// Whether the file could not be written when last looked at: said once, when it begins.
     troubled: bool,
+    unwatched: UnwatchedTime,
     progress: Progress,
 }
 
 impl Recorder {
-    /// Makes the job's process, attaches to what it will likely load, and lets it go.
-    fn start_job(&mut self, job: &Job, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<RunningJob> {
-        let held = job.start_held(stdout_to_stderr, open_files)?;
+    /// Attaches to what the job will likely load, and lets it go.
+    fn let_go(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
         self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.arguments, &job.env));
@@ -195,6 +233,7 @@ impl Recorder {
                     self.every_second();
                 }
             }
+            self.keep_to_budget();
             self.show_progress();
             for origin in signals.pending() {
                 interrupts += 1;
@@ -235,6 +274,7 @@ impl Recorder {
         let records = self.batch.len().max(1);
         self.processes.note(&self.batch, &self.writer);
         self.host.note(&self.batch);
+        self.budgeting.note(&self.batch);
         let next = self.writer.spare();
         self.writer.batch(std::mem::replace(&mut self.batch, next));
         records
@@ -250,10 +290,20 @@ impl Recorder {
         }
     }
 
+    fn keep_to_budget(&mut self) {
+        for row in self.budgeting.tick(&mut self.capture, now_ns()) {
+            self.progress.note(&row.reason);
+            self.writer.governor(row);
+        }
+    }
+
     fn show_progress(&mut self) {
         let Some(snapshot) = self.writer.new_snapshot() else { return };
         if let Some(trouble) = snapshot.trouble.as_ref().filter(|_| !self.troubled) {
             self.progress.warn(trouble);
+        }
+        if self.troubled && snapshot.trouble.is_none() {
+            self.progress.warn("the run file can be written again: what was kept in memory is in it now");
         }
         self.troubled = snapshot.trouble.is_some();
         self.progress.update(&snapshot, &self.lost_by_op);
@@ -295,6 +345,7 @@ impl Recorder {
         }
         self.libraries_noted = attached.len();
         for row in self.capture.take_unwatched() {
+            self.unwatched.add(&row);
             self.writer.unwatched(row);
         }
     }
@@ -323,32 +374,34 @@ impl Recorder {
             stop_unix_ns: unix_ns(),
             stop_monotonic_ns: stop_ns,
             stop_reason: stop.name().to_owned(),
-            own_cost: serde_json::to_string(&own).ok(),
+            own_cost: serde_json::to_string(&Costs { own, job: self.budgeting.cost() }).ok(),
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
-        let problem = problem(finished.as_ref(), &snapshot);
-        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.rows);
+        let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| op.is_cuda()).map(|(_, n)| n).sum();
         let made: u64 = snapshot.totals.iter().filter(|(op, _)| op.is_cuda()).map(|(_, totals)| totals.calls).sum();
-        let before: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
-        if snapshot.lost > before {
-            // What the writer lost itself.
-            self.lost_by_cause.insert(LossCause::WriteFailed, snapshot.lost - before);
-        }
+        // What the writer lost itself.
+        self.lost_by_cause.extend(finished.iter().flat_map(|finished| finished.lost.iter().copied()));
+        let lost: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
         let summary = Summary {
             elapsed,
-            seen: stored + snapshot.lost,
+            seen: stored + lost,
             cuda_calls: made + lost_calls,
             stored,
-            lost: snapshot.lost,
+            lost,
+            thinned: finished.as_ref().map_or(0, |f| f.thinned),
+            max_size: self.max_size,
             loss_by_cause: self.lost_by_cause,
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
             own: OwnCost::so_far(self.ring_bytes),
+            job_cost: self.budgeting.cost(),
+            incomplete: self.budgeting.incomplete(),
+            unwatched: self.unwatched,
             alive: self.began.elapsed(),
             libraries: self.libraries_noted,
-            problem,
+            problem: problem(finished.as_ref()),
             stacks: stacks.found,
             table: Figures::final_table(&snapshot, &self.lost_by_op),
         };
@@ -357,13 +410,11 @@ impl Recorder {
 }
 
 /// What went wrong with the file, if anything.
-fn problem(finished: Option<&Finished>, snapshot: &Snapshot) -> Option<String> {
-    let Some(finished) = finished else {
-        return Some("the writing thread ended early; what was committed is in the file".to_owned());
-    };
-    let closing = finished.problem.as_ref().map(ToString::to_string);
-    let all: Vec<String> = snapshot.trouble.iter().cloned().chain(closing).collect();
-    (!all.is_empty()).then(|| all.join("; "))
+fn problem(finished: Option<&Finished>) -> Option<String> {
+    match finished {
+        Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+        None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
+    }
 }
 
 fn is_ignored(signal: i32) -> bool {
@@ -388,7 +439,7 @@ fn machine() -> Machine {
     }
 }
 
-fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
+fn new_run(settings: &Settings, start_ns: u64) -> NewRun {
     let words: Vec<String> = settings.command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
     let flags: Vec<String> =
         std::env::args_os().skip(1).take_while(|a| a != "--").map(|a| a.to_string_lossy().into_owned()).collect();
@@ -399,7 +450,9 @@ fn new_run(settings: &Settings, start_ns: u64, machine: &Machine) -> NewRun {
         start_monotonic_ns: start_ns,
         command: (!words.is_empty()).then(|| process::command_line(&words)),
         flags: Some(process::command_line(&flags)),
-        machine: machine.clone(),
+        // NVML starts a thread, which must not have more rights than the others: it is asked later.
+        machine: Machine::default(),
+        max_size: settings.max_size,
         owner: Caller::from_env().map(|caller| caller.owner()),
     }
 }

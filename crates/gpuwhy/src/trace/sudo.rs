@@ -24,6 +24,14 @@ impl Caller {
         (caller.uid != 0).then_some(caller)
     }
 
+    /// Why a place that root could write to is refused.
+    pub(crate) fn rights(&self) -> String {
+        format!(
+            "run files are written with the rights of user {}, who called sudo; without SUDO_UID in the environment, with root's",
+            self.uid
+        )
+    }
+
     /// As the store wants it.
     pub(crate) fn owner(&self) -> Owner {
         Owner { uid: self.uid, gid: self.gid }

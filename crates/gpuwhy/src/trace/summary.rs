@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What is said when a trace ends: seen, stored, lost, where, and what it cost.
 
+use crate::thinned::Thinned;
+use crate::trace::budget::JobCost;
 use crate::trace::cost::OwnCost;
-use gpuwhy_model::{LossCause, units};
+use gpuwhy_model::{LossCause, Unwatched, units};
 use gpuwhy_view::{OpsTable, Style};
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -18,10 +21,17 @@ pub(crate) struct Summary {
     pub(crate) cuda_calls: u64,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
+    /// Of those stored, events that are the weight of another's row.
+    pub(crate) thinned: u64,
+    pub(crate) max_size: Option<u64>,
     pub(crate) loss_by_cause: BTreeMap<LossCause, u64>,
     pub(crate) path: PathBuf,
     pub(crate) size_bytes: u64,
     pub(crate) own: OwnCost,
+    pub(crate) job_cost: JobCost,
+    /// Functions whose calls were not all seen, to stay within the budget.
+    pub(crate) incomplete: Vec<&'static str>,
+    pub(crate) unwatched: UnwatchedTime,
     /// How long gpuwhy ran, attaching and detaching included: what its CPU time is a share of.
     pub(crate) alive: Duration,
     pub(crate) libraries: usize,
@@ -29,6 +39,34 @@ pub(crate) struct Summary {
     pub(crate) stacks: u64,
     pub(crate) problem: Option<String>,
     pub(crate) table: OpsTable,
+}
+
+/// How long libraries were in use before they were watched, all in all.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct UnwatchedTime {
+    /// Times a process had one.
+    pub(crate) times: u64,
+    /// The longest, ns.
+    pub(crate) longest_ns: u64,
+}
+
+impl UnwatchedTime {
+    pub(crate) fn add(&mut self, row: &Unwatched) {
+        self.times += 1;
+        // One that was never watched has been warned of.
+        let ended = Some(row.to_ns).filter(|to| *to < u64::MAX);
+        self.longest_ns = self.longest_ns.max(ended.map_or(0, |to| to.saturating_sub(row.from_ns)));
+    }
+
+    fn words(self) -> Option<String> {
+        (self.times > 0).then(|| {
+            format!(
+                "{} times a library was in use before it was watched, for {} at most: calls made then are missing (view unwatched)",
+                units::count(self.times),
+                units::time(self.longest_ns)
+            )
+        })
+    }
 }
 
 impl Summary {
@@ -63,9 +101,33 @@ impl Summary {
             units::percent(self.own.cpu_ns as f64, self.alive.as_nanos() as f64),
             units::bytes(self.own.peak_memory_bytes),
         ));
+        if self.cuda_calls > 0 {
+            lines.push(format!(
+                "        cost to the job: about {} of its busiest process's time (CUDA calls {}, switches {})",
+                units::percent(self.job_cost.probes + self.job_cost.switches, 1.0),
+                units::percent(self.job_cost.probes, 1.0),
+                units::percent(self.job_cost.switches, 1.0),
+            ));
+        }
+        if !self.incomplete.is_empty() {
+            let functions = self.incomplete.join(", ");
+            lines.push(format!(
+                "        {}",
+                style.yellow(&format!(
+                    "to stay within --budget not all calls were seen of {functions}: their counts are too low"
+                ))
+            ));
+        }
+        lines.extend(self.unwatched.words().map(|words| format!("        {words}")));
+        lines.extend(self.kept_small().note().map(|note| format!("        {note}")));
         lines.extend(self.python().map(|python| format!("        {python}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
         lines
+    }
+
+    fn kept_small(&self) -> Thinned {
+        let refused = self.loss_by_cause.get(&LossCause::SizeCap).copied().unwrap_or(0);
+        Thinned { stored: self.stored, thinned: self.thinned, refused, max_size: self.max_size }
     }
 
     /// How many Python lines there are, and what is wrong with some.
@@ -120,10 +182,15 @@ impl Summary {
             "cuda_calls": self.cuda_calls,
             "stored": self.stored,
             "lost": self.lost,
+            "thinned": self.thinned,
+            "max_size": self.max_size,
             "loss_by_cause": causes,
             "file": self.path.to_string_lossy(),
             "size_bytes": self.size_bytes,
             "own_cost": self.own,
+            "job_cost": self.job_cost,
+            "incomplete_ops": self.incomplete,
+            "unwatched": self.unwatched,
             "libraries": self.libraries,
             "python_call_sites": self.stacks,
             "problem": self.problem,

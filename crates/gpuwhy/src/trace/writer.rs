@@ -125,11 +125,7 @@ impl WriterThread {
     /// Writes everything and closes the file. `None` when the thread has ended early.
     pub(crate) fn finish(self, end: RunEnd) -> Option<(Finished, Snapshot)> {
         self.send(Message::Finish(end));
-        let (finished, mut last) = self.thread.join().ok().flatten()?;
-        // What nobody has looked at yet is still to be told.
-        let unread = self.snapshots.try_recv().ok().and_then(|snapshot| snapshot.trouble);
-        last.trouble = last.trouble.or(unread);
-        Some((finished, last))
+        self.thread.join().ok().flatten()
     }
 
     /// A thread that is gone has said why when it is joined.
@@ -211,9 +207,6 @@ impl Owner {
                     self.write();
                     let rows = self.ledger.as_mut().map(LiveLedger::finish).unwrap_or_default();
                     self.writer.ledger(&rows);
-                    // Before the last figures are taken: if this fails, they say so.
-                    let outcome = self.writer.commit();
-                    self.note(outcome);
                     let snapshot = self.snapshot(Duration::ZERO);
                     return Some((self.writer.finish(&end), snapshot));
                 }
@@ -262,7 +255,7 @@ impl Owner {
         }
     }
 
-    /// The writer counts what an error loses; here it is only remembered to be told.
+    /// What cannot be written waits in memory, and the writer counts what is lost; here it is only remembered to be told.
     fn write(&mut self) {
         for outcome in self.gathered.write(&mut self.writer, self.ledger.as_mut()) {
             self.note(outcome);
@@ -298,7 +291,7 @@ impl Owner {
         Snapshot {
             elapsed,
             totals: self.writer.totals().map(|(op, totals)| (op, totals.clone())).collect(),
-            stored: self.writer.rows(),
+            stored: self.writer.stored(),
             lost: self.writer.lost(),
             trouble: self.trouble.clone(),
         }

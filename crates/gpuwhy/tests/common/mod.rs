@@ -91,7 +91,8 @@ impl Place {
     /// `gpuwhy trace` with this place's file; add arguments, then run it.
     pub fn trace(&self) -> Command {
         let mut command = Command::new(GPUWHY);
-        command.arg("trace").arg("--db").arg(self.db());
+        // Tests are about what is recorded; those of the budget say another.
+        command.arg("trace").args(["--budget", "none"]).arg("--db").arg(self.db());
         command.env("SIMGPU_LOG", self.log()).env("SIMGPU_LOG_LEVEL", "full");
         command.env("LD_LIBRARY_PATH", &sim().dir);
         command

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a probe costs on this machine, measured at the start: a function of gpuwhy's own is called in short batches, before
+//! and after a probe is put on it. A trap costs a microsecond here and ten there, so no figure can be assumed.
+//!
+//! Noise (interrupts, other programs, a hypervisor) only ever adds time: the least of many batches is the truth.
+
+use crate::arch::{PROLOGUE, ProbeCost, landing_pad, probe_cost};
+use std::hint::black_box;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Calls in a batch: short enough to fit between two ticks of a clock, long enough that reading the time costs nothing.
+const CALLS: u32 = 64;
+/// Batches looked at, and the time after which those there are have to do.
+const BATCHES: u32 = 40;
+const PATIENCE: Duration = Duration::from_millis(4);
+/// Batches however long they take.
+const LEAST: u32 = 5;
+
+/// Why nothing could be measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // each variant's message says it
+pub enum CalibrateError {
+    #[error("gpuwhy cannot read its own code: {0}")]
+    Own(std::io::Error),
+    #[error("gpuwhy's own code is not where /proc/self/maps says")]
+    NotMapped,
+}
+
+/// Calls the function that gets the probes. It begins like most functions of CUDA's, with an instruction that the kernel
+/// emulates.
+#[derive(Debug)]
+pub struct Calibrator {
+    site: OwnSite,
+    /// A call without a probe, ns.
+    bare_ns: f64,
+}
+
+/// Where to put a probe.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OwnSite {
+    /// gpuwhy's own file.
+    pub path: PathBuf,
+    /// Where the function is in it.
+    pub offset: u64,
+    /// What a probe costs there.
+    pub cost: ProbeCost,
+}
+
+/// Written out, because a compiler may begin it with anything. The landing pad is what indirect calls need where the
+/// processor checks them; probes go past it.
+#[unsafe(naked)]
+extern "C" fn probed() {
+    #[cfg(target_arch = "x86_64")]
+    std::arch::naked_asm!("endbr64", "push rbp", "pop rbp", "ret");
+    #[cfg(target_arch = "aarch64")]
+    std::arch::naked_asm!("bti c", "ret");
+}
+
+impl Calibrator {
+    /// Finds the function in gpuwhy's file and measures it without a probe.
+    pub fn new() -> Result<Self, CalibrateError> {
+        let address = probed as *const () as usize as u64;
+        let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Own)?;
+        let start = file_offset(&maps, address).ok_or(CalibrateError::NotMapped)?;
+        let path = PathBuf::from("/proc/self/exe");
+        // From the file: in memory there is a breakpoint where a probe is.
+        let mut code = [0; PROLOGUE];
+        std::fs::File::open(&path)
+            .and_then(|file| file.read_exact_at(&mut code, start))
+            .map_err(CalibrateError::Own)?;
+        let pad = landing_pad(&code);
+        let site = OwnSite { path, offset: start + pad, cost: probe_cost(&code[pad as usize..]) };
+        Ok(Self { site, bare_ns: least_ns(&mut || probed()) })
+    }
+
+    /// Where the probe goes.
+    pub fn site(&self) -> &OwnSite {
+        &self.site
+    }
+
+    /// What the probe that is there adds to a call now, ns.
+    pub fn again_ns(&self) -> f64 {
+        (least_ns(&mut || probed()) - self.bare_ns).max(0.0)
+    }
+
+    /// What a probe adds to a call, ns. `attach` puts it on the function at an offset of a file; what it returns keeps the
+    /// probe there and is handed back, because taking a probe away takes the kernel longer than measuring it: let several
+    /// go together, or on a thread of their own.
+    pub fn price_ns<P, E>(&self, attach: impl FnOnce(&Path, u64) -> Result<P, E>) -> Result<(f64, P), E> {
+        let probe = attach(&self.site.path, self.site.offset)?;
+        let probed_ns = least_ns(&mut || probed());
+        Ok(((probed_ns - self.bare_ns).max(0.0), probe))
+    }
+}
+
+/// The least that a call took on average in a batch.
+fn least_ns(call: &mut dyn FnMut()) -> f64 {
+    let began = Instant::now();
+    let mut least = f64::INFINITY;
+    // The first touches memory that is not there yet.
+    black_box(&mut *call)();
+    for batch in 0..BATCHES {
+        if batch >= LEAST && began.elapsed() > PATIENCE {
+            break;
+        }
+        let start = Instant::now();
+        for _ in 0..CALLS {
+            black_box(&mut *call)();
+        }
+        least = least.min(start.elapsed().as_nanos() as f64 / f64::from(CALLS));
+    }
+    least
+}
+
+/// Where in its file an address of this process's code lies.
+fn file_offset(maps: &str, address: u64) -> Option<u64> {
+    maps.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let (from, to) = fields.next()?.split_once('-')?;
+        let hex = |text| u64::from_str_radix(text, 16).ok();
+        let (from, to) = (hex(from)?, hex(to)?);
+        let (_permissions, offset) = (fields.next()?, hex(fields.next()?)?);
+        (from..to).contains(&address).then(|| address - from + offset)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::{FromRawFd, OwnedFd};
+    use std::os::unix::ffi::OsStrExt;
+
+    #[test]
+    fn the_function_is_found_in_its_file_and_is_cheap_to_probe() {
+        let calibrator = Calibrator::new().unwrap();
+        assert_eq!(calibrator.site().cost, ProbeCost::Emulated);
+        let file = std::fs::read(&calibrator.site().path).unwrap();
+        let code = &file[calibrator.site().offset as usize..];
+        assert_eq!(probe_cost(code), ProbeCost::Emulated, "the file has the same code there: {:x?}", &code[..8]);
+    }
+
+    #[test]
+    fn addresses_lead_to_offsets() {
+        let maps = "1000-3000 r--p 00000000 fe:00 12 /bin/x\n3000-5000 r-xp 00002000 fe:00 12 /bin/x\n\nx\n";
+        assert_eq!(file_offset(maps, 0x3010), Some(0x2010));
+        assert_eq!(file_offset(maps, 0x5000), None);
+    }
+
+    #[test]
+    fn interruptions_do_not_count() {
+        let mut calls = 0u32;
+        let ns = least_ns(&mut || {
+            calls += 1;
+            // Every batch but some is disturbed.
+            if calls.is_multiple_of(CALLS * 2) {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        });
+        assert!(calls > CALLS && ns.is_finite() && ns >= 0.0, "{calls} {ns}");
+    }
+
+    /// A probe that only counts, through perf: needs root, and no program of ours.
+    fn count_hits(path: &Path, offset: u64) -> std::io::Result<OwnedFd> {
+        let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+        let mut attr = [0u64; 14];
+        attr[0] = kind.trim().parse::<u64>().map_err(std::io::Error::other)? | 112 << 32;
+        (attr[7], attr[8]) = (path.as_ptr().addr() as u64, offset);
+        // SAFETY: the attribute and the name outlive the call, and it says its own size. Of this thread, on any CPU.
+        let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), 0, -1, -1, 0) };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just gave us this descriptor.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    }
+
+    #[test]
+    fn a_real_probe_is_hit_by_every_call_that_is_measured() {
+        let calibrator = Calibrator::new().unwrap();
+        let (ns, probe) = match calibrator.price_ns(count_hits) {
+            Ok(measured) => measured,
+            Err(error) => {
+                assert!(std::env::var_os("CI").is_none(), "CI must not skip it: {error}");
+                return;
+            }
+        };
+        let mut count = [0; 8];
+        std::io::Read::read_exact(&mut std::fs::File::from(probe), &mut count).unwrap();
+        let hits = u64::from_ne_bytes(count);
+        assert!(hits > u64::from(CALLS * LEAST) && hits <= u64::from(CALLS * BATCHES + 1), "{hits} hits");
+        assert!(ns.is_finite() && ns >= 0.0, "{ns}");
+        eprintln!("a probe that counts adds {ns:.0} ns to {:.1} ns", calibrator.bare_ns);
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the policy is told, and what that costs.
+
+use gpuwhy_model::{Class, OpId};
+use std::time::Duration;
+
+/// What things cost, ns; measured at the start ([`crate::calibrate`]).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prices {
+    /// A call of which only the entry is followed.
+    pub entry_ns: f64,
+    /// A call, entry and return.
+    pub call_ns: f64,
+    /// Reading a Python stack, on top.
+    pub stack_ns: f64,
+    /// A switch of a traced thread, out and in.
+    pub switch_ns: f64,
+    /// The most of gpuwhy's own CPU time that a record explains. The rest is there without any load and is not for the
+    /// probes to save.
+    pub record_ns: f64,
+}
+
+impl Prices {
+    /// A call that is followed as far as it ever is: an allocator's report only to its entry.
+    pub(super) fn followed_ns(&self, op: OpId) -> f64 {
+        let entry_only = op.get().is_some_and(|op| op.class == Class::Tensor);
+        if entry_only { self.entry_ns } else { self.call_ns }
+    }
+}
+
+impl Default for Prices {
+    /// Of a usual machine, for when measuring fails.
+    fn default() -> Self {
+        Self { entry_ns: 700.0, call_ns: 1_500.0, stack_ns: 600.0, switch_ns: 600.0, record_ns: 2_000.0 }
+    }
+}
+
+/// Whose hits are counted. A job is as slow as its busiest thread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Counted {
+    /// The busiest thread's.
+    BusiestThread,
+    /// Those of all threads, of which this many were busy. They are taken as spread evenly, so the cost is the least it can
+    /// have been to the busiest; with 1 it is the most.
+    AllThreads {
+        /// Busy threads.
+        busy: u32,
+    },
+}
+
+/// One probed function's hits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OpHits {
+    /// The function that has the probe.
+    pub op: OpId,
+    /// Entries.
+    pub hits: u64,
+    /// Of them, those whose return was followed, too.
+    pub full: u64,
+    /// Of those, the ones for which a Python stack was read.
+    pub stacks: u64,
+}
+
+/// What happened since the last time.
+#[derive(Debug, Clone)]
+pub struct Load {
+    /// How long that was.
+    pub wall: Duration,
+    /// Each function that was hit.
+    pub ops: Vec<OpHits>,
+    /// Switches of traced threads, and how many of them read a Python stack.
+    pub switches: u64,
+    /// See `switches`.
+    pub switch_stacks: u64,
+    /// Whose these are.
+    pub counted: Counted,
+    /// CPU time of gpuwhy's threads.
+    pub own_cpu: Duration,
+    /// CPUs of the machine, which gpuwhy's own time is a share of.
+    pub cpus: u32,
+}
+
+impl Load {
+    /// Nanoseconds of the threads whose hits these are.
+    pub(super) fn thread_ns(&self) -> f64 {
+        let threads = match self.counted {
+            Counted::BusiestThread => 1,
+            Counted::AllThreads { busy } => busy.max(1),
+        };
+        self.wall.as_nanos().max(1) as f64 * f64::from(threads)
+    }
+
+    /// gpuwhy's own share of the machine.
+    pub(super) fn own_share(&self) -> f64 {
+        self.own_cpu.as_nanos() as f64 / (self.wall.as_nanos().max(1) as f64 * f64::from(self.cpus.max(1)))
+    }
+}
+
+/// What tracing cost, as fractions of the job's time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// Probes on functions.
+    pub probes: f64,
+    /// Following the scheduler.
+    pub switches: f64,
+    /// gpuwhy's own CPU time, a share of the machine's.
+    pub own: f64,
+    /// Whose time it is.
+    pub counted: Counted,
+}
+
+impl Cost {
+    /// Everything.
+    pub fn total(&self) -> f64 {
+        self.probes + self.switches + self.own
+    }
+
+    pub(super) fn of(load: &Load, prices: &Prices) -> Self {
+        let op_ns = |op: &OpHits| {
+            let full = op.full.min(op.hits);
+            (op.hits - full) as f64 * prices.entry_ns
+                + full as f64 * prices.followed_ns(op.op)
+                + op.stacks as f64 * prices.stack_ns
+        };
+        let probes: f64 = load.ops.iter().map(op_ns).sum();
+        let switches = load.switches as f64 * prices.switch_ns + load.switch_stacks as f64 * prices.stack_ns;
+        let thread_ns = load.thread_ns();
+        Self {
+            probes: probes / thread_ns,
+            switches: switches / thread_ns,
+            own: load.own_share(),
+            counted: load.counted,
+        }
+    }
+}

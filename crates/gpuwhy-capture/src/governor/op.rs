@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the policy knows of one function.
+
+use super::load::{OpHits, Prices};
+use gpuwhy_model::{Class, OpId};
+
+/// How a function is followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Following {
+    /// Every call, entry and return.
+    Full,
+    /// The returns of some calls only. Counts stay exact.
+    Sampled,
+    /// Not at all: how often it is called from now on is unknown.
+    Detached,
+}
+
+/// How long to wait before something given up is tried again, seconds: at first, and at most.
+const WAIT_SAMPLED: f64 = 10.0;
+const WAIT_DETACHED: f64 = 30.0;
+const WAIT_MOST: f64 = 3_600.0;
+/// What was taken back and lasted this long was no mistake: the next wait is a short one again.
+const LASTED: f64 = 600.0;
+/// The part of calls whose return a sampled function is expected to skip, before it is known.
+const BORING: f64 = 0.9;
+/// Hits from which the part that was skipped can be told.
+const ENOUGH: u64 = 100;
+/// Half of the peak is forgotten after this long, seconds.
+const PEAK_HALVES: f64 = 30.0;
+
+/// Waiting before something given up is taken back: twice as long each time that had to be undone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    first: f64,
+    wait: f64,
+    given_up: f64,
+    taken_back: Option<f64>,
+}
+
+impl Patience {
+    pub(super) fn new(first: f64) -> Self {
+        Self { first, wait: first, given_up: 0.0, taken_back: None }
+    }
+
+    pub(super) fn give_up(&mut self, now: f64) {
+        if let Some(back) = self.taken_back.take() {
+            self.wait = if now - back > LASTED { self.first } else { (self.wait * 2.0).min(WAIT_MOST) };
+        }
+        self.given_up = now;
+    }
+
+    pub(super) fn take_back(&mut self, now: f64) {
+        self.taken_back = Some(now);
+    }
+
+    /// Whether it was given up before this moment.
+    fn is_older(&self, now: f64) -> bool {
+        self.given_up < now
+    }
+
+    pub(super) fn is_over(&self, now: f64) -> bool {
+        now - self.given_up >= self.wait
+    }
+}
+
+/// One function.
+#[derive(Debug, Clone)]
+pub(super) struct OpState {
+    pub(super) op: OpId,
+    pub(super) following: Following,
+    /// Hits a second on the threads counted, smoothed.
+    pub(super) rate: f64,
+    /// The most it was lately.
+    peak: f64,
+    /// The part of full calls for which a stack is read.
+    stacks: f64,
+    /// The part of calls whose return is skipped when it is sampled.
+    boring: Option<f64>,
+    /// Nothing is known of its present rate yet.
+    fresh: bool,
+    /// What the kernel would not do is not tried again.
+    cannot_sample: bool,
+    cannot_detach: bool,
+    pub(super) sampled: Patience,
+    pub(super) detached: Patience,
+}
+
+impl OpState {
+    pub(super) fn new(op: OpId) -> Self {
+        Self {
+            op,
+            following: Following::Full,
+            rate: 0.0,
+            peak: 0.0,
+            stacks: 0.0,
+            boring: None,
+            fresh: true,
+            cannot_sample: false,
+            cannot_detach: false,
+            sampled: Patience::new(WAIT_SAMPLED),
+            detached: Patience::new(WAIT_DETACHED),
+        }
+    }
+
+    /// Takes note of a period of `seconds`; `weight` of the new is mixed into the old.
+    pub(super) fn note(&mut self, hits: Option<&OpHits>, seconds: f64, weight: f64) {
+        if self.following == Following::Detached {
+            return;
+        }
+        let (count, full, stacks) = hits.map_or((0, 0, 0), |h| (h.hits, h.full.min(h.hits), h.stacks));
+        let now = count as f64 / seconds;
+        let weight = if std::mem::take(&mut self.fresh) { 1.0 } else { weight };
+        self.rate += (now - self.rate) * weight;
+        self.peak = (self.peak * 0.5f64.powf(seconds / PEAK_HALVES)).max(self.rate);
+        if full > 0 {
+            self.stacks += (stacks as f64 / full as f64 - self.stacks) * weight;
+        }
+        if self.following == Following::Sampled && count >= ENOUGH {
+            let skipped = 1.0 - full as f64 / count as f64;
+            self.boring = Some(self.boring.map_or(skipped, |known| known + (skipped - known) * weight));
+        }
+    }
+
+    /// What was known of its rate is long ago.
+    pub(super) fn forget(&mut self) {
+        (self.rate, self.fresh) = (0.0, true);
+    }
+
+    /// Whether it can be followed like this, which is less than now. One that can be sampled is let go only when a period has
+    /// shown that sampling does not do: a burst must not cost its counts.
+    pub(super) fn may_become(&self, to: Following, now: f64) -> bool {
+        match to {
+            Following::Full => false,
+            Following::Sampled => self.following == Following::Full && self.can_be_sampled(),
+            Following::Detached if self.cannot_detach => false,
+            Following::Detached => match self.following {
+                Following::Full => !self.can_be_sampled(),
+                Following::Sampled => self.sampled.is_older(now),
+                Following::Detached => false,
+            },
+        }
+    }
+
+    /// What it costs at its present rate if it is followed like this, ns a second. `own_ns`: gpuwhy's for each record, in
+    /// the same terms.
+    pub(super) fn cost(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
+        self.rate * self.price(following, prices, own_ns)
+    }
+
+    /// The same at the highest rate it had lately.
+    pub(super) fn cost_at_peak(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
+        self.peak * self.price(following, prices, own_ns)
+    }
+
+    fn price(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
+        let full = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
+        match following {
+            // Every report is told of, only without its stack.
+            Following::Sampled if self.class() == Some(Class::Tensor) => prices.entry_ns + own_ns,
+            Following::Full => full,
+            Following::Sampled => {
+                let kept = 1.0 - self.boring.unwrap_or(BORING);
+                prices.entry_ns + kept * (full - prices.entry_ns).max(0.0)
+            }
+            Following::Detached => 0.0,
+        }
+    }
+
+    pub(super) fn class(&self) -> Option<Class> {
+        self.op.get().map(|op| op.class)
+    }
+
+    /// What must not be missed: waits, what memory accounts are made of, and what says where things happen.
+    pub(super) fn is_protected(&self) -> bool {
+        use Class::{Alloc, Collective, Communicator, Device, Free, Graph, Map, Module, Sync, Tensor};
+        let protected = self.class();
+        matches!(
+            protected,
+            Some(Sync | Alloc | Free | Map | Collective | Communicator | Device | Graph | Module | Tensor)
+        )
+    }
+
+    /// Allocations tell their address, and the choice of a device its success, when they return: skipping some would make
+    /// the rest wrong.
+    pub(super) fn can_be_sampled(&self) -> bool {
+        use Class::{Alloc, Collective, Communicator, Device, Free, Graph, Map, Module};
+        let never =
+            matches!(self.class(), Some(Alloc | Free | Map | Device | Collective | Communicator | Graph | Module));
+        !self.cannot_sample && !never
+    }
+
+    /// It could not be followed less closely, and still is as it was.
+    pub(super) fn refuse(&mut self, to: Following) {
+        match to {
+            Following::Detached => {
+                self.cannot_detach = true;
+                self.following = if self.can_be_sampled() { Following::Sampled } else { Following::Full };
+            }
+            Following::Full | Following::Sampled => {
+                self.cannot_sample = true;
+                self.following = Following::Full;
+            }
+        }
+    }
+
+    /// It could not be followed more closely; that is tried again, later each time.
+    pub(super) fn stay(&mut self, following: Following, now: f64) {
+        self.following = following;
+        self.sampled.give_up(now);
+        self.detached.give_up(now);
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        self.op.get().map_or("a function", |op| op.name.as_str())
+    }
+}

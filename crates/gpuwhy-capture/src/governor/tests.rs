@@ -1,0 +1,313 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The policy against simulated jobs.
+
+use super::*;
+use gpuwhy_model::ops;
+
+fn id(function: &str) -> OpId {
+    ops::by_function(function).unwrap().id
+}
+
+const PRICES: Prices =
+    Prices { entry_ns: 500.0, call_ns: 1_200.0, stack_ns: 800.0, switch_ns: 500.0, record_ns: 2_000.0 };
+
+/// Calls of one function.
+struct Calls {
+    function: &'static str,
+    /// A second, at a time in seconds.
+    rate: fn(f64) -> f64,
+    /// The part of them whose return sampling skips.
+    boring: f64,
+    /// The part of them that Python made.
+    python: f64,
+}
+
+fn calls(function: &'static str, rate: fn(f64) -> f64) -> Calls {
+    Calls { function, rate, boring: 0.95, python: 0.0 }
+}
+
+/// A job and its tracer.
+struct Job {
+    governor: Governor,
+    calls: Vec<Calls>,
+    switches: f64,
+    /// gpuwhy's CPU time a second when there is nothing to do.
+    idle_own: f64,
+    noise: f64,
+    random: u64,
+    stacks_off: bool,
+    now: f64,
+    next: Duration,
+    /// Time, cost and actions of every period.
+    history: Vec<(f64, f64, Vec<Decision>)>,
+}
+
+impl Job {
+    fn new(budget: &str, calls: Vec<Calls>) -> Self {
+        Self {
+            governor: Governor::new(budget.parse().unwrap(), PRICES),
+            calls,
+            switches: 0.0,
+            idle_own: 0.002,
+            noise: 0.0,
+            random: 1,
+            stacks_off: false,
+            now: 0.0,
+            next: ALERT_PERIOD,
+            history: Vec::new(),
+        }
+    }
+
+    /// 1, more or less.
+    fn noisy(&mut self) -> f64 {
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        1.0 + self.noise * ((self.random >> 33) as f64 / f64::from(1u32 << 30) - 1.0)
+    }
+
+    fn step(&mut self) {
+        let wall = self.next.as_secs_f64();
+        let mut hits = Vec::new();
+        let mut records = 0.0;
+        for at in 0..self.calls.len() {
+            let noise = self.noisy();
+            let calls = &self.calls[at];
+            let count = (calls.rate)(self.now) * wall * noise;
+            let full = match self.governor.following(id(calls.function)) {
+                Following::Full => count,
+                Following::Sampled => count * (1.0 - calls.boring),
+                Following::Detached => continue,
+            };
+            records += full;
+            let stacks = (full * calls.python) as u64;
+            hits.push(OpHits { op: id(calls.function), hits: count as u64, full: full as u64, stacks });
+        }
+        let switches = self.switches * wall;
+        let verdict = self.governor.feed(&Load {
+            wall: self.next,
+            ops: hits,
+            switches: switches as u64,
+            switch_stacks: if self.stacks_off { 0 } else { switches as u64 },
+            counted: Counted::BusiestThread,
+            own_cpu: Duration::from_secs_f64(self.idle_own * wall + records * 1_000e-9),
+            cpus: 8,
+        });
+        for decision in &verdict.decisions {
+            match decision.action {
+                Action::StacksOff => self.stacks_off = true,
+                Action::StacksOn => self.stacks_off = false,
+                _ => {}
+            }
+        }
+        self.now += wall;
+        self.next = verdict.next_in;
+        self.history.push((self.now, verdict.cost.total(), verdict.decisions));
+    }
+
+    fn run(&mut self, seconds: f64) -> &mut Self {
+        let end = self.now + seconds;
+        while self.now < end {
+            self.step();
+        }
+        self
+    }
+
+    fn actions(&self) -> Vec<Action> {
+        self.history.iter().flat_map(|(_, _, decisions)| decisions.iter().map(|decision| decision.action)).collect()
+    }
+
+    fn words(&self) -> Vec<&str> {
+        self.history.iter().flat_map(|(_, _, decisions)| decisions.iter().map(|d| d.words.as_str())).collect()
+    }
+
+    fn last_cost(&self) -> f64 {
+        self.history.last().unwrap().1
+    }
+
+    fn following(&self, function: &str) -> Following {
+        self.governor.following(id(function))
+    }
+
+    /// Periods over the budget from some time on.
+    fn over(&self, budget: f64, from: f64) -> usize {
+        self.history.iter().filter(|(now, cost, _)| *now > from && *cost > budget).count()
+    }
+}
+
+#[test]
+fn a_light_job_is_never_touched() {
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 8_000.0), calls("cuMemAlloc_v2", |_| 500.0)]);
+    (job.noise, job.switches) = (0.5, 1_000.0);
+    job.run(3_600.0);
+    assert_eq!(job.actions(), []);
+    assert_eq!(job.next, PERIOD, "and seldom asked about");
+}
+
+#[test]
+fn a_hot_function_is_sampled_in_the_first_period_and_that_is_enough() {
+    let mut job =
+        Job::new("2%", vec![calls("cuLaunchKernel", |_| 30_000.0), calls("cuStreamSynchronize", |_| 1_000.0)]);
+    job.step();
+    assert_eq!(job.actions(), [Action::Sample(id("cuLaunchKernel"))]);
+    assert_eq!(
+        job.words(),
+        [
+            "cuLaunchKernel: return times are sampled (it was called 30,000 times a second, 4.0 % of the job's time; the \
+          budget is 2 %)"
+        ]
+    );
+    job.run(600.0);
+    assert_eq!(job.actions().len(), 1, "{:?}", job.words());
+    assert_eq!(job.over(0.02, 0.15), 0);
+}
+
+#[test]
+fn when_sampling_is_not_enough_the_hottest_goes_but_not_what_waits() {
+    let hot = vec![
+        calls("cuLaunchKernel", |_| 400_000.0),
+        calls("cuMemcpyAsync", |_| 20_000.0),
+        calls("cuStreamSynchronize", |_| 6_000.0),
+        calls("cuMemAlloc_v2", |_| 500.0),
+    ];
+    let mut job = Job::new("2%", hot);
+    job.run(0.35);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Detached, "{:?}", job.words());
+    for stays in ["cuStreamSynchronize", "cuMemAlloc_v2"] {
+        assert_ne!(job.following(stays), Following::Detached, "{:?}", job.words());
+    }
+    assert!(job.last_cost() <= 0.02, "{}", job.last_cost());
+    assert!(job.words().iter().any(|words| words.contains("not counted from now on")), "{:?}", job.words());
+}
+
+#[test]
+fn only_waits_are_left_and_they_go_last() {
+    // A thread that asks in a loop whether the GPU is done.
+    let mut job =
+        Job::new("2%", vec![calls("cuStreamSynchronize", |_| 200_000.0), calls("cuLaunchKernel", |_| 10_000.0)]);
+    job.run(1.0);
+    let actions = job.actions();
+    let at = |action| actions.iter().position(|a| *a == action);
+    assert!(at(Action::Sample(id("cuStreamSynchronize"))) < at(Action::Detach(id("cuLaunchKernel"))), "{actions:?}");
+    assert!(at(Action::Detach(id("cuLaunchKernel"))) < at(Action::Detach(id("cuStreamSynchronize"))), "{actions:?}");
+    assert!(job.last_cost() <= 0.02);
+    // Allocations are never sampled: the rest would be wrong.
+    let mut job = Job::new("2%", vec![calls("cuMemAlloc_v2", |_| 100_000.0)]);
+    job.run(1.0);
+    assert_eq!(job.actions(), [Action::Detach(id("cuMemAlloc_v2"))]);
+}
+
+#[test]
+fn a_burst_costs_no_counts() {
+    let burst = |t: f64| if (60.0..60.1).contains(&t) { 300_000.0 } else { 2_000.0 };
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", burst)]);
+    job.run(300.0);
+    assert!(!job.actions().contains(&Action::Detach(id("cuLaunchKernel"))), "{:?}", job.words());
+}
+
+#[test]
+fn a_jump_is_answered_within_a_period_and_taken_back_when_it_is_over() {
+    let phase = |t: f64| if (100.0..200.0).contains(&t) { 35_000.0 } else { 2_000.0 };
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", phase)]);
+    job.run(99.0);
+    assert_eq!(job.actions(), []);
+    job.run(100.0);
+    assert_eq!(job.actions(), [Action::Sample(id("cuLaunchKernel"))]);
+    assert!(job.over(0.02, 0.0) <= 2, "{} periods", job.over(0.02, 0.0));
+    job.run(400.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Full, "{:?}", job.words());
+    assert_eq!(job.actions().len(), 2);
+}
+
+#[test]
+fn noise_and_phases_do_not_make_it_flap() {
+    // Right at the budget, with noise.
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 14_000.0)]);
+    job.noise = 0.4;
+    job.run(3_600.0);
+    assert!(job.actions().len() <= 4, "{:?}", job.words());
+    // Ten seconds of work, ten of none, for an hour.
+    let phases = |t: f64| if t % 20.0 < 10.0 { 30_000.0 } else { 100.0 };
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", phases)]);
+    job.noise = 0.2;
+    job.run(3_600.0);
+    assert!(job.actions().len() <= 12, "{:?}", job.words());
+    // Let go, and each return is one too many: the waits grow.
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 500_000.0)]);
+    job.run(7_200.0);
+    let attached = job.actions().iter().filter(|a| matches!(a, Action::Attach { .. })).count();
+    assert!((3..=9).contains(&attached), "{attached}: {:?}", job.words());
+    let over: f64 = job.over(0.02, 1.0) as f64 * ALERT_PERIOD.as_secs_f64();
+    assert!(over < 3.0, "{over} s of two hours");
+}
+
+#[test]
+fn what_was_let_go_comes_back_in_steps() {
+    let ends = |t: f64| if t < 120.0 { 500_000.0 } else { 1_000.0 };
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", ends), calls("cuMemcpyAsync", |_| 1_000.0)]);
+    job.run(60.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Detached);
+    assert_eq!(job.following("cuMemcpyAsync"), Following::Full, "{:?}", job.words());
+    job.run(1_500.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Full, "{:?}", job.words());
+    assert!(job.words().last().unwrap().contains("every call's time is taken again"), "{:?}", job.words());
+}
+
+#[test]
+fn stacks_at_switches_are_weighed_like_functions() {
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 1_000.0)]);
+    job.switches = 20_000.0;
+    job.run(60.0);
+    assert_eq!(job.actions(), [Action::StacksOff]);
+    job.switches = 500.0;
+    job.run(120.0);
+    assert_eq!(job.actions(), [Action::StacksOff, Action::StacksOn]);
+}
+
+#[test]
+fn what_no_action_lowers_costs_no_function() {
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 2_000.0)]);
+    // gpuwhy itself takes half a core of eight.
+    job.idle_own = 0.5;
+    job.run(600.0);
+    assert_eq!(job.actions(), [], "{:?}", job.words());
+    assert!(job.last_cost() > 0.06, "but it is said");
+}
+
+#[test]
+fn without_a_budget_nothing_is_given_up() {
+    let mut job = Job::new("none", vec![calls("cuLaunchKernel", |_| 900_000.0)]);
+    job.run(60.0);
+    assert_eq!(job.actions(), []);
+    assert!(job.last_cost() > 1.0);
+}
+
+#[test]
+fn totals_are_spread_over_busy_threads() {
+    let load = |counted| Load {
+        wall: Duration::from_secs(1),
+        ops: vec![OpHits { op: id("cuLaunchKernel"), hits: 80_000, full: 80_000, stacks: 0 }],
+        switches: 0,
+        switch_stacks: 0,
+        counted,
+        own_cpu: Duration::ZERO,
+        cpus: 8,
+    };
+    let cost = |counted| Governor::new(Budget::None, PRICES).feed(&load(counted)).cost;
+    assert!((cost(Counted::AllThreads { busy: 8 }).probes - 0.012).abs() < 1e-9);
+    assert!((cost(Counted::AllThreads { busy: 0 }).probes - 0.096).abs() < 1e-9);
+    assert_eq!(cost(Counted::BusiestThread).probes, cost(Counted::AllThreads { busy: 1 }).probes);
+}
+
+#[test]
+fn what_could_not_be_done_is_not_taken_as_done_nor_tried_for_ever() {
+    let launch = id("cuLaunchKernel");
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", |_| 30_000.0)]);
+    job.step();
+    job.governor.failed(Action::Sample(launch));
+    assert_eq!(job.following("cuLaunchKernel"), Following::Full);
+    job.step();
+    assert_eq!(job.actions(), [Action::Sample(launch), Action::Detach(launch)]);
+    job.governor.failed(Action::Detach(launch));
+    job.run(60.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Full);
+    assert_eq!(job.actions().len(), 2, "there is nothing left to do");
+}

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Keeps tracing within its budget: counts what it costs, asks the governor, does what that says and tells of it.
+
+use crate::trace::cost::OwnCost;
+use gpuwhy_capture::batch::Batch;
+use gpuwhy_capture::governor::{Action, Budget, Cost, Counted, Decision, Governor, Load, OpHits, Prices};
+use gpuwhy_capture::{Capture, ProbePrices, Traps};
+use gpuwhy_model::OpId;
+use gpuwhy_store::GovernorRow;
+use serde::Serialize;
+use std::collections::{BTreeSet, HashMap};
+use std::time::{Duration, Instant};
+
+/// A switch costs its tracepoint, too, and the wake-up before it; ns, as measured by `bench/host.py`.
+const AROUND_A_SWITCH_NS: f64 = 150.0;
+
+/// A probe in a job costs this many times what it costs in a tight loop, where all it touches is in the cache.
+const COLD: f64 = 1.6;
+
+/// Events since the last time, by process and thread.
+///
+/// A process's threads take turns more often than not: backward waits for forward, and the interpreter's lock lets one go on
+/// at a time. So what calls cost each of them adds up. Switches are mostly those of threads that wait beside the work: of
+/// them the busiest thread's count.
+#[derive(Debug, Default)]
+struct Counts {
+    calls: HashMap<u32, u64>,
+    switches: HashMap<(u32, u32), u64>,
+}
+
+impl Counts {
+    /// Calls and switches of the process that has most to pay, and calls of all.
+    fn busiest(&self, prices: &Prices) -> (u64, u64, u64) {
+        let mut by_process: HashMap<u32, (u64, u64)> =
+            self.calls.iter().map(|(pid, calls)| (*pid, (*calls, 0))).collect();
+        for ((pid, _), switches) in &self.switches {
+            let of = by_process.entry(*pid).or_default();
+            of.1 = of.1.max(*switches);
+        }
+        let ns = |of: &(u64, u64)| of.0 as f64 * prices.call_ns + of.1 as f64 * prices.switch_ns;
+        let most = by_process.values().copied().max_by(|a, b| ns(a).total_cmp(&ns(b))).unwrap_or_default();
+        (most.0, most.1, self.calls.values().sum())
+    }
+}
+
+/// What tracing has cost so far, for the summary and the run file.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct JobCost {
+    /// Time added to the job's busiest process, as a part of the time it was watched: probes on functions.
+    pub(crate) probes: f64,
+    /// The same: following the scheduler.
+    pub(crate) switches: f64,
+    /// A call followed from entry to return, without a stack, ns; measured at the start.
+    pub(crate) call_ns: f64,
+    /// One that is only counted, ns.
+    pub(crate) counted_ns: f64,
+}
+
+/// The budget of a run.
+pub(crate) struct Budgeting {
+    governor: Governor,
+    measured: ProbePrices,
+    prices: Prices,
+    traps: HashMap<OpId, Traps>,
+    switch_traps: Traps,
+    counts: Counts,
+    /// Records of calls, and those of them with a stack.
+    records: u64,
+    stacks: u64,
+    own_cpu_ns: u64,
+    ring_bytes: u32,
+    cpus: u32,
+    last: Instant,
+    next: Instant,
+    /// Costs so far, each times the seconds it was for.
+    sums: (f64, f64),
+    seconds: f64,
+    /// Functions whose calls were not all seen.
+    incomplete: BTreeSet<&'static str>,
+}
+
+impl Budgeting {
+    /// Measures what probes cost here and begins.
+    pub(crate) fn start(budget: Budget, capture: &mut Capture, ring_bytes: u32) -> Self {
+        let usual = Prices::default();
+        let guessed = ProbePrices { call_ns: usual.call_ns, counted_ns: usual.entry_ns, leave_ns: 400.0 };
+        let measured = capture.calibrate().unwrap_or(guessed);
+        let prices = Prices {
+            entry_ns: COLD * measured.counted_ns,
+            call_ns: COLD * measured.call_ns,
+            record_ns: 500.0,
+            ..usual
+        };
+        let now = Instant::now();
+        Self {
+            governor: Governor::new(budget, prices),
+            measured,
+            prices,
+            traps: HashMap::new(),
+            switch_traps: Traps::default(),
+            counts: Counts::default(),
+            records: 0,
+            stacks: 0,
+            own_cpu_ns: OwnCost::so_far(ring_bytes).cpu_ns,
+            ring_bytes,
+            cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            last: now,
+            next: now + Duration::from_millis(100),
+            sums: (0.0, 0.0),
+            seconds: 0.0,
+            incomplete: BTreeSet::new(),
+        }
+    }
+
+    /// Counts a batch.
+    pub(crate) fn note(&mut self, batch: &Batch) {
+        // Most come in rows of one process.
+        let mut last = (0, 0);
+        let mut add = |counts: &mut Counts, pid: u32, calls: u64| {
+            if pid != last.0 {
+                *counts.calls.entry(last.0).or_default() += last.1;
+                last = (pid, 0);
+            }
+            last.1 += calls;
+        };
+        for call in batch.calls.iter().filter(|call| call.op.is_cuda()) {
+            add(&mut self.counts, call.pid, call.calls());
+            self.records += 1;
+            self.stacks += u64::from(call.stack.is_some());
+        }
+        for event in &batch.tensors {
+            add(&mut self.counts, event.pid, 1);
+            self.records += 1;
+            self.stacks += u64::from(event.stack.is_some());
+        }
+        add(&mut self.counts, 0, 0);
+        for off in &batch.off {
+            *self.counts.switches.entry((off.pid, off.tid)).or_default() += 1;
+        }
+    }
+
+    /// To be called often. When it is time, sees what tracing costs and does something about it; says what.
+    pub(crate) fn tick(&mut self, capture: &mut Capture, now_ns: u64) -> Vec<GovernorRow> {
+        if Instant::now() < self.next {
+            return Vec::new();
+        }
+        let load = self.load(capture);
+        self.governor.set_prices(self.prices);
+        let verdict = self.governor.feed(&load);
+        self.add_up(&verdict.cost, load.wall);
+        self.next = self.last + verdict.next_in;
+        let mut rows = Vec::new();
+        for Decision { action, words } in verdict.decisions {
+            capture.follow(action);
+            if let Action::Detach(op) = action {
+                self.incomplete.extend(op.get().map(|op| op.name.as_str()));
+            }
+            rows.push(GovernorRow { at_ns: now_ns, op: op_of(action), action: name(action).into(), reason: words });
+        }
+        rows
+    }
+
+    fn load(&mut self, capture: &Capture) -> Load {
+        let (busiest, switches, calls) = std::mem::take(&mut self.counts).busiest(&self.prices);
+        // Calls that gpuwhy is not told of, inner ones and lost ones, are where the others are.
+        let share = if calls > 0 { busiest as f64 / calls as f64 } else { 1.0 };
+        let records = std::mem::take(&mut self.records).max(1);
+        let with_stack = std::mem::take(&mut self.stacks) as f64 / records as f64;
+        let (mut ops, mut spent) = (Vec::new(), Traps::default());
+        for (op, traps) in capture.traps() {
+            let since = traps.since(self.traps.insert(op, traps).unwrap_or_default());
+            spent.timed += since.timed;
+            spent.spent_ns += since.spent_ns;
+            let part = |n: u64| (n as f64 * share).round() as u64;
+            let full = if since.followed == 0 { since.entered } else { since.followed };
+            let stacks = (full as f64 * share * with_stack.min(1.0)).round() as u64;
+            ops.push(OpHits { op, hits: part(since.entered), full: part(full), stacks });
+        }
+        self.price(spent, with_stack);
+        let traps = capture.switch_traps();
+        let switched = traps.since(std::mem::replace(&mut self.switch_traps, traps));
+        if let Some(ns) = switched.average_ns() {
+            // A time off the CPU is two switches; stacks are in it.
+            self.prices.switch_ns = 2.0 * ns + AROUND_A_SWITCH_NS;
+        }
+        let (now, own) = (Instant::now(), OwnCost::so_far(self.ring_bytes).cpu_ns);
+        let wall = now.duration_since(std::mem::replace(&mut self.last, now));
+        let own_cpu = Duration::from_nanos(own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own)));
+        Load { wall, ops, switches, switch_stacks: 0, counted: Counted::BusiestThread, own_cpu, cpus: self.cpus }
+    }
+
+    /// What the program does at a return beyond what it did when it was measured is the stack's price.
+    fn price(&mut self, spent: Traps, with_stack: f64) {
+        if let Some(ns) = spent.average_ns().filter(|_| with_stack > 0.1) {
+            self.prices.stack_ns = ((ns - self.measured.leave_ns) / with_stack).clamp(0.0, 20_000.0);
+        }
+    }
+
+    fn add_up(&mut self, cost: &Cost, wall: Duration) {
+        let seconds = wall.as_secs_f64();
+        self.seconds += seconds;
+        self.sums.0 += cost.probes * seconds;
+        self.sums.1 += cost.switches * seconds;
+    }
+
+    /// Functions that were let go for a while: how often they were called is not known.
+    pub(crate) fn incomplete(&self) -> Vec<&'static str> {
+        self.incomplete.iter().copied().collect()
+    }
+
+    /// What tracing has cost so far.
+    pub(crate) fn cost(&self) -> JobCost {
+        let seconds = self.seconds.max(1e-9);
+        JobCost {
+            probes: self.sums.0 / seconds,
+            switches: self.sums.1 / seconds,
+            call_ns: self.measured.call_ns.round(),
+            counted_ns: self.measured.counted_ns.round(),
+        }
+    }
+}
+
+fn op_of(action: Action) -> Option<OpId> {
+    match action {
+        Action::Sample(op) | Action::Unsample(op) | Action::Detach(op) | Action::Attach { op, .. } => Some(op),
+        Action::StacksOff | Action::StacksOn => None,
+    }
+}
+
+/// As the run file says it.
+fn name(action: Action) -> &'static str {
+    match action {
+        Action::Sample(_) => "sample",
+        Action::Unsample(_) => "full",
+        Action::Detach(_) => "detach",
+        Action::Attach { .. } => "attach",
+        Action::StacksOff => "stacks_off",
+        Action::StacksOn => "stacks_on",
+    }
+}
