@@ -108,7 +108,15 @@ static __always_inline struct frame *frame_at(struct thread *t, __u64 n)
 
 /* Whose code a call came from. UNNAMED is memory without a file: the kernel's own trampoline for return
  * probes, or code made at run time. */
-enum caller { CALLER_OTHER = 0, CALLER_RUNTIME, CALLER_DRIVER, CALLER_NCCL, CALLER_UNNAMED, CALLER_UNKNOWN };
+enum caller {
+	CALLER_OTHER = 0,
+	CALLER_RUNTIME,
+	CALLER_DRIVER,
+	CALLER_NCCL,
+	CALLER_LINKED_IN, /* a file that has the runtime built in */
+	CALLER_UNNAMED,
+	CALLER_UNKNOWN,
+};
 
 struct vma_question {
 	enum caller answer;
@@ -133,6 +141,12 @@ static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, st
 	for (__u32 i = 0; i < sizeof(nccl) - 1; i++)
 		is_nccl &= name[i] == nccl[i];
 	question->answer = is_runtime ? CALLER_RUNTIME : is_driver ? CALLER_DRIVER : is_nccl ? CALLER_NCCL : CALLER_OTHER;
+	if (question->answer == CALLER_OTHER) {
+		__u64 inode = BPF_CORE_READ(vma, vm_file, f_inode, i_ino);
+
+		if (bpf_map_lookup_elem(&linked_in, &inode))
+			question->answer = CALLER_LINKED_IN;
+	}
 	return 0;
 }
 
@@ -208,7 +222,7 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 		if (frame_at(t, depth - 1)->sp == sp)
 			return FLAG_INNER;
 		/* A runtime that is part of the program looks like the program. */
-		if (caller == CALLER_OTHER && COOKIE_LINKED_IN(frame_at(t, depth - 1)->cookie))
+		if ((caller == CALLER_OTHER || caller == CALLER_LINKED_IN) && COOKIE_LINKED_IN(frame_at(t, depth - 1)->cookie))
 			return FLAG_INNER;
 		return caller >= CALLER_RUNTIME && caller <= CALLER_NCCL ? FLAG_INNER : 0;
 	}
@@ -216,6 +230,9 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 		return 0;
 	if (caller == CALLER_UNKNOWN)
 		return FLAG_CALLER;
+	/* Programs with the runtime built in leave devices to it: this is one of its functions that is not traced. */
+	if (caller == CALLER_LINKED_IN && COOKIE_SHAPE(cookie) >= SET_DEVICE && COOKIE_SHAPE(cookie) <= DROP_CONTEXT)
+		return FLAG_INNER;
 	if (caller != CALLER_RUNTIME)
 		return 0;
 	/* Launches are probed at the driver only: report what the program called. Anything else the runtime
@@ -253,7 +270,15 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
-		if (!tells_more(COOKIE_SHAPE(cookie)) || (rare && is_named(&in, cookie, task->tgid))) {
+		if (!tells_more(COOKIE_SHAPE(cookie))) {
+			count_trap(COOKIE_OP(cookie), false);
+			return 1;
+		}
+		flags |= FLAG_QUIET;
+	}
+	/* The runtime that is built into another library asks for functions' handles at every launch. */
+	if (rare && asks_again(cookie)) {
+		if (is_named(&in, cookie, task->tgid)) {
 			count_trap(COOKIE_OP(cookie), false);
 			return 1;
 		}
@@ -263,7 +288,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		count_trap(COOKIE_OP(cookie), false);
 		return 1;
 	}
-	if (!(flags & FLAG_INNER))
+	if (!(flags & (FLAG_INNER | FLAG_QUIET)))
 		end_burst(t, task->tgid, task->pid);
 	if (depth >= MAX_DEPTH) {
 		if (!(flags & FLAG_QUIET))

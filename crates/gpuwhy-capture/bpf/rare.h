@@ -77,11 +77,16 @@ struct {
 
 /* The runtime asks for the function of a kernel again and again: once its name is told, there is no more to learn. Only
  * what has no name of its own is asked by handle. */
+static __always_inline bool asks_again(__u64 cookie)
+{
+	return COOKIE_SHAPE(cookie) == NAMED && !COOKIE_EXTRA(cookie);
+}
+
 static __always_inline bool is_named(const struct input *in, __u64 cookie, __u32 tgid)
 {
 	struct context_key key = {.context = slot(in, COOKIE_A(cookie)), .tgid = tgid};
 
-	return COOKIE_SHAPE(cookie) == NAMED && !COOKIE_EXTRA(cookie) && bpf_map_lookup_elem(&named, &key);
+	return bpf_map_lookup_elem(&named, &key);
 }
 
 /* 64 bits that tell one id from another; 0 when it cannot be read. */
@@ -112,12 +117,23 @@ static __always_inline void read_new_communicator(const struct input *in, struct
 		c->rank = slot(in, 3);
 		c->id = read_id(slot(in, 5), f->op);
 		break;
+	case 3: /* InitAll: one for each device */
+		c->ranks = slot(in, 2);
+		break;
 	default: /* Split */
 		c->parent = slot(in, 1);
 		c->color = slot(in, 2);
 		c->key = slot(in, 3);
 		f->arg1 = slot(in, 4);
 	}
+}
+
+/* Its address may be the next one's. */
+static __always_inline void end_communicator(__u64 communicator, __u32 tgid)
+{
+	struct context_key key = {.context = communicator, .tgid = tgid};
+
+	bpf_map_delete_elem(&transfers, &key);
 }
 
 static __always_inline void read_rare_at_entry(const struct input *in, struct thread *t, struct frame *f, __u32 tgid)
@@ -133,6 +149,8 @@ static __always_inline void read_rare_at_entry(const struct input *in, struct th
 	case HANDLE:
 		f->arg0 = slot(in, COOKIE_A(cookie));
 		f->flags |= FLAG_ARG0;
+		if (COOKIE_EXTRA(cookie))
+			end_communicator(f->arg0, tgid);
 		break;
 	case HANDLES:
 		set_args(f, slot(in, COOKIE_A(cookie)), slot(in, COOKIE_B(cookie)));
@@ -211,6 +229,24 @@ static __always_inline void tell_communicator(const struct thread *t, const stru
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
+/* More devices no machine has. */
+#define MOST_DEVICES 16
+
+/* All communicators of one process, rank by rank. */
+static __always_inline void tell_all(struct thread *t, struct frame *f, struct task_struct *task)
+{
+	__u64 from = f->arg1;
+	__u32 ranks = t->communicator.ranks;
+
+	for (__u32 i = 0; i < MOST_DEVICES && i < ranks; i++) {
+		if (!read_user(&f->arg1, sizeof(f->arg1), from + 8 * i, f->op))
+			break;
+		t->communicator.rank = i;
+		tell_communicator(t, f, task);
+	}
+	f->arg1 = 0;
+}
+
 static __always_inline void read_rare_at_return(struct thread *t, struct frame *f, struct task_struct *task, __s32 ret)
 {
 	__u32 shape = COOKIE_SHAPE(f->cookie);
@@ -223,6 +259,13 @@ static __always_inline void read_rare_at_return(struct thread *t, struct frame *
 			tell_name(f, task->tgid);
 		break;
 	case COMMUNICATOR:
+		if (COOKIE_EXTRA(f->cookie) == 3) {
+			if (!ret)
+				tell_all(t, f, task);
+			else
+				f->arg1 = 0;
+			break;
+		}
 		if (read_result(f, ret != 0 && ret != NCCL_IN_PROGRESS))
 			tell_communicator(t, f, task);
 		break;

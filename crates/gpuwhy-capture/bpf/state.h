@@ -251,6 +251,14 @@ struct {
 	__type(value, __u32);
 } transfers SEC(".maps");
 
+/* Files that have the runtime built in, by inode number. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, __u8);
+} linked_in SEC(".maps");
+
 static __always_inline void count_loss(__u32 cause, __u32 op)
 {
 	__sync_fetch_and_add(&lost[cause][op & (LOSS_OPS - 1)], 1);

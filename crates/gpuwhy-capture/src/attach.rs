@@ -8,7 +8,7 @@ use crate::error::Result;
 use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::Mapping;
 use crate::programs::Programs;
-use gpuwhy_model::{Op, OpId, Unwatched, ops};
+use gpuwhy_model::{Library, Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
@@ -18,6 +18,9 @@ use std::path::{Path, PathBuf};
 /// Detaching is done by this many threads: the kernel waits some 60 ms for each link until no CPU can still be in it,
 /// and waits of several threads end together.
 const AT_ONCE: usize = 64;
+
+/// Files that get probes at most: each is kept open, and each function of it is a link.
+const MOST_FILES: usize = 1024;
 
 /// A function of a file, and its probe while it has one.
 struct Probe {
@@ -62,6 +65,26 @@ impl Probes {
     fn watched_since(&self, path: &str, file: FileId) -> Option<u64> {
         let is_it = |l: &&AttachedLibrary| l.file == file || l.file.inode == file.inode && l.path == path;
         self.attached.iter().find(is_it).map(|library| library.attached_ns)
+    }
+
+    /// Notes that a program has no runtime that could be found, once for each program.
+    pub(crate) fn note_no_runtime(&mut self, pid: u32) {
+        let exe = PathBuf::from(format!("/proc/{pid}/exe"));
+        let (Ok(path), Ok(file)) = (std::fs::read_link(&exe), FileId::of(&exe)) else { return };
+        if self.attached.iter().any(|library| library.file == file) {
+            return;
+        }
+        self.attached.push(AttachedLibrary {
+            library: Library::Runtime,
+            path: path.to_string_lossy().into_owned(),
+            file,
+            linked_in: false,
+            hidden: true,
+            functions: 0,
+            slow_functions: 0,
+            refused: 0,
+            attached_ns: now_ns(),
+        });
     }
 
     /// Notes that a process had a library before it got its probes, on behalf of another process.
@@ -123,6 +146,11 @@ impl Probes {
                 }
             };
             let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
+            if self.files.len() >= MOST_FILES && !self.has(id) {
+                // No machine has as many copies; somebody makes them to wear gpuwhy out.
+                self.cannot_be_watched(used, library);
+                continue;
+            }
             if self.has(id) {
                 self.note_shared(library, id, used);
                 continue;
@@ -157,12 +185,19 @@ impl Probes {
         let wanted = |op: &Op| op.library == library.library && (every || !op.seen_at_driver);
         let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
         let sites = elf::find_functions(&file, Path::new(&library.path), &is_wanted)?;
+        if library.linked_in
+            && let Err(error) = programs.add_linked_in(id)
+        {
+            self.warnings
+                .push(format!("{}: what its runtime does may look like the program's doing: {error}", library.path));
+        }
         let mut probed = Probed { file: Some(file), linked_in: library.linked_in, probes: Vec::new() };
         let mut attached = AttachedLibrary {
             library: library.library,
             path: library.path.clone(),
             file: id,
             linked_in: library.linked_in,
+            hidden: false,
             functions: 0,
             slow_functions: 0,
             refused: 0,

@@ -1,26 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The whole of capturing behind one type: start, take what came in, stop.
 
+mod costs;
+mod mappings;
+
+pub use costs::ProbePrices;
+
 use crate::attach::{self, Probes};
 use crate::batch::Batch;
 use crate::callers::Callers;
 use crate::error::{CaptureError, Result};
-use crate::governor::Action;
 use crate::host::HostOptions;
-use crate::libraries::{self, AttachedLibrary, FoundLibrary, LinkedIn};
+use crate::libraries::{AttachedLibrary, LinkedIn};
 use crate::map_watch::{MapWatch, Mapping};
 use crate::names::Names;
 use crate::process;
-use crate::programs::{Calibrated, Flavour, LoadOptions, Programs, StackCounts, Traps};
+use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
 use crate::python::Pythons;
 use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
 use gpuwhy_model::ops::{KernelOp, kernel_op};
-use gpuwhy_model::{Call, LossCause, OpId, Unwatched};
+use gpuwhy_model::{Call, LossCause, OpId};
 use gpuwhy_stacks::python::PyProcess;
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -67,17 +71,6 @@ impl Default for Options {
             stacks: true,
         }
     }
-}
-
-/// What a probe costs on this machine, ns.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct ProbePrices {
-    /// A call followed from entry to return, without a stack.
-    pub call_ns: f64,
-    /// One that is only counted.
-    pub counted_ns: f64,
-    /// Of the first, the program's own time at the return.
-    pub leave_ns: f64,
 }
 
 /// A running capture. Dropping it detaches everything.
@@ -237,59 +230,6 @@ impl Capture {
         &self.processes
     }
 
-    /// Watching begins before looking, so that nothing mapped in between is missed.
-    fn watch_mappings(&mut self) {
-        match MapWatch::new() {
-            Ok(watch) => {
-                let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                self.poll_fds = watch.fds().map(event).collect();
-                self.map_watch = Some(watch);
-            }
-            Err(error) => self.warnings.push(error.to_string()),
-        }
-    }
-
-    fn attach_existing(&mut self, pids: &[u32]) -> Result<()> {
-        for pid in pids {
-            self.programs.add_target(*pid)?;
-            self.processes.insert(*pid);
-            // Children that exist already; those to come are added by the kernel. Looked for twice: one that
-            // a child started before the child was marked is found the second time.
-            for _ in 0..2 {
-                for child in process::descendants(*pid) {
-                    self.add_child(child)?;
-                }
-            }
-            let found = libraries::of_process(*pid, &mut self.linked_in)?;
-            self.attach_all(&found, *pid, self.began_ns);
-            if !process::is_running(*pid) {
-                return Err(CaptureError::ProcessDied { pid: *pid });
-            }
-        }
-        if self.all_processes {
-            for pid in libraries::all_processes() {
-                self.attach_process(pid, self.began_ns);
-            }
-        }
-        Ok(())
-    }
-
-    fn add_child(&mut self, child: u32) -> Result<()> {
-        // gpuwhy itself may be below what it traces, a shell for example.
-        if child == std::process::id() || self.programs.is_target(child) {
-            return Ok(());
-        }
-        self.programs.add_target(child)?;
-        if process::is_running(child) {
-            self.processes.insert(child);
-            self.attach_process(child, self.began_ns);
-        } else {
-            // Its end came before it was marked, so the kernel will not take the mark away.
-            self.programs.remove_target(child);
-        }
-        Ok(())
-    }
-
     /// Marks a process that gpuwhy itself is about to start.
     pub fn add_target(&mut self, pid: u32) -> Result<()> {
         self.programs.add_target(pid)?;
@@ -301,142 +241,6 @@ impl Capture {
     /// Whether any of the processes asked for, or a child of theirs, still runs.
     pub fn has_targets(&self) -> bool {
         self.programs.has_targets()
-    }
-
-    /// Attaches to what a process has mapped since a time, `CLOCK_MONOTONIC` ns. Returns whether it still was there to be
-    /// looked at.
-    fn attach_process(&mut self, pid: u32, since_ns: u64) -> bool {
-        if pid == std::process::id() {
-            return true;
-        }
-        let Ok(found) = libraries::of_process(pid, &mut self.linked_in) else { return false };
-        self.attach_all(&found, pid, since_ns);
-        true
-    }
-
-    /// Attaches to files that no process needs to have mapped yet.
-    pub fn attach_ahead(&mut self, found: &[FoundLibrary]) {
-        self.probes.attach(&self.programs, self.all_layers, found, None);
-    }
-
-    /// Attaches to libraries that are in use already: what their threads did before now is unknown.
-    fn attach_all(&mut self, found: &[FoundLibrary], pid: u32, since_ns: u64) {
-        // Until all probes are there, no thread counts as watched from its birth.
-        let before = self.programs.ready();
-        self.programs.set_ready(u64::MAX);
-        let any = self.probes.attach(&self.programs, self.all_layers, found, Some((pid, since_ns)));
-        self.programs.set_ready(if any { now_ns() } else { before });
-    }
-
-    /// Waits until a library was mapped or the time is up, whichever is first.
-    pub fn wait(&mut self, timeout: Duration) {
-        let ms = timeout.as_millis().min(1000) as i32;
-        // SAFETY: the array is ours and its length is given.
-        unsafe { libc::poll(self.poll_fds.as_mut_ptr(), self.poll_fds.len() as libc::nfds_t, ms) };
-    }
-
-    /// Attaches to libraries mapped since the last time.
-    pub fn follow_mappings(&mut self) {
-        self.look_for_python();
-        let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
-        let mut mapped: BTreeMap<u32, Vec<Mapping>> = BTreeMap::new();
-        for mapping in news.mappings {
-            mapped.entry(mapping.pid).or_default().push(mapping);
-        }
-        if news.lost > 0 {
-            // What was mapped, and when, is not known: at the latest a moment after the last look.
-            for pid in libraries::all_processes() {
-                mapped.entry(pid).or_default();
-            }
-        }
-        for (pid, mappings) in mapped {
-            self.follow_process(pid, mappings);
-        }
-        self.looked_ns = now_ns();
-    }
-
-    /// A process has mapped these, or, when they are none, something.
-    fn follow_process(&mut self, pid: u32, mappings: Vec<Mapping>) {
-        if self.all_processes || self.programs.is_target(pid) {
-            let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
-            self.attach_process(pid, since_ns);
-            self.probes.note_mapped(&mappings);
-        } else if self.ended.contains_key(&pid) {
-            self.probes.note_mapped(&mappings);
-        } else {
-            // A stranger, or one of ours that has ended since, which its records say once they are taken.
-            self.strangers.extend(mappings);
-        }
-    }
-
-    /// Notes what an ended process of ours had mapped before anybody could look.
-    fn note_ended(&mut self, pid: u32) {
-        let of_it: Vec<Mapping> = self.strangers.extract_if(.., |mapping| mapping.pid == pid).collect();
-        self.probes.note_mapped(&of_it);
-        self.ended.insert(pid, now_ns());
-    }
-
-    /// At the end: notes what was mapped since the last look. Nothing more gets probes.
-    pub fn note_last_mappings(&mut self) {
-        let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
-        let ours = |pid| self.all_processes || self.ended.contains_key(&pid) || self.programs.is_target(pid);
-        let mapped: Vec<Mapping> =
-            news.mappings.into_iter().chain(self.strangers.drain(..)).filter(|mapping| ours(mapping.pid)).collect();
-        self.probes.note_mapped(&mapped);
-    }
-
-    /// Measures what a probe costs on this machine; `None`, with a warning, where that fails. To be called once, at the
-    /// start: what the ring holds is thrown away.
-    pub fn calibrate(&mut self) -> Option<ProbePrices> {
-        let measured = self.programs.calibrate();
-        self.ring.consume_raw_n(usize::MAX);
-        self.inbox.borrow_mut().clear();
-        match measured {
-            Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
-                self.calibration = links;
-                Some(ProbePrices { call_ns, counted_ns, leave_ns })
-            }
-            Err(error) => {
-                self.warnings.push(format!("what a probe costs could not be measured: {error}"));
-                None
-            }
-        }
-    }
-
-    /// What probes have cost so far, by the op that has the probe; only those that were hit.
-    pub fn traps(&self) -> Vec<(OpId, Traps)> {
-        let probed = self.probes.ops();
-        let traps = probed.into_iter().map(|op| (op, self.programs.traps(op)));
-        traps.filter(|(_, traps)| traps.entered > 0).collect()
-    }
-
-    /// What following the scheduler has cost so far.
-    pub fn switch_traps(&self) -> Traps {
-        self.programs.switch_traps()
-    }
-
-    /// Does what the governor says.
-    pub fn follow(&mut self, action: Action) {
-        match action {
-            Action::Sample(op) => self.programs.set_sampled(op, true),
-            Action::Unsample(op) => self.programs.set_sampled(op, false),
-            Action::Detach(op) => {
-                let links = self.probes.let_go(op);
-                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
-                let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
-            }
-            Action::Attach { op, sampled } => {
-                self.programs.set_sampled(op, sampled);
-                self.probes.take_back(&self.programs, op);
-            }
-            Action::StacksOff => self.programs.set_switch_stacks(false),
-            Action::StacksOn => self.programs.set_switch_stacks(true),
-        }
-    }
-
-    /// When libraries were in use before their functions were watched, as noted since the last time.
-    pub fn take_unwatched(&mut self) -> Vec<Unwatched> {
-        self.probes.take_unwatched()
     }
 
     /// Takes what came in, at most 8k records at a time. Returns whether anything did.
@@ -495,7 +299,9 @@ impl Capture {
                 }
             }
             LifeEvent::FirstCall => {
-                self.used_cuda.insert(life.pid);
+                if self.used_cuda.insert(life.pid) {
+                    self.look_for_runtime(life.pid);
+                }
                 // When everybody who uses CUDA is traced, this is how a process is known to; its other threads and its
                 // children are found now.
                 if self.processes.insert(life.pid) {

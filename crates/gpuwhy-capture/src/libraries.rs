@@ -44,6 +44,9 @@ pub struct AttachedLibrary {
     pub file: FileId,
     /// Whether it is no library of its own but part of a program, or of another library.
     pub linked_in: bool,
+    /// Whether it only stands for a program that has the driver and no runtime whose functions could be found: built in
+    /// without symbols, or none at all. Its calls are seen at the driver.
+    pub hidden: bool,
     /// How many functions are probed.
     pub functions: usize,
     /// Functions whose probe is dear, because the kernel must single-step their first instruction.

@@ -5,7 +5,7 @@
 //! without polling `/proc`.
 
 use crate::error::{CaptureError, Result};
-use crate::libraries::FileId;
+use crate::libraries::{FileId, FoundLibrary};
 use crate::perf::{self, PerfEventAttr};
 use gpuwhy_model::Library;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -31,6 +31,14 @@ pub struct Mapping {
     pub file: FileId,
     /// When, `CLOCK_MONOTONIC` ns.
     pub at_ns: u64,
+}
+
+impl Mapping {
+    /// The library, as far as a process that is gone leaves it to be found.
+    pub(crate) fn found(&self) -> FoundLibrary {
+        let open = self.path.clone().into();
+        FoundLibrary { library: self.library, path: self.path.clone(), open, linked_in: false }
+    }
 }
 
 /// What came in since the last time.

@@ -6,6 +6,7 @@ use crate::elf::Site;
 use crate::error::{CaptureError, Result};
 use crate::features::Features;
 use crate::host::{self, HostOptions};
+use crate::libraries::FileId;
 use crate::syscalls;
 use crate::system;
 use gpuwhy_model::ops::{self, KernelOp, TorchOp, kernel_op, torch_op};
@@ -345,6 +346,11 @@ impl Programs {
             // SAFETY: as in `set_ready`.
             unsafe { std::ptr::write_volatile(&raw mut bss.no_switch_stacks, !on) };
         }
+    }
+
+    /// Says that a file has the runtime built in.
+    pub(crate) fn add_linked_in(&self, file: FileId) -> libbpf_rs::Result<()> {
+        self.skel.maps.linked_in.update(&file.inode.to_ne_bytes(), &[1], MapFlags::ANY)
     }
 
     /// What a function's probes have cost so far, on all CPUs.

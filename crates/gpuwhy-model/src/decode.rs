@@ -34,6 +34,8 @@ pub enum NewCommunicator {
     Scalable = 1,
     /// `(comm, int color, int key, comm *out, …)`.
     Split = 2,
+    /// `(comm *out, int devices, …)`: one for each device, all in this process.
+    All = 3,
 }
 
 /// What to read from a call: where its size, handle, pointer, direction and stream are.
@@ -185,6 +187,8 @@ pub enum Decode {
     },
     /// A new communicator.
     Communicator(NewCommunicator),
+    /// Ends a communicator, in slot 1.
+    EndCommunicator,
     /// Makes a device current for the calling thread (`cudaSetDevice`).
     SetDevice {
         /// Slot of the device ordinal.
@@ -238,6 +242,7 @@ impl Decode {
                 | Self::NewHandle { .. }
                 | Self::Named { .. }
                 | Self::Communicator(_)
+                | Self::EndCommunicator
                 | Self::SetDevice { .. }
                 | Self::NewContext { .. }
                 | Self::SetContext { .. }
@@ -269,10 +274,11 @@ impl Decode {
                 ("function (a launch seen at the driver: its handle there)", "blocks in the grid")
             }
             Self::Handle { .. } => ("handle", ""),
+            Self::EndCommunicator => ("communicator", ""),
             Self::Handles { .. } => ("made from", "handle"),
             Self::NewHandle { .. } | Self::Named { .. } => ("made from", "new handle"),
             Self::Transfer { .. } => ("bytes", "communicator"),
-            Self::Communicator(_) => ("", "new communicator"),
+            Self::Communicator(_) => ("", "new communicator (of several: NULL)"),
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),
             Self::SetContext { .. } | Self::DropContext => ("context", ""),
@@ -336,6 +342,7 @@ impl Decode {
             Self::Named { out, from, name } => (28, from, out, name),
             Self::Transfer { count, peer, communicator } => (29, count, communicator, peer),
             Self::Communicator(how) => (30, 0, 0, how as u8),
+            Self::EndCommunicator => (20, 1, 0, 1),
         }
     }
 }

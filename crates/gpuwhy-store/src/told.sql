@@ -99,7 +99,7 @@ SELECT
     CASE WHEN x.flags & 2 = 0 THEN x.ret END AS ret,
     x.stack AS stack_id
 FROM transfer_ AS t CROSS JOIN context_ AS x ON x.id = t.context CROSS JOIN op_ AS o ON o.id = x.op
-LEFT JOIN communicator_ AS c ON c.pid = x.pid AND c.handle = t.communicator AND c.at = (
+LEFT JOIN communicator_ AS c ON t.sequence IS NOT NULL AND c.pid = x.pid AND c.handle = t.communicator AND c.at = (
     SELECT MAX(b.at) FROM communicator_ AS b WHERE b.pid = x.pid AND b.handle = t.communicator AND b.at <= t.at);
 
 CREATE VIEW functions AS

@@ -92,7 +92,7 @@ pub(crate) struct Trace {
     #[arg(long)]
     pub(crate) no_stack: bool,
     /// What tracing may cost the job: beyond it, bursts of calls are counted instead of followed, then left out (or: none)
-    #[arg(long, value_name = "PART", default_value = "2%")]
+    #[arg(long, value_name = "PART", default_value = "2%", overrides_with = "budget")]
     pub(crate) budget: Budget,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
     #[arg(long)]

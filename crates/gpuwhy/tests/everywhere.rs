@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::compare::{ByThread, assert_same_calls, recorded_sums, true_calls, true_sums};
+use common::compare::{ByThread, assert_same_calls, is_call, recorded_sums, true_calls, true_sums};
 use common::jobs::{
     Waiting, assert_exact, assert_missing_are_unwatched, assert_nothing_lost, copy_of_libraries, report, reports, rows,
     unwatched,
@@ -208,7 +208,7 @@ fn finish(mut job: Waiting, tracing: Tracing) -> String {
 fn driver_calls(truth: &Truth) -> ByThread<Call> {
     let mut calls = ByThread::new();
     for call in truth.calls().filter(|call| !call.function.starts_with("cuda")) {
-        if ops::by_function(&call.function).is_some() {
+        if is_call(&call.function) {
             calls.entry((call.pid, call.tid)).or_insert_with(Vec::new).push(call);
         }
     }
@@ -248,6 +248,9 @@ fn a_stripped_program_with_the_runtime_linked_in_can_be_attached_to_while_it_wai
     let (seen, missing) = assert_missing_are_unwatched(&driver_calls(&truth), &db);
     eprintln!("{seen} calls recorded, {missing} made before the driver was watched");
     assert!(seen > missing, "{seen} {missing}");
+    let said = "SELECT COUNT(*) FROM libraries WHERE functions = 0 AND path LIKE '%staticjob-stripped' \
+                AND note LIKE '%seen at the driver%'";
+    assert_eq!(number(&db, said), 1, "it is said that there is a runtime that cannot be seen");
 }
 
 /// simjob in a mount namespace of its own, with libraries in a folder that nobody outside sees. It waits.

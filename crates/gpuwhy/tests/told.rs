@@ -140,8 +140,9 @@ fn made_truly((call, found): &(Call, Communicator)) -> Made {
 fn assert_same_communicators(truth: &Truth, db: &Connection) {
     let mut expected = communicators(truth);
     expected.sort_by_key(|(call, _)| (call.pid, call.enter_ns));
+    // Of those made all at once the log knows the first alone; they have a test of their own.
     let sql = "SELECT function, communicator, ranks, rank, parent, color, key, id FROM communicators \
-               ORDER BY pid, timestamp";
+               WHERE function <> 'ncclCommInitAll' ORDER BY pid, timestamp";
     let recorded: Vec<(Made, Option<i64>)> = select(db, sql, |row| {
         let made = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?, row.get(5)?, row.get(6)?);
         Ok((made, row.get(7)?))

@@ -2,7 +2,7 @@
 //! The part of the op table that is NCCL's: communicators, collectives, and what one rank sends another.
 
 use super::{Class, Row, f};
-use crate::decode::Decode::{self, Communicator, Handle, Plain, Transfer};
+use crate::decode::Decode::{Communicator, EndCommunicator, Handle, Plain, Transfer};
 use crate::decode::NewCommunicator;
 
 /// A transfer of `count` elements of a type, in the slots given; the communicator and the stream follow each other.
@@ -13,8 +13,6 @@ const fn t(symbol: &'static str, count: u8, peer: u8, communicator: u8) -> Row {
 const fn new(symbol: &'static str, how: NewCommunicator) -> Row {
     f(symbol, Communicator(how))
 }
-
-const COMMUNICATOR: Decode = Handle { handle: 1 };
 
 /// The rows, after CUDA's own. The type of a transfer's elements is in the slot after their count.
 pub(super) const ROWS: &[(Class, &[Row])] = &[
@@ -39,10 +37,10 @@ pub(super) const ROWS: &[(Class, &[Row])] = &[
             new("ncclCommInitRankConfig", NewCommunicator::InitRank),
             new("ncclCommInitRankScalable", NewCommunicator::Scalable),
             new("ncclCommSplit", NewCommunicator::Split),
-            f("ncclCommInitAll", Plain),
-            f("ncclCommFinalize", COMMUNICATOR),
-            f("ncclCommDestroy", COMMUNICATOR),
-            f("ncclCommAbort", COMMUNICATOR),
+            new("ncclCommInitAll", NewCommunicator::All),
+            f("ncclCommFinalize", Handle { handle: 1 }),
+            f("ncclCommDestroy", EndCommunicator),
+            f("ncclCommAbort", EndCommunicator),
             f("ncclGroupStart", Plain),
             f("ncclGroupEnd", Plain),
         ],

@@ -325,6 +325,12 @@ impl Recorder {
         let attached = self.capture.attached();
         for library in &attached[self.libraries_noted..] {
             let mut notes = Vec::new();
+            if library.hidden {
+                let says = "no CUDA runtime whose functions can be found (built in without symbols, or none): its calls are \
+                            seen at the driver, under the driver's names";
+                self.progress.note(&format!("{}: {says}", library.path));
+                notes.push(says.to_owned());
+            }
             if library.linked_in {
                 notes.push("the CUDA runtime is part of this file".to_owned());
             }

@@ -14,8 +14,10 @@ pub struct Sums {
 }
 
 /// Whether a function is traced as a call; what PyTorch's allocator reports is compared elsewhere.
-fn is_call(function: &str) -> bool {
-    ops::by_function(function).is_some_and(|op| op.class != Class::Tensor)
+pub fn is_call(function: &str) -> bool {
+    // Handles of functions are asked for again and again; that is followed for names alone.
+    let asked = function == "cuKernelGetFunction";
+    ops::by_function(function).is_some_and(|op| op.class != Class::Tensor && !asked)
 }
 
 /// What the program really did, by function, as far as gpuwhy traces it. Frees have no size in the counters.

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What capturing costs the job, and following functions less closely where that is too much.
+
+use super::Capture;
+use crate::attach;
+use crate::governor::Action;
+use crate::programs::{Calibrated, Traps};
+use gpuwhy_model::OpId;
+
+/// What a probe costs on this machine, ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct ProbePrices {
+    /// A call followed from entry to return, without a stack.
+    pub call_ns: f64,
+    /// One that is only counted.
+    pub counted_ns: f64,
+    /// Of the first, the program's own time at the return.
+    pub leave_ns: f64,
+}
+
+impl Capture {
+    /// Measures what a probe costs on this machine; `None`, with a warning, where that fails. To be called once, at the
+    /// start: what the ring holds is thrown away.
+    pub fn calibrate(&mut self) -> Option<ProbePrices> {
+        let measured = self.programs.calibrate();
+        self.ring.consume_raw_n(usize::MAX);
+        self.inbox.borrow_mut().clear();
+        match measured {
+            Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
+                self.calibration = links;
+                Some(ProbePrices { call_ns, counted_ns, leave_ns })
+            }
+            Err(error) => {
+                self.warnings.push(format!("what a probe costs could not be measured: {error}"));
+                None
+            }
+        }
+    }
+
+    /// What probes have cost so far, by the op that has the probe; only those that were hit.
+    pub fn traps(&self) -> Vec<(OpId, Traps)> {
+        let probed = self.probes.ops();
+        let traps = probed.into_iter().map(|op| (op, self.programs.traps(op)));
+        traps.filter(|(_, traps)| traps.entered > 0).collect()
+    }
+
+    /// What following the scheduler has cost so far.
+    pub fn switch_traps(&self) -> Traps {
+        self.programs.switch_traps()
+    }
+
+    /// Does what the governor says.
+    pub fn follow(&mut self, action: Action) {
+        match action {
+            Action::Sample(op) => self.programs.set_sampled(op, true),
+            Action::Unsample(op) => self.programs.set_sampled(op, false),
+            Action::Detach(op) => {
+                let links = self.probes.let_go(op);
+                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
+                let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
+            }
+            Action::Attach { op, sampled } => {
+                self.programs.set_sampled(op, sampled);
+                self.probes.take_back(&self.programs, op);
+            }
+            Action::StacksOff => self.programs.set_switch_stacks(false),
+            Action::StacksOn => self.programs.set_switch_stacks(true),
+        }
+    }
+}

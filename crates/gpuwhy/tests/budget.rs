@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The budget: under overload the job gets its time back, what is not seen any more is said, and what is counted is right.
+//!
+//! No times are asserted; how fast the job was before and after is a ratio within one run.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::{Place, can_trace, number, one_at_a_time, sim, succeed, text};
+use serde_json::Value;
+use std::process::Command;
+
+/// Rounds that `simjob windows` did in each of its windows, and what it says in the end.
+struct Windows {
+    rounds: Vec<u64>,
+    end: Value,
+}
+
+fn windows(output: &str) -> Windows {
+    let rounds =
+        output.lines().filter_map(|line| line.strip_prefix("window ")?.split(' ').nth(1)?.parse().ok()).collect();
+    let end = output.lines().rev().find(|line| line.starts_with('{')).unwrap();
+    Windows { rounds, end: serde_json::from_str(end).unwrap() }
+}
+
+impl Windows {
+    /// The best of some windows: whatever else the machine does only makes them worse.
+    fn best(&self, from: usize) -> u64 {
+        *self.rounds[from..].iter().max().unwrap()
+    }
+}
+
+/// A loop of nothing but launches; traced if there are flags.
+fn overload(place: &Place, flags: Option<&[&str]>) -> (Windows, String) {
+    let job = ["windows", "--window-ms", "100", "--for-ms", "3000"];
+    let mut command = match flags {
+        Some(flags) => {
+            let mut command = place.trace();
+            command.args(flags).arg("--").arg(&sim().simjob);
+            command
+        }
+        None => Command::new(&sim().simjob),
+    };
+    let output = succeed(command.args(job).arg("--cudart").arg(&sim().cudart).env("SIMGPU_LOG_LEVEL", "counts"));
+    (windows(&String::from_utf8_lossy(&output.stdout)), text(&output))
+}
+
+#[test]
+fn an_overloaded_job_gets_its_time_back_and_is_told_of() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let untraced = overload(&place, None).0;
+    let (followed, _) = overload(&place, Some(&["--budget", "none"]));
+    let place = Place::new();
+    let (kept, said) = overload(&place, Some(&["--budget", "2%"]));
+    // A second is more than the governor needs.
+    let (before, settled) = (untraced.best(0) as f64, kept.best(10) as f64);
+    assert!((followed.best(0) as f64) < before / 4.0, "following every launch costs most of such a loop's time");
+    assert!(settled > before * 0.9, "{settled} rounds of {before}: the budget of 2 % and the machine's noise");
+    let db = place.run_file();
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM governor WHERE action = 'detach' AND op = 'cuLaunchKernel'"), 1);
+    assert!(said.contains("not all calls were seen of cuLaunchKernel"), "{said}");
+    assert!(said.contains("cost to the job"), "{said}");
+    let stored = number(&db, "SELECT SUM(weight) FROM events WHERE op = 'cudaLaunchKernel'");
+    assert!(stored > 0 && stored < kept.end["calls"].as_i64().unwrap(), "{stored}");
+    assert_eq!(number(&db, "SELECT events_lost FROM sessions"), 0, "what was let go is not lost but unknown");
+}
+
+#[test]
+fn a_job_within_the_budget_is_followed_whole() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut command = place.trace();
+    command.args(["--budget", "2%", "--quiet", "--"]).arg(&sim().simjob);
+    succeed(command.args(["--calls", "3000", "--rate", "1000", "--mix", "mixed"]).arg("--cudart").arg(&sim().cudart));
+    let db = place.run_file();
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM governor"), 0);
+    assert_eq!(common::compare::recorded_sums(&db, &place.truth()), common::compare::true_sums(&place.truth()));
+}
+
+/// Between two waits, launches in a row: about what can be counted instead of followed and costs too much to follow.
+#[test]
+fn calls_that_are_only_counted_are_all_counted() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut command = place.trace();
+    // What a launch costs is a microsecond or two: followed, 40,000 a second are over this budget; counted, they are not.
+    command.args(["--budget", "6%", "--no-host", "--"]).arg(&sim().simjob);
+    let job = ["windows", "--window-ms", "100", "--for-ms", "4000", "--rate", "40000"];
+    let output = succeed(command.args(job).arg("--cudart").arg(&sim().cudart));
+    let made = windows(&String::from_utf8_lossy(&output.stdout)).end["calls"].as_i64().unwrap();
+    let db = place.run_file();
+    let detached = number(&db, "SELECT COUNT(*) FROM governor WHERE action = 'detach'");
+    let counted = number(&db, "SELECT SUM(weight) FROM events WHERE layer = 'runtime'");
+    let summed = number(&db, "SELECT SUM(calls) FROM seconds WHERE function LIKE 'cuda%'");
+    assert_eq!(counted, summed);
+    // On a machine where even counting is too dear it is let go, and says so.
+    assert!(counted == made || detached > 0, "{counted} of {made} calls: {}", text(&output));
+    let sampled = number(&db, "SELECT COUNT(*) FROM governor WHERE action = 'sample'");
+    let rows = number(&db, "SELECT COUNT(*) FROM events WHERE layer = 'runtime'");
+    assert!(sampled == 0 || rows < counted, "sampled, calls are told together: {rows} rows for {counted} calls");
+}
+
+#[test]
+fn a_budget_is_a_part_of_the_jobs_time() {
+    for (value, right) in [("2%", true), ("0.5%", true), ("none", true), ("2", false), ("0%", false), ("101%", false)] {
+        let output = Command::new(common::GPUWHY).args(["trace", "--budget", value, "--pid", "4294967295"]).output();
+        let output = output.unwrap();
+        let refused = output.status.code() == Some(2);
+        assert_eq!(refused, !right, "{value}: {}", text(&output));
+        assert!(right || text(&output).contains("such as 2% or 0.5%, or none"), "{}", text(&output));
+    }
+}
