@@ -277,7 +277,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		flags |= FLAG_QUIET;
 	}
 	/* The runtime that is built into another library asks for functions' handles at every launch. */
-	if (rare && asks_again(cookie)) {
+	if (rare && !all_layers && asks_again(cookie)) {
 		if (is_named(&in, cookie, task->tgid)) {
 			count_trap(COOKIE_OP(cookie), false);
 			return 1;

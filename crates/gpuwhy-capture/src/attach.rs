@@ -7,7 +7,7 @@ use crate::elf::{self, Site};
 use crate::error::Result;
 use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::Mapping;
-use crate::programs::Programs;
+use crate::programs::{Programs, same_program};
 use gpuwhy_model::{Library, Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -22,10 +22,9 @@ const AT_ONCE: usize = 64;
 /// Files that get probes at most: each is kept open, and each function of it is a link.
 const MOST_FILES: usize = 1024;
 
-/// A function of a file, and its probe while it has one.
-struct Probe {
-    op: &'static Op,
-    site: Site,
+/// Functions of a file that are probed together, and their probes while they have them.
+struct Group {
+    functions: Vec<(&'static Op, Site)>,
     links: Vec<Link>,
 }
 
@@ -34,7 +33,7 @@ struct Probed {
     /// Open for as long as tracing goes on: through it functions are attached again. `None` for one that is broken.
     file: Option<File>,
     linked_in: bool,
-    probes: Vec<Probe>,
+    groups: Vec<Group>,
 }
 
 /// Every file with probes.
@@ -164,7 +163,7 @@ impl Probes {
                 }
                 Err(error) => {
                     // Said once: an empty entry keeps a broken file from being tried at every mapping.
-                    self.files.insert(id, Probed { file: None, linked_in: false, probes: Vec::new() });
+                    self.files.insert(id, Probed { file: None, linked_in: false, groups: Vec::new() });
                     self.warnings.push(error.to_string());
                 }
             }
@@ -191,7 +190,7 @@ impl Probes {
             self.warnings
                 .push(format!("{}: what its runtime does may look like the program's doing: {error}", library.path));
         }
-        let mut probed = Probed { file: Some(file), linked_in: library.linked_in, probes: Vec::new() };
+        let mut probed = Probed { file: Some(file), linked_in: library.linked_in, groups: Vec::new() };
         let mut attached = AttachedLibrary {
             library: library.library,
             path: library.path.clone(),
@@ -205,25 +204,40 @@ impl Probes {
         };
         // Two names of one address (aliases) would report one call twice.
         let mut offsets = HashSet::new();
-        for op in ops::table().iter().filter(|op| wanted(op)) {
-            let Some(site) = sites.get(&op.function).filter(|site| offsets.insert(site.offset)) else { continue };
-            let mut probe = Probe { op, site: *site, links: Vec::new() };
-            attached.functions += 1;
-            attached.slow_functions += usize::from(site.cost == ProbeCost::SingleStepped);
-            if !self.without.contains(&op.id)
-                && let Err(error) = probe.attach(programs, &probed)
-            {
-                attached.functions -= 1;
-                attached.refused += 1;
-                self.warnings.push(error.to_string());
-                continue;
-            }
-            probed.probes.push(probe);
+        let found = ops::table().iter().filter(|op| wanted(op)).filter_map(|op| {
+            let site = sites.get(&op.function).filter(|site| offsets.insert(site.offset))?;
+            Some((op, *site))
+        });
+        for group in groups(found) {
+            let refused = self.attach_group(programs, &mut probed, group);
+            attached.refused += refused;
         }
+        let functions = probed.groups.iter().flat_map(|group| &group.functions);
+        attached.functions = functions.clone().count();
+        attached.slow_functions = functions.filter(|(_, site)| site.cost == ProbeCost::SingleStepped).count();
         attached.attached_ns = now_ns();
         self.files.insert(id, probed);
         self.attached.push(attached);
         Ok(())
+    }
+
+    /// Attaches functions together, or, where the kernel does not take one of them, each by itself. Returns how many it
+    /// refused.
+    fn attach_group(&mut self, programs: &Programs, probed: &mut Probed, functions: Vec<(&'static Op, Site)>) -> usize {
+        let mut group = Group { functions, links: Vec::new() };
+        let is_let_go = matches!(group.functions.as_slice(), [(op, _)] if self.without.contains(&op.id));
+        let outcome = if is_let_go { Ok(()) } else { group.attach(programs, probed) };
+        match (outcome, group.functions.len()) {
+            (Ok(()), _) => {
+                probed.groups.push(group);
+                0
+            }
+            (Err(error), 1) => {
+                self.warnings.push(error.to_string());
+                1
+            }
+            _ => group.functions.into_iter().map(|one| self.attach_group(programs, probed, vec![one])).sum(),
+        }
     }
 
     /// The file was deleted or replaced since it was mapped, and only root could still reach it.
@@ -253,7 +267,8 @@ impl Probes {
 
     /// Functions that have a probe somewhere, or had.
     pub(crate) fn ops(&self) -> BTreeSet<OpId> {
-        self.files.values().flat_map(|file| &file.probes).map(|probe| probe.op.id).collect()
+        let groups = self.files.values().flat_map(|file| &file.groups);
+        groups.flat_map(|group| &group.functions).map(|(op, _)| op.id).collect()
     }
 
     /// When nobody was listening, as noted since the last time.
@@ -261,42 +276,64 @@ impl Probes {
         std::mem::take(&mut self.unwatched)
     }
 
-    /// Lets a function go in every file, also in those to come. What kept it attached is handed over: dropping it takes
-    /// the kernel some 60 ms.
-    pub(crate) fn let_go(&mut self, op: OpId) -> Vec<Link> {
+    /// Lets a function go in every file, also in those to come; `None` if it has no probe of its own to be let go. What kept
+    /// it attached is handed over: dropping it takes the kernel some 60 ms.
+    pub(crate) fn let_go(&mut self, op: OpId) -> Option<Vec<Link>> {
+        if !op.get().is_some_and(Op::may_be_hot) {
+            return None;
+        }
         self.without.insert(op);
-        let probes = self.files.values_mut().flat_map(|file| &mut file.probes);
-        probes.filter(|probe| probe.op.id == op).flat_map(|probe| probe.links.drain(..)).collect()
+        let groups = self.files.values_mut().flat_map(|file| &mut file.groups);
+        Some(groups.filter(|group| group.is_only(op)).flat_map(|group| group.links.drain(..)).collect())
     }
 
     /// Takes a function back in every file.
     pub(crate) fn take_back(&mut self, programs: &Programs, op: OpId) {
         self.without.remove(&op);
         for probed in self.files.values_mut() {
-            let mut probes = std::mem::take(&mut probed.probes);
-            for probe in probes.iter_mut().filter(|probe| probe.op.id == op && probe.links.is_empty()) {
-                if let Err(error) = probe.attach(programs, probed) {
+            let mut groups = std::mem::take(&mut probed.groups);
+            for group in groups.iter_mut().filter(|group| group.is_only(op) && group.links.is_empty()) {
+                if let Err(error) = group.attach(programs, probed) {
                     self.warnings.push(error.to_string());
                 }
             }
-            probed.probes = probes;
+            probed.groups = groups;
         }
     }
 
     /// Gives up everything that keeps probes attached.
     pub(crate) fn take_links(&mut self) -> Vec<Link> {
-        let probes = self.files.drain().flat_map(|(_, file)| file.probes);
-        probes.flat_map(|probe| probe.links).collect()
+        let groups = self.files.drain().flat_map(|(_, file)| file.groups);
+        groups.flat_map(|group| group.links).collect()
     }
 }
 
-impl Probe {
+impl Group {
+    fn is_only(&self, op: OpId) -> bool {
+        matches!(self.functions.as_slice(), [(only, _)] if only.id == op)
+    }
+
     fn attach(&mut self, programs: &Programs, file: &Probed) -> Result<()> {
         let Some(open) = &file.file else { return Ok(()) };
         let pinned = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
-        self.links = programs.attach(&pinned, self.op, self.site, file.linked_in)?;
+        self.links = programs.attach(&pinned, &self.functions, file.linked_in)?;
         Ok(())
     }
+}
+
+/// Functions that may be called so often that one must be let go have a probe each; the others of one program share one.
+fn groups(functions: impl Iterator<Item = (&'static Op, Site)>) -> Vec<Vec<(&'static Op, Site)>> {
+    let mut groups: Vec<Vec<(&'static Op, Site)>> = Vec::new();
+    for (op, site) in functions {
+        let shared = |group: &&mut Vec<(&'static Op, Site)>| {
+            group.iter().all(|(other, _)| !other.may_be_hot() && same_program(op, other))
+        };
+        match groups.iter_mut().find(shared).filter(|_| !op.may_be_hot()) {
+            Some(group) => group.push((op, site)),
+            None => groups.push(vec![(op, site)]),
+        }
+    }
+    groups
 }
 
 /// Detaches many at a time, and waits until that is done.

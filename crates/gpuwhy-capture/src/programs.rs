@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The BPF object: loading the flavour this kernel has, attaching probes, reading counters.
 
+mod probes;
+
+pub(crate) use probes::same_program;
+
 use crate::calibrate::Calibrator;
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
@@ -10,13 +14,12 @@ use crate::libraries::FileId;
 use crate::syscalls;
 use crate::system;
 use gpuwhy_model::ops::{self, KernelOp, TorchOp, kernel_op, torch_op};
-use gpuwhy_model::{Class, LossCause, Op, OpId};
+use gpuwhy_model::{LossCause, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut, UprobeMultiOpts, UprobeOpts};
+use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
 use std::io::Read;
 use std::mem::MaybeUninit;
-use std::path::Path;
 use std::sync::Mutex;
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::restriction)]
@@ -265,40 +268,6 @@ impl Programs {
         self.tracepoints.drain(..).chain(self.report.take()).collect()
     }
 
-    /// Attaches one function of one file: one link an op, so that a single op can be let go again. `linked_in`: the file
-    /// is no library of its own but has the function built in.
-    pub(crate) fn attach(&self, path: &Path, op: &Op, site: Site, linked_in: bool) -> Result<Vec<Link>> {
-        let progs = &self.skel.progs;
-        let probe = Probe { path, offset: site.offset as usize, cookie: op.cookie(linked_in) };
-        let rare = op.is_rare();
-        let links = match self.flavour {
-            Flavour::Plain if op.class == Class::Tensor => probe.plain(&progs.plain_torch, false).map(|l| vec![l]),
-            _ if op.class == Class::Tensor => probe.multi(&progs.multi_torch, Kind::Entry).map(|l| vec![l]),
-            Flavour::Session => {
-                probe.multi(if rare { &progs.session_rare } else { &progs.session }, Kind::Session).map(|l| vec![l])
-            }
-            Flavour::Multi => {
-                let (enter, leave) = if rare {
-                    (&progs.multi_enter_rare, &progs.multi_leave_rare)
-                } else {
-                    (&progs.multi_enter, &progs.multi_leave)
-                };
-                // The return first: an entry whose return is not watched yet would look unfinished.
-                let leave = probe.multi(leave, Kind::Return);
-                leave.and_then(|leave| Ok(vec![leave, probe.multi(enter, Kind::Entry)?]))
-            }
-            Flavour::Plain => {
-                let (enter, leave) = if rare {
-                    (&progs.plain_enter_rare, &progs.plain_leave_rare)
-                } else {
-                    (&progs.plain_enter, &progs.plain_leave)
-                };
-                probe.plain(leave, true).and_then(|leave| Ok(vec![leave, probe.plain(enter, false)?]))
-            }
-        };
-        links.map_err(|e| CaptureError::Attach { function: op.function.clone(), path: path.into(), why: e.to_string() })
-    }
-
     /// Measures what a probe costs on this machine. Records of gpuwhy's own calls are left in the ring.
     pub(crate) fn calibrate(&mut self) -> std::result::Result<Calibrated, Box<dyn std::error::Error>> {
         // Any function without arguments to read.
@@ -306,7 +275,7 @@ impl Programs {
         let calibrator = Calibrator::new()?;
         self.set_calibrating(true);
         let measured = calibrator
-            .price_ns(|path, offset| self.attach(path, op, Site { offset, cost: calibrator.site().cost }, false));
+            .price_ns(|path, offset| self.attach(path, &[(op, Site { offset, cost: calibrator.site().cost })], false));
         let spent = self.traps(op.id);
         // Sampled, all calls but the first are only counted.
         self.set_sampled(op.id, true);
@@ -566,37 +535,4 @@ fn configure(
     }
     progs.multi_torch.set_autoload(flavour != Flavour::Plain);
     Ok(())
-}
-
-/// What of a call a probe sees.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Entry,
-    Return,
-    Session,
-}
-
-/// A place for a probe.
-struct Probe<'a> {
-    path: &'a Path,
-    offset: usize,
-    cookie: u64,
-}
-
-impl Probe<'_> {
-    fn multi(&self, program: &ProgramMut<'_>, kind: Kind) -> libbpf_rs::Result<Link> {
-        let opts = UprobeMultiOpts {
-            offsets: vec![self.offset],
-            cookies: vec![self.cookie],
-            retprobe: kind == Kind::Return,
-            session: kind == Kind::Session,
-            ..Default::default()
-        };
-        program.attach_uprobe_multi_with_opts(-1, self.path, "", opts)
-    }
-
-    fn plain(&self, program: &ProgramMut<'_>, retprobe: bool) -> libbpf_rs::Result<Link> {
-        let opts = UprobeOpts { cookie: self.cookie, retprobe, ..Default::default() };
-        program.attach_uprobe_with_opts(-1, self.path, self.offset, opts)
-    }
 }

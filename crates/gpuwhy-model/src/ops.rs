@@ -185,6 +185,18 @@ impl Op {
         self.decode.cookie(self.id.0, self.stream, twin, self.library == Library::Runtime) | u64::from(linked_in) << 43
     }
 
+    /// Whether programs may call it so often that following it costs too much: it must be possible to let it go by itself.
+    pub fn may_be_hot(&self) -> bool {
+        match self.class {
+            Class::Launch | Class::Sync | Class::Order | Class::Tensor => true,
+            Class::Copy | Class::Fill => {
+                matches!(self.name.as_str(), "cudaMemcpy" | "cudaMemcpyAsync" | "cudaMemsetAsync" | "cuMemcpyAsync")
+                    || self.library == Library::Driver && self.name.ends_with("Async") && !self.name.contains("2D")
+            }
+            _ => false,
+        }
+    }
+
     /// Whether it is called rarely and read by the program for such functions, which may do more.
     pub fn is_rare(&self) -> bool {
         matches!(self.class, Class::Collective | Class::Communicator | Class::Graph | Class::Module)

@@ -25,6 +25,8 @@ impl Capture {
         let measured = self.programs.calibrate();
         self.ring.consume_raw_n(usize::MAX);
         self.inbox.borrow_mut().clear();
+        // What a small ring did not hold was none of the job's.
+        self.programs.take_loss();
         match measured {
             Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
                 self.calibration = links;
@@ -49,13 +51,13 @@ impl Capture {
         self.programs.switch_traps()
     }
 
-    /// Does what the governor says.
-    pub fn follow(&mut self, action: Action) {
+    /// Does what the governor says. Returns whether it could be done: not every function can be let go by itself.
+    pub fn follow(&mut self, action: Action) -> bool {
         match action {
             Action::Sample(op) => self.programs.set_sampled(op, true),
             Action::Unsample(op) => self.programs.set_sampled(op, false),
             Action::Detach(op) => {
-                let links = self.probes.let_go(op);
+                let Some(links) = self.probes.let_go(op) else { return false };
                 // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
                 let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
             }
@@ -66,5 +68,6 @@ impl Capture {
             Action::StacksOff => self.programs.set_switch_stacks(false),
             Action::StacksOn => self.programs.set_switch_stacks(true),
         }
+        true
     }
 }

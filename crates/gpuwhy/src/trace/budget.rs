@@ -151,7 +151,10 @@ impl Budgeting {
         self.next = self.last + verdict.next_in;
         let mut rows = Vec::new();
         for Decision { action, words } in verdict.decisions {
-            capture.follow(action);
+            if !capture.follow(action) {
+                self.governor.failed(action);
+                continue;
+            }
             if let Action::Detach(op) = action {
                 self.incomplete.extend(op.get().map(|op| op.name.as_str()));
             }
