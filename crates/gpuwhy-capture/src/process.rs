@@ -186,7 +186,7 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().filter(|b| !b.is_empty()).unwrap_or(path)
 }
 
-/// A running process's command line as [`secrets::command_line`](crate::secrets::command_line) writes it, at most some
+/// A running process's command line as [`secrets::command_line`] writes it, at most some
 /// 4,000 bytes of it.
 pub fn command_of(pid: u32) -> Option<String> {
     let mut line = Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Secrets in command lines, replaced before anything is stored or shown: by the name of a flag, a variable, a header or
-//! a key ([`names`]), and by their own look wherever they stand ([`shapes`]).
+//! a key (`names`), and by their own look wherever they stand (`shapes`).
 //!
 //! In doubt something is hidden: a run file is passed on to others.
 

@@ -196,7 +196,8 @@ fn communicators_made_all_at_once_are_not_taken_for_older_ones_at_the_same_addre
         all.map(|row| (int::<i64>(row[1]), Some(int::<i64>(row[2])), Some(int(row[3])), Some(0))).collect();
     let sql = "SELECT communicator, ranks, rank, sequence FROM collectives WHERE timestamp > \
                (SELECT timestamp FROM events WHERE op = 'ncclCommInitAll') ORDER BY timestamp";
-    let recorded: Vec<(i64, Option<i64>, Option<i64>, Option<i64>)> =
+    type Row = (i64, Option<i64>, Option<i64>, Option<i64>);
+    let recorded: Vec<Row> =
         select(&place.run_file(), sql, |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?)));
     assert_eq!(recorded, expected, "handle, ranks, rank, transfers before it");
 }
