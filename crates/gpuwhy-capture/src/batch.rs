@@ -84,6 +84,13 @@ impl Batch {
         }
     }
 
+    /// Forgets what a process did.
+    pub(crate) fn forget_process(&mut self, pid: u32) {
+        self.calls.retain(|call| call.pid != pid);
+        self.unsettled.retain(|(call, _)| call.pid != pid);
+        self.life.retain(|life| life.pid != pid);
+    }
+
     /// How many records it has.
     pub fn len(&self) -> usize {
         let host = self.off.len() + self.runs.len() + self.moved.len() + self.sums.len();

@@ -82,6 +82,8 @@ pub struct Capture {
     probes: Probes,
     linked_in: LinkedIn,
     names: Names,
+    /// Loss that was counted before anybody asked.
+    early_loss: Vec<(LossCause, Option<OpId>, u64)>,
     /// Keeps a probe on a function of gpuwhy's own.
     calibration: Vec<Link>,
     map_watch: Option<MapWatch>,
@@ -135,6 +137,7 @@ impl Capture {
             probes: Probes::default(),
             linked_in: LinkedIn::default(),
             names: Names::default(),
+            early_loss: Vec::new(),
             calibration: Vec::new(),
             map_watch: None,
             poll_fds: Vec::new(),
@@ -359,7 +362,8 @@ impl Capture {
 
     /// What was lost since the last time.
     pub fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
-        let mut loss = self.programs.take_loss();
+        let mut loss = std::mem::take(&mut self.early_loss);
+        loss.extend(self.programs.take_loss());
         loss.extend(self.callers.take_loss());
         let unknown = self.pythons.as_mut().map_or(0, |pythons| std::mem::take(&mut pythons.unknown));
         loss.extend((unknown > 0).then_some((LossCause::UnknownPython, None, unknown)));

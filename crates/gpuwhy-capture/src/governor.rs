@@ -2,6 +2,7 @@
 //! Keeps what tracing costs the job within a budget: says, from what was hit and what that costs, which functions to follow
 //! less closely, and when to follow them closely again. Pure: it is fed with counts and answers with actions.
 //!
+//! - In the first ten seconds up to three times the budget is borne: most is learnt then.
 //! - Over the budget, returns of the hottest functions are sampled at once, far enough that the estimate is at nine tenths.
 //!   If the next period shows that this was not enough, the hottest are let go; waits, memory calls, collectives and device
 //!   choices last.
@@ -47,6 +48,10 @@ const BLAMED_FOR: f64 = 5.0;
 const PERIOD: Duration = Duration::from_secs(1);
 const ALERT_PERIOD: Duration = Duration::from_millis(100);
 const ALERT_FOR: f64 = 3.0;
+
+/// How long a run begins with more than the budget, seconds, and how many times it.
+const LEARNING: f64 = 10.0;
+const TOLERATED: f64 = 3.0;
 
 /// Something to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,8 +106,6 @@ pub struct Governor {
     switch_stacks: f64,
     stacks_off: bool,
     stacks: Patience,
-    /// gpuwhy's own share that records do not explain, smoothed.
-    own_fixed: f64,
     /// What is known of the load is in terms of a second of a thread: ns of it that a record costs in gpuwhy's own time.
     own_ns: f64,
     /// Seconds since the beginning.
@@ -134,7 +137,6 @@ impl Governor {
             switch_stacks: 0.0,
             stacks_off: false,
             stacks: Patience::new(30.0),
-            own_fixed: 0.0,
             own_ns: 0.0,
             now: 0.0,
             alert_until: ALERT_FOR,
@@ -221,7 +223,6 @@ impl Governor {
         if records > 0.0 {
             mix(&mut self.own_ns, priced.min(own / records));
         }
-        mix(&mut self.own_fixed, (own - records * priced).max(0.0) / 1e9);
     }
 
     /// From what is remembered, followed as it is now.
@@ -230,7 +231,8 @@ impl Governor {
         let ops: f64 = self.ops.values().map(cost).sum();
         Estimate {
             ops: (ops + self.stack_cost()) / 1e9,
-            fixed: self.switches * self.prices.switch_ns / 1e9 + self.own_fixed,
+            // gpuwhy's own time, but for what its records cost it, is on other CPUs, and no probe's to save.
+            fixed: self.switches * self.prices.switch_ns / 1e9,
         }
     }
 
@@ -242,7 +244,9 @@ impl Governor {
     fn give_up(&mut self, budget: f64, decisions: &mut Vec<Decision>) {
         let estimate = self.estimate();
         let room = |part: f64| (budget * part - estimate.fixed).max(budget * LEAST_ROOM * part);
-        if estimate.ops <= room(1.0) {
+        // At first a little more is taken: most is learnt then, and many jobs are over before it could matter.
+        let limit = if self.now < LEARNING { TOLERATED } else { 1.0 };
+        if estimate.ops <= room(limit) {
             return;
         }
         let mut left = estimate.ops;
@@ -280,9 +284,20 @@ impl Governor {
 
     /// The function that saves most when followed like this, and how much, ns a second.
     fn best(&self, budget: f64, protected: bool, to: Following) -> Option<(OpId, f64)> {
-        let fits = |state: &&OpState| state.is_protected() == protected && state.may_become(to, self.now);
+        let worth = budget * WORTH * 1e9;
+        // One whose sampling would save nothing is let go without having been sampled, once the others' has shown what it
+        // saves.
+        let settled = self.ops.values().all(|state| state.is_settled(self.now));
+        let vain = |state: &OpState| {
+            to == Following::Detached
+                && settled
+                && state.may_become(Following::Sampled, self.now)
+                && self.saving(state, Following::Sampled) <= worth
+        };
+        let fits =
+            |state: &&OpState| state.is_protected() == protected && (state.may_become(to, self.now) || vain(state));
         let savings = self.ops.values().filter(fits).map(|state| (state.op, self.saving(state, to)));
-        savings.filter(|(_, saves)| *saves > budget * WORTH * 1e9).max_by(|a, b| a.1.total_cmp(&b.1))
+        savings.filter(|(_, saves)| *saves > worth).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
     /// What to give up next, and what that saves, ns a second.

@@ -14,13 +14,13 @@ use crate::libraries::FileId;
 use crate::syscalls;
 use crate::system;
 use gpuwhy_model::ops::{self, KernelOp, TorchOp, kernel_op, torch_op};
-use gpuwhy_model::{LossCause, OpId};
+use gpuwhy_model::{Decode, Library, LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
 use std::io::Read;
 use std::mem::MaybeUninit;
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::restriction)]
 pub(crate) mod skeleton {
@@ -114,6 +114,12 @@ pub(crate) struct Calibrated {
     /// What keeps the probe on gpuwhy's own function.
     pub(crate) links: Vec<Link>,
 }
+
+/// What gpuwhy's own function is probed as: any function without arguments to read.
+pub(crate) static CALIBRATED: LazyLock<&'static Op> = LazyLock::new(|| {
+    let plain = |op: &&Op| op.library == Library::Runtime && op.decode == Decode::Plain && !op.seen_at_driver;
+    ops::table().iter().find(plain).unwrap_or(&ops::table()[0])
+});
 
 /// The loaded programs and their maps.
 pub(crate) struct Programs {
@@ -270,8 +276,7 @@ impl Programs {
 
     /// Measures what a probe costs on this machine. Records of gpuwhy's own calls are left in the ring.
     pub(crate) fn calibrate(&mut self) -> std::result::Result<Calibrated, Box<dyn std::error::Error>> {
-        // Any function without arguments to read.
-        let op = ops::by_function("cudaDeviceSynchronize").ok_or("no such op")?;
+        let op = *CALIBRATED;
         let calibrator = Calibrator::new()?;
         self.set_calibrating(true);
         let measured = calibrator

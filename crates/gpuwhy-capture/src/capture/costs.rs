@@ -4,7 +4,7 @@
 use super::Capture;
 use crate::attach;
 use crate::governor::Action;
-use crate::programs::{Calibrated, Traps};
+use crate::programs::{CALIBRATED, Calibrated, Traps};
 use gpuwhy_model::OpId;
 
 /// What a probe costs on this machine, ns.
@@ -20,13 +20,14 @@ pub struct ProbePrices {
 
 impl Capture {
     /// Measures what a probe costs on this machine; `None`, with a warning, where that fails. To be called once, at the
-    /// start: what the ring holds is thrown away.
+    /// start, before [`Capture::take`].
     pub fn calibrate(&mut self) -> Option<ProbePrices> {
         let measured = self.programs.calibrate();
+        // gpuwhy's own calls are nobody's business; what processes did meanwhile that run already is.
         self.ring.consume_raw_n(usize::MAX);
-        self.inbox.borrow_mut().clear();
-        // What a small ring did not hold was none of the job's.
-        self.programs.take_loss();
+        self.inbox.borrow_mut().forget_process(std::process::id());
+        let lost = self.programs.take_loss();
+        self.early_loss.extend(lost.into_iter().filter(|(_, op, _)| *op != Some(CALIBRATED.id)));
         match measured {
             Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
                 self.calibration = links;

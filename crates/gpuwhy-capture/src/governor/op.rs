@@ -74,6 +74,8 @@ pub(super) struct OpState {
     peak: f64,
     /// The part of full calls for which a stack is read.
     stacks: f64,
+    /// The part of hits that is followed to the return when all that can be is: calls inside others are not.
+    followed: f64,
     /// The part of calls whose return is skipped when it is sampled.
     boring: Option<f64>,
     /// Nothing is known of its present rate yet.
@@ -93,6 +95,7 @@ impl OpState {
             rate: 0.0,
             peak: 0.0,
             stacks: 0.0,
+            followed: 1.0,
             boring: None,
             fresh: true,
             cannot_sample: false,
@@ -114,6 +117,9 @@ impl OpState {
         self.peak = (self.peak * 0.5f64.powf(seconds / PEAK_HALVES)).max(self.rate);
         if full > 0 {
             self.stacks += (stacks as f64 / full as f64 - self.stacks) * weight;
+        }
+        if self.following == Following::Full && count > 0 {
+            self.followed += (full as f64 / count as f64 - self.followed) * weight;
         }
         if self.following == Following::Sampled && count >= ENOUGH {
             let skipped = 1.0 - full as f64 / count as f64;
@@ -141,6 +147,11 @@ impl OpState {
         }
     }
 
+    /// Whether it was not sampled just now: then nothing is known of what that saves.
+    pub(super) fn is_settled(&self, now: f64) -> bool {
+        self.following != Following::Sampled || self.sampled.is_older(now)
+    }
+
     /// What it costs at its present rate if it is followed like this, ns a second. `own_ns`: gpuwhy's for each record, in
     /// the same terms.
     pub(super) fn cost(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
@@ -153,14 +164,15 @@ impl OpState {
     }
 
     fn price(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
-        let full = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
+        let whole = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
+        let part = |followed: f64| prices.entry_ns + followed * (whole - prices.entry_ns).max(0.0);
         match following {
             // Every report is told of, only without its stack.
             Following::Sampled if self.class() == Some(Class::Tensor) => prices.entry_ns + own_ns,
-            Following::Full => full,
+            Following::Full => part(self.followed),
             Following::Sampled => {
-                let kept = 1.0 - self.boring.unwrap_or(BORING);
-                prices.entry_ns + kept * (full - prices.entry_ns).max(0.0)
+                let kept = self.boring.map_or(self.followed * (1.0 - BORING), |boring| 1.0 - boring);
+                part(kept.min(self.followed))
             }
             Following::Detached => 0.0,
         }

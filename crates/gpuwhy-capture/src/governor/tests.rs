@@ -43,7 +43,15 @@ struct Job {
 }
 
 impl Job {
+    /// One that is met when nothing is borne any more.
     fn new(budget: &str, calls: Vec<Calls>) -> Self {
+        let mut job = Self::young(budget, calls);
+        (job.governor.now, job.governor.alert_until) = (LEARNING, LEARNING + ALERT_FOR);
+        job
+    }
+
+    /// One that has just begun.
+    fn young(budget: &str, calls: Vec<Calls>) -> Self {
         Self {
             governor: Governor::new(budget.parse().unwrap(), PRICES),
             calls,
@@ -158,6 +166,26 @@ fn a_hot_function_is_sampled_in_the_first_period_and_that_is_enough() {
     job.run(600.0);
     assert_eq!(job.actions().len(), 1, "{:?}", job.words());
     assert_eq!(job.over(0.02, 0.15), 0);
+}
+
+#[test]
+fn at_first_a_little_more_is_borne_but_not_much_more() {
+    let mut mild = Job::young("2%", vec![calls("cuLaunchKernel", |_| 30_000.0)]);
+    mild.run(9.0);
+    assert_eq!(mild.actions(), []);
+    mild.run(3.0);
+    assert_eq!(mild.actions(), [Action::Sample(id("cuLaunchKernel"))]);
+    let mut heavy = Job::young("2%", vec![calls("cuLaunchKernel", |_| 60_000.0)]);
+    heavy.step();
+    assert_eq!(heavy.actions(), [Action::Sample(id("cuLaunchKernel"))]);
+}
+
+#[test]
+fn what_sampling_does_not_help_is_let_go() {
+    let report = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+    let mut job = Job::new("2%", vec![calls(report, |_| 100_000.0)]);
+    job.run(2.0);
+    assert_eq!(job.following(report), Following::Detached, "{:?}", job.words());
 }
 
 #[test]

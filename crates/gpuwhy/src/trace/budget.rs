@@ -5,7 +5,7 @@ use crate::trace::cost::OwnCost;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::governor::{Action, Budget, Cost, Counted, Decision, Governor, Load, OpHits, Prices};
 use gpuwhy_capture::{Capture, ProbePrices, Traps};
-use gpuwhy_model::OpId;
+use gpuwhy_model::{Class, OpId};
 use gpuwhy_store::GovernorRow;
 use serde::Serialize;
 use std::collections::{BTreeSet, HashMap};
@@ -175,7 +175,9 @@ impl Budgeting {
             spent.timed += since.timed;
             spent.spent_ns += since.spent_ns;
             let part = |n: u64| (n as f64 * share).round() as u64;
-            let full = if since.followed == 0 { since.entered } else { since.followed };
+            // The allocator's reports are followed as far as they ever are.
+            let is_report = op.get().is_some_and(|op| op.class == Class::Tensor);
+            let full = if is_report { since.entered } else { since.followed };
             let stacks = (full as f64 * share * with_stack.min(1.0)).round() as u64;
             ops.push(OpHits { op, hits: part(since.entered), full: part(full), stacks });
         }
