@@ -35,6 +35,8 @@ const CALM_BLIND: f64 = 0.5;
 const CALM_FOR: f64 = 5.0;
 /// A function that costs less than this part of the budget is not worth touching.
 const WORTH: f64 = 0.05;
+/// The same for letting it go, which loses more.
+const WORTH_LETTING_GO: f64 = 0.2;
 /// Costs that no action lowers may fill the budget. Even then functions may cost this part of it: what is lost by letting
 /// them go would gain nothing.
 const LEAST_ROOM: f64 = 0.25;
@@ -284,7 +286,7 @@ impl Governor {
 
     /// The function that saves most when followed like this, and how much, ns a second.
     fn best(&self, budget: f64, protected: bool, to: Following) -> Option<(OpId, f64)> {
-        let worth = budget * WORTH * 1e9;
+        let worth = budget * if to == Following::Detached { WORTH_LETTING_GO } else { WORTH } * 1e9;
         // One whose sampling would save nothing is let go without having been sampled, once the others' has shown what it
         // saves.
         let settled = self.ops.values().all(|state| state.is_settled(self.now));
