@@ -176,6 +176,12 @@ static __always_inline bool tells_more(__u32 shape)
 	return (shape >= SET_DEVICE && shape <= DROP_CONTEXT) || shape == NAMED;
 }
 
+/* Whether the call's function was let go while it was open: then its return is not seen. */
+static __always_inline bool is_gone(const struct frame *f)
+{
+	return modes[COOKIE_OP(f->cookie) & (LOSS_OPS - 1)] == MODE_GONE;
+}
+
 /* Forgets calls that cannot be open any more because the stack is already back above them: the program
  * jumped out of them. One at the very same place may still be open: a function that jumps into another as its
  * last act shares its return address with it. */
@@ -188,10 +194,11 @@ __noinline __u32 drop_stale(struct thread *t, __u64 sp)
 	depth = t->depth;
 	for (int i = 0; i < MAX_DEPTH; i++) {
 		struct frame *f = frame_at(t, depth - 1);
+		bool gone = is_gone(f);
 
-		if (!depth || f->sp >= sp)
+		if (!depth || (f->sp >= sp && !gone))
 			break;
-		if (!(f->flags & FLAG_QUIET))
+		if (!(f->flags & FLAG_QUIET) && !gone)
 			count_loss(LOSS_NO_RETURN, f->op);
 		depth--;
 	}
@@ -278,7 +285,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	}
 	/* The runtime that is built into another library asks for functions' handles at every launch. */
 	if (rare && !all_layers && asks_again(cookie)) {
-		if (is_named(&in, cookie, task->tgid)) {
+		if (is_named(&in, t, cookie, task->tgid)) {
 			count_trap(COOKIE_OP(cookie), false);
 			return 1;
 		}
@@ -353,7 +360,7 @@ static __always_inline int leave(struct pt_regs *ctx, const bool rare)
 	if (!(f->flags & FLAG_INNER))
 		stack = stack_of_call(&t->python, task, end_ns);
 	if (depth == 1)
-		begin_burst(t, f, end_ns, stack);
+		begin_burst(t, f, end_ns, stack, ret);
 	if (rare && COOKIE_SHAPE(f->cookie) == TRANSFER)
 		emit_transfer(f, end_ns, task->tgid, task->pid, ret, t->device, 0, stack);
 	else
@@ -375,7 +382,7 @@ static __always_inline void emit_unfinished(struct thread *t, __u32 tgid, __u32 
 
 		if (i >= depth)
 			break;
-		if (f->flags & FLAG_QUIET)
+		if ((f->flags & FLAG_QUIET) || is_gone(f))
 			continue;
 		/* The second argument still says where a result was to be written, not what it is. */
 		if (!(f->flags & FLAG_ARG1))

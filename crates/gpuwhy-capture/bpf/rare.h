@@ -82,9 +82,10 @@ static __always_inline bool asks_again(__u64 cookie)
 	return COOKIE_SHAPE(cookie) == NAMED && !COOKIE_EXTRA(cookie);
 }
 
-static __always_inline bool is_named(const struct input *in, __u64 cookie, __u32 tgid)
+static __always_inline bool is_named(const struct input *in, const struct thread *t, __u64 cookie, __u32 tgid)
 {
-	struct context_key key = {.context = slot(in, COOKIE_A(cookie)), .tgid = tgid};
+	/* Each device has a function of its own for the same kernel. */
+	struct context_key key = {.context = slot(in, COOKIE_A(cookie)), .tgid = tgid, .unused = t->device};
 
 	return bpf_map_lookup_elem(&named, &key);
 }
@@ -175,10 +176,10 @@ static __always_inline void read_rare_at_entry(const struct input *in, struct th
 	}
 }
 
-static __always_inline void tell_name(const struct frame *f, __u32 tgid)
+static __always_inline void tell_name(const struct thread *t, const struct frame *f, __u32 tgid)
 {
 	struct name_record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
-	struct context_key key = {.context = f->arg0, .tgid = tgid};
+	struct context_key key = {.context = f->more ? f->arg1 : f->arg0, .tgid = tgid, .unused = t->device};
 	__u8 one = 1;
 
 	if (!r) {
@@ -191,10 +192,12 @@ static __always_inline void tell_name(const struct frame *f, __u32 tgid)
 	r->from = f->arg0;
 	r->tgid = tgid;
 	r->length = 0;
-	if (f->more)
+	if (f->more) {
 		r->length = bpf_probe_read_user_str(r->name, sizeof(r->name), (void *)f->more);
-	else
+		bpf_map_delete_elem(&named, &key); /* a handle may be another kernel's now */
+	} else {
 		bpf_map_update_elem(&named, &key, &one, BPF_ANY);
+	}
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
@@ -207,7 +210,8 @@ static __always_inline void tell_communicator(const struct thread *t, const stru
 
 	if (!f->arg1) /* a rank that a split leaves out */
 		return;
-	bpf_map_update_elem(&transfers, &key, &none, BPF_ANY);
+	if (bpf_map_update_elem(&transfers, &key, &none, BPF_ANY))
+		count_loss(LOSS_EVIDENCE_LOST, f->op);
 	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 	if (!r) {
 		count_loss(LOSS_EVIDENCE_LOST, f->op);
@@ -256,7 +260,7 @@ static __always_inline void read_rare_at_return(struct thread *t, struct frame *
 	case NEW_HANDLE:
 	case NAMED:
 		if (read_result(f, ret != 0) && shape == NAMED)
-			tell_name(f, task->tgid);
+			tell_name(t, f, task->tgid);
 		break;
 	case COMMUNICATOR:
 		if (COOKIE_EXTRA(f->cookie) == 3) {

@@ -120,8 +120,9 @@ struct new_communicator {
 
 /* The thread's newest outermost call, and how many like it followed that were only counted. */
 struct burst {
-	__u64 cookie;
+	__u64 cookie; /* 0 where no burst can begin */
 	__u64 stream;
+	__u64 first_ns; /* when it began */
 	__u64 start_ns; /* of the newest, counted ones included */
 	__u64 duration_ns;
 	__u64 stack;
@@ -172,7 +173,7 @@ const volatile __u32 kernel_ops = 0;
 const volatile __u32 torch_ops = 0;
 
 /* How much of an op is followed, as the governor says: see burst.h. */
-enum mode { MODE_FULL = 0, MODE_SAMPLED = 1 };
+enum mode { MODE_FULL = 0, MODE_SAMPLED = 1, MODE_GONE = 2 };
 volatile __u8 modes[LOSS_OPS];
 /* Whether switches and samples get no Python stacks. */
 volatile bool no_switch_stacks = false;

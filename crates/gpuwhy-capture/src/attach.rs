@@ -70,7 +70,7 @@ impl Probes {
     pub(crate) fn note_no_runtime(&mut self, pid: u32) {
         let exe = PathBuf::from(format!("/proc/{pid}/exe"));
         let (Ok(path), Ok(file)) = (std::fs::read_link(&exe), FileId::of(&exe)) else { return };
-        if self.attached.iter().any(|library| library.file == file) {
+        if self.attached.len() > 2 * MOST_FILES || self.attached.iter().any(|library| library.file == file) {
             return;
         }
         self.attached.push(AttachedLibrary {
@@ -185,6 +185,7 @@ impl Probes {
         let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
         let sites = elf::find_functions(&file, Path::new(&library.path), &is_wanted)?;
         if library.linked_in
+            && !sites.is_empty()
             && let Err(error) = programs.add_linked_in(id)
         {
             self.warnings
@@ -242,12 +243,12 @@ impl Probes {
 
     /// The file was deleted or replaced since it was mapped, and only root could still reach it.
     fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &FoundLibrary) {
-        let Some((pid, from_ns)) = used.filter(|(pid, _)| self.given_up.insert((*pid, library.path.clone()))) else {
-            return;
-        };
+        let room = self.given_up.len() < MOST_FILES;
+        let is_new = |(pid, _): &(u32, u64)| room && self.given_up.insert((*pid, library.path.clone()));
+        let Some((pid, from_ns)) = used.filter(is_new) else { return };
         self.warnings.push(format!(
-            "{} was deleted or replaced since process {pid} loaded it: its calls are not seen; start gpuwhy before the job, or \
-             trace it anew",
+            "{} cannot be reached as process {pid} has it (deleted or replaced since, or one of too many): its calls are not \
+             seen; start gpuwhy before the job, or trace it anew",
             library.path
         ));
         let (library, path) = (library.library, library.path.clone());
@@ -287,17 +288,25 @@ impl Probes {
         Some(groups.filter(|group| group.is_only(op)).flat_map(|group| group.links.drain(..)).collect())
     }
 
-    /// Takes a function back in every file.
-    pub(crate) fn take_back(&mut self, programs: &Programs, op: OpId) {
-        self.without.remove(&op);
+    /// Takes a function back in every file. Returns whether it could be: in one alone it would look complete.
+    pub(crate) fn take_back(&mut self, programs: &Programs, op: OpId) -> bool {
+        let mut failed = None;
         for probed in self.files.values_mut() {
             let mut groups = std::mem::take(&mut probed.groups);
             for group in groups.iter_mut().filter(|group| group.is_only(op) && group.links.is_empty()) {
                 if let Err(error) = group.attach(programs, probed) {
-                    self.warnings.push(error.to_string());
+                    failed = Some(error);
                 }
             }
             probed.groups = groups;
+        }
+        match failed {
+            None => self.without.remove(&op),
+            Some(error) => {
+                self.warnings.push(error.to_string());
+                self.let_go(op);
+                false
+            }
         }
     }
 

@@ -60,7 +60,7 @@ pub fn find_functions(
 /// A function that every CUDA runtime has, as it ends in a string table.
 const MARK: &[u8] = b"cudaLaunchKernel\0";
 /// No string table that is looked through is larger.
-const MOST_STRINGS: u64 = 512 << 20;
+const MOST_STRINGS: u64 = 128 << 20;
 /// How much of one is looked through at a time.
 const CHUNK: usize = 1 << 20;
 

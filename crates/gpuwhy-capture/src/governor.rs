@@ -230,11 +230,12 @@ impl Governor {
     /// From what is remembered, followed as it is now.
     fn estimate(&self) -> Estimate {
         let cost = |state: &OpState| state.cost(state.following, &self.prices, self.own_ns);
-        let ops: f64 = self.ops.values().map(cost).sum();
+        let ops: f64 = self.ops.values().filter(|state| !state.is_stuck()).map(cost).sum();
+        let stuck: f64 = self.ops.values().filter(|state| state.is_stuck()).map(cost).sum();
         Estimate {
             ops: (ops + self.stack_cost()) / 1e9,
             // gpuwhy's own time, but for what its records cost it, is on other CPUs, and no probe's to save.
-            fixed: self.switches * self.prices.switch_ns / 1e9,
+            fixed: (self.switches * self.prices.switch_ns + stuck) / 1e9,
         }
     }
 
@@ -296,8 +297,9 @@ impl Governor {
                 && state.may_become(Following::Sampled, self.now)
                 && self.saving(state, Following::Sampled) <= worth
         };
-        let fits =
-            |state: &&OpState| state.is_protected() == protected && (state.may_become(to, self.now) || vain(state));
+        // Nothing is let go before it is seen what sampling others saves.
+        let now = |state: &OpState| (to != Following::Detached || settled) && state.may_become(to, self.now);
+        let fits = |state: &&OpState| state.is_protected() == protected && (now(state) || vain(state));
         let savings = self.ops.values().filter(fits).map(|state| (state.op, self.saving(state, to)));
         savings.filter(|(_, saves)| *saves > worth).max_by(|a, b| a.1.total_cmp(&b.1))
     }

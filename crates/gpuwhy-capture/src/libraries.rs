@@ -76,6 +76,8 @@ pub struct LinkedIn {
     known: HashMap<FileId, bool>,
 }
 
+/// Files of one process that are looked at, at most; PyTorch has some two hundred.
+const MOST_LOOKED_AT: usize = 1024;
 /// Files that are remembered; a process has some hundreds.
 const MOST_KNOWN: usize = 1 << 16;
 
@@ -111,7 +113,7 @@ pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary
         })
         .collect();
     if found.iter().any(|library| library.library == Library::Driver) {
-        let others = procmaps::other_files(&maps);
+        let others = procmaps::other_files(&maps).take(MOST_LOOKED_AT);
         found.extend(others.filter_map(|file| linked_in.look(file.path, openable(pid, &file))));
     }
     found.sort();

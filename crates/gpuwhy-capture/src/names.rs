@@ -6,8 +6,8 @@ use gpuwhy_model::FunctionName;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Handles remembered of all processes. PyTorch has some thousands; a program that looks up functions without end only
-/// loses the names of handles made from others.
+/// Handles remembered of all processes. PyTorch has some thousands; a program that looks up functions without end
+/// loses names.
 const MOST: usize = 1 << 17;
 
 /// What is known.
@@ -28,9 +28,10 @@ impl Names {
         if of_process.get(&raw.handle) == Some(&name) {
             return None;
         }
-        if self.count < MOST {
-            self.count += usize::from(of_process.insert(raw.handle, name.clone()).is_none());
+        if self.count >= MOST && !of_process.contains_key(&raw.handle) {
+            return None;
         }
+        self.count += usize::from(of_process.insert(raw.handle, name.clone()).is_none());
         Some(FunctionName { at_ns: raw.at_ns, pid: raw.pid, handle: raw.handle, name: name.to_string() })
     }
 

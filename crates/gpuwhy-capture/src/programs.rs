@@ -307,10 +307,19 @@ impl Programs {
 
     /// Has calls of a function in bursts only counted, or all followed; of the allocator's reports, without their stacks.
     pub(crate) fn set_sampled(&mut self, op: OpId, on: bool) {
+        self.set_mode(op, u8::from(on));
+    }
+
+    /// Says that a function is let go: calls of it that are open will not be seen to return.
+    pub(crate) fn set_gone(&mut self, op: OpId) {
+        self.set_mode(op, 2);
+    }
+
+    fn set_mode(&mut self, op: OpId, to: u8) {
         let mode = self.skel.maps.bss_data.as_deref_mut().and_then(|bss| bss.modes.get_mut(usize::from(op.0)));
         if let Some(mode) = mode {
             // SAFETY: as in `set_ready`.
-            unsafe { std::ptr::write_volatile(mode, u8::from(on)) };
+            unsafe { std::ptr::write_volatile(mode, to) };
         }
     }
 
@@ -401,7 +410,8 @@ impl Programs {
     pub(crate) fn forget_process(&self, pid: u32) {
         // Both keys begin with a handle of 8 bytes; the process follows it.
         let pid = pid.to_ne_bytes();
-        let maps: [&dyn MapCore; 2] = [&self.skel.maps.live, &self.skel.maps.contexts];
+        let maps = &self.skel.maps;
+        let maps: [&dyn MapCore; 4] = [&maps.live, &maps.contexts, &maps.transfers, &maps.named];
         for map in maps {
             let keys: Vec<Vec<u8>> = map.keys().filter(|key| key.get(8..12) == Some(&pid)).collect();
             for key in keys {
@@ -515,7 +525,8 @@ fn configure(
     if system::kernel_version(&system::kernel_release()).is_some_and(|version| version < (6, 1)) {
         // Older kernels want maps of probes and samples made in full beforehand; then not so large.
         open.maps.live.set_max_entries(65_536)?;
-        for map in [&mut open.maps.targets, &mut open.maps.live, &mut open.maps.contexts] {
+        let maps = &mut open.maps;
+        for map in [&mut maps.targets, &mut maps.live, &mut maps.contexts, &mut maps.transfers] {
             map.set_map_flags(0)?;
         }
     }

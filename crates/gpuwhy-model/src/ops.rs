@@ -193,6 +193,8 @@ impl Op {
                 matches!(self.name.as_str(), "cudaMemcpy" | "cudaMemcpyAsync" | "cudaMemsetAsync" | "cuMemcpyAsync")
                     || self.library == Library::Driver && self.name.ends_with("Async") && !self.name.contains("2D")
             }
+            // Runtimes that are built into libraries ask for it at every launch.
+            Class::Module => self.name == "cuKernelGetFunction",
             _ => false,
         }
     }

@@ -17,7 +17,7 @@ use std::collections::btree_map::Entry;
 
 /// An op that is not known may be any.
 const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause_ AS c ON c.id = l.cause
-    LEFT JOIN op_ AS o ON o.id = l.op WHERE c.loses_event AND l.count > 0 AND COALESCE(o.layer, '') <> 'kernel'
+    LEFT JOIN op_ AS o ON o.id = l.op WHERE c.loses_event AND l.count > 0 AND COALESCE(o.layer, '') NOT IN ('kernel', 'torch')
     ORDER BY l.second";
 
 const UNWATCHED: &str = "SELECT from_ns, to_ns FROM unwatched_ WHERE library IN ('runtime', 'driver')";

@@ -175,6 +175,11 @@ impl Unsaved {
         (self.calls, self.offs) = (calls, offs);
         // Room for a while, so that this is not done again for every batch.
         for least_slow in [SLOW_NS, u64::MAX] {
+            if least_slow == u64::MAX {
+                let over = self.events_bytes().saturating_sub(MOST_KEPT * 3 / 4);
+                let oldest = over.div_ceil(size_of::<TensorEvent>()).min(self.tensors.len());
+                self.tensors.drain(..oldest).for_each(|event| gone.tensor(&event, origin_ns));
+            }
             let mut over = self.events_bytes().saturating_sub(MOST_KEPT * 3 / 4);
             self.calls.retain(|call| {
                 let stays = over == 0 || call.duration_ns >= least_slow;
@@ -193,9 +198,6 @@ impl Unsaved {
                 stays
             });
         }
-        let over = self.events_bytes().saturating_sub(MOST_KEPT * 3 / 4);
-        let oldest = over.div_ceil(size_of::<TensorEvent>()).min(self.tensors.len());
-        self.tensors.drain(..oldest).for_each(|event| gone.tensor(&event, origin_ns));
         gone
     }
 

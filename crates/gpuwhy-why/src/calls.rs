@@ -89,6 +89,10 @@ impl Explainer {
         let (thread, others) = self.timeline.call(call, op.class);
         let (gpu, numbered) = self.places.find(call.pid, call.device);
         *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
+        if op.class == Class::Graph && op.name.contains("EndCapture") {
+            // Whatever it returns, and with it streams that had joined the one it began in.
+            self.capturing.retain(|(pid, _)| *pid != call.pid);
+        }
         if call.ret != 0 && !call.flags.unfinished {
             return;
         }
@@ -97,7 +101,7 @@ impl Explainer {
         match op.class {
             // It is not done now but whenever the graph is launched.
             Class::Launch | Class::Fill | Class::Collective | Class::Copy if self.is_captured(&made) => {}
-            Class::Graph => self.capture(&made),
+            Class::Graph if op.name.contains("BeginCapture") => self.captures(&made),
             Class::Launch | Class::Fill => self.queued(&made),
             Class::Collective => {
                 self.queued(&made);
@@ -115,14 +119,10 @@ impl Explainer {
         !self.capturing.is_empty() && self.capturing.contains(&(made.call.pid, made.stream))
     }
 
-    /// The capture of a graph begins or ends.
-    fn capture(&mut self, made: &Made<'_>) {
-        let pid = made.call.pid;
-        if made.op.name.contains("BeginCapture") && self.capturing.len() < EVENTS {
-            self.capturing.insert((pid, made.stream));
-        } else if made.op.name.contains("EndCapture") {
-            // Streams that had joined the one it began in have ended with it.
-            self.capturing.retain(|(other, _)| *other != pid);
+    /// The capture of a graph begins, or another stream joins it.
+    fn captures(&mut self, made: &Made<'_>) {
+        if self.capturing.len() < EVENTS {
+            self.capturing.insert((made.call.pid, made.stream));
         }
     }
 
@@ -183,7 +183,7 @@ impl Explainer {
         } else if let Some((other, as_of)) = self.recorded.get(&event).copied() {
             if self.capturing.contains(&(call.pid, other)) {
                 // From now on this stream is captured with the one it waits for.
-                self.capturing.insert((call.pid, made.stream));
+                self.captures(made);
                 return;
             }
             self.devices.joins(made.gpu, (call.pid, made.stream), call.start_ns, other, as_of);

@@ -347,7 +347,7 @@ fn loss(explainer: &Explainer) -> LossReport {
     let (thinned, all) = (explainer.counts.thinned, explainer.counts.events);
     if thinned > 0 {
         notes.push(format!(
-            "{} of {} events are told by others like them (--max-size): counts are exact, times within bursts are estimates",
+            "{} of {} events are told by others like them (--max-size, --budget): counts are exact, times within bursts are estimates",
             units::count(thinned),
             units::count(all)
         ));

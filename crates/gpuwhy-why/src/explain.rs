@@ -212,6 +212,7 @@ impl Explainer {
             self.timeline.threads[creator as usize].forks.push_back(call.start_ns);
         } else if op == self.told.exit {
             self.devices.gone(call.pid, call.start_ns);
+            self.capturing.retain(|(pid, _)| *pid != call.pid);
         } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
             self.counts.reclaims += if op == self.told.reclaim { call.calls() } else { 0 };
             self.counts.major_faults += if op == self.told.fault { call.calls() } else { 0 };

@@ -59,12 +59,16 @@ impl Capture {
             Action::Unsample(op) => self.programs.set_sampled(op, false),
             Action::Detach(op) => {
                 let Some(links) = self.probes.let_go(op) else { return false };
+                self.programs.set_gone(op);
                 // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
                 let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
             }
             Action::Attach { op, sampled } => {
                 self.programs.set_sampled(op, sampled);
-                self.probes.take_back(&self.programs, op);
+                if !self.probes.take_back(&self.programs, op) {
+                    self.programs.set_gone(op);
+                    return false;
+                }
             }
             Action::StacksOff => self.programs.set_switch_stacks(false),
             Action::StacksOn => self.programs.set_switch_stacks(true),

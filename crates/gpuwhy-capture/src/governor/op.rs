@@ -2,7 +2,7 @@
 //! What the policy knows of one function.
 
 use super::load::{OpHits, Prices};
-use gpuwhy_model::{Class, OpId};
+use gpuwhy_model::{Class, Decode, Op, OpId};
 
 /// How a function is followed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -192,13 +192,19 @@ impl OpState {
         )
     }
 
-    /// Allocations tell their address, and the choice of a device its success, when they return: skipping some would make
-    /// the rest wrong.
+    /// Launches of kernels are told by their first and last; everything else differs from call to call in what matters. The
+    /// allocator's reports can do without their stacks.
     pub(super) fn can_be_sampled(&self) -> bool {
-        use Class::{Alloc, Collective, Communicator, Device, Free, Graph, Map, Module};
-        let never =
-            matches!(self.class(), Some(Alloc | Free | Map | Device | Collective | Communicator | Graph | Module));
-        !self.cannot_sample && !never
+        let launches = |op: &Op| {
+            op.class == Class::Launch && matches!(op.decode, Decode::Launch | Decode::LaunchDim3 | Decode::LaunchConfig)
+        };
+        let fits = self.op.get().is_some_and(|op| launches(op) || op.class == Class::Tensor);
+        !self.cannot_sample && fits
+    }
+
+    /// Whether nothing can be done about what it costs.
+    pub(super) fn is_stuck(&self) -> bool {
+        self.cannot_detach && !self.can_be_sampled()
     }
 
     /// It could not be followed less closely, and still is as it was.
@@ -206,7 +212,10 @@ impl OpState {
         match to {
             Following::Detached => {
                 self.cannot_detach = true;
-                self.following = if self.can_be_sampled() { Following::Sampled } else { Following::Full };
+                // One that was not sampled before was not worth it.
+                let was_sampled =
+                    self.can_be_sampled() && self.sampled.given_up > 0.0 && self.sampled.taken_back.is_none();
+                self.following = if was_sampled { Following::Sampled } else { Following::Full };
             }
             Following::Full | Following::Sampled => {
                 self.cannot_sample = true;

@@ -166,10 +166,9 @@ impl Writer {
     pub(super) fn end_batch(&mut self) -> Result<()> {
         if self.failing {
             let gone = self.unsaved.bound(|tid| self.rows.calls_cuda(tid), self.origin_ns);
-            if gone != GivenUp::default() {
-                self.give_up(&gone, LossCause::WriteFailed);
-                self.counts.open = self.unsaved.tally();
-            }
+            self.give_up(&gone, LossCause::WriteFailed);
+            // Rows may have been thinned without any being given up.
+            self.counts.open = self.unsaved.tally();
             return Ok(());
         }
         let most = self.cap.part(2 * PAGE_BYTES, 1_000, MAX_ROWS_IN_TRANSACTION);

@@ -39,18 +39,25 @@ impl Writer {
         self.give_up(&gone, LossCause::SizeCap);
     }
 
+    /// Whether there is room for what is no event.
+    fn has_room(&self) -> bool {
+        matches!(self.room(), Room::Enough | Room::Little(_))
+    }
+
     /// Stores how transfers stand among those of their communicator; the calls themselves are given as such.
     pub fn add_transfers(&mut self, rows: &[Transfer]) {
+        let room = rows.is_empty() || self.has_room();
         for row in rows {
-            let kept = self.pending.told.transfer(*row);
+            let kept = room && self.pending.told.transfer(*row);
             self.lose_evidence(u64::from(!kept));
         }
     }
 
     /// Stores communicators that were made.
     pub fn add_communicators(&mut self, rows: &[Communicator]) {
+        let room = rows.is_empty() || self.has_room();
         for row in rows {
-            let kept = self.pending.told.communicator(*row);
+            let kept = room && self.pending.told.communicator(*row);
             self.lose_evidence(u64::from(!kept));
         }
     }
@@ -58,14 +65,14 @@ impl Writer {
     /// Stores names of functions.
     pub fn add_function_names(&mut self, rows: impl IntoIterator<Item = FunctionName>) {
         for row in rows {
-            let kept = self.pending.told.name(row);
+            let kept = self.has_room() && self.pending.told.name(row);
             self.lose_evidence(u64::from(!kept));
         }
     }
 
     /// Says that a library was in use before it was watched.
     pub fn add_unwatched(&mut self, row: Unwatched) {
-        let kept = self.pending.told.unwatched(row);
+        let kept = self.has_room() && self.pending.told.unwatched(row);
         self.lose_evidence(u64::from(!kept));
     }
 

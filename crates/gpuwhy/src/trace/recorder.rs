@@ -22,7 +22,7 @@ use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
 use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
-use gpuwhy_model::{LossCause, OpId};
+use gpuwhy_model::{Class, LossCause, OpId};
 use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
@@ -385,8 +385,8 @@ impl Recorder {
         let (finished, snapshot) = self.writer.finish(end).unzip();
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
-        let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| op.is_cuda()).map(|(_, n)| n).sum();
-        let made: u64 = snapshot.totals.iter().filter(|(op, _)| op.is_cuda()).map(|(_, totals)| totals.calls).sum();
+        let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| is_call(**op)).map(|(_, n)| n).sum();
+        let made: u64 = snapshot.totals.iter().filter(|(op, _)| is_call(*op)).map(|(_, totals)| totals.calls).sum();
         // What the writer lost itself.
         self.lost_by_cause.extend(finished.iter().flat_map(|finished| finished.lost.iter().copied()));
         let lost: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
@@ -413,6 +413,11 @@ impl Recorder {
         };
         (summary, self.progress)
     }
+}
+
+/// Whether it is a call of a library, not something the kernel or an allocator tells.
+fn is_call(op: OpId) -> bool {
+    op.is_cuda() && op.get().is_none_or(|op| op.class != Class::Tensor)
 }
 
 /// What went wrong with the file, if anything.

@@ -84,7 +84,7 @@ impl Summary {
         };
         let host = match self.seen.saturating_sub(self.cuda_calls) {
             0 => String::new(),
-            n => format!(" and {} events of the host", units::count(n)),
+            n => format!(" and {} other events", units::count(n)),
         };
         lines.push(format!(
             "gpuwhy: {} calls{host} seen, {} stored, {lost} in {}",
