@@ -14,7 +14,7 @@ use crate::libraries::FileId;
 use crate::syscalls;
 use crate::system;
 use gpuwhy_model::ops::{self, KernelOp, TorchOp, kernel_op, torch_op};
-use gpuwhy_model::{Decode, Library, LossCause, Op, OpId};
+use gpuwhy_model::{Decode, LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
@@ -115,10 +115,11 @@ pub(crate) struct Calibrated {
     pub(crate) links: Vec<Link>,
 }
 
-/// What gpuwhy's own function is probed as: any function without arguments to read.
+/// What gpuwhy's own function is probed as: a launch, since only those can be counted. Its arguments are whatever is in
+/// registers and on the stack.
 pub(crate) static CALIBRATED: LazyLock<&'static Op> = LazyLock::new(|| {
-    let plain = |op: &&Op| op.library == Library::Runtime && op.decode == Decode::Plain && !op.seen_at_driver;
-    ops::table().iter().find(plain).unwrap_or(&ops::table()[0])
+    let launch = |op: &&Op| op.decode == Decode::LaunchDim3;
+    ops::table().iter().find(launch).unwrap_or(&ops::table()[0])
 });
 
 /// The loaded programs and their maps.

@@ -91,7 +91,8 @@ pub(crate) struct Trace {
     /// Leave out Python stacks
     #[arg(long)]
     pub(crate) no_stack: bool,
-    /// What tracing may cost the job: beyond it, bursts of calls are counted instead of followed, then left out (or: none)
+    /// What tracing may cost the job: 2%, 0.5%, none. Beyond it bursts of launches are counted instead of followed, then the
+    /// hottest functions are let go, and that is said
     #[arg(long, value_name = "PART", default_value = "2%", overrides_with = "budget")]
     pub(crate) budget: Budget,
     /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)

@@ -74,7 +74,7 @@ fn the_session_tells_of_machine_and_command_without_secrets() {
     assert!(command.starts_with("sh -c '\"$0\" --cudart"), "{command}");
     assert!(command.ends_with(" --api-key=*** --hf-token *** --epochs=3"), "{command}");
     let flags = session(&db, "flags").unwrap();
-    assert_eq!(flags, format!("trace --db {} --quiet", place.db().display()));
+    assert_eq!(flags, format!("trace --budget none --db {} --quiet", place.db().display()));
     let bytes = std::fs::read(place.db()).unwrap();
     assert!(!bytes.windows(4).any(|part| part == b"xyz-"), "a secret is in the file");
 }
@@ -227,7 +227,7 @@ impl TracingOnto {
     fn start(disk: &SmallDisk<'_>, jobs: &[&HeldSimjob]) -> Self {
         let stderr = disk.0.dir.path().join("stderr");
         let mut command = Command::new(GPUWHY);
-        command.args(["trace", "--json", "--db"]).arg(disk.db());
+        command.args(["trace", "--budget", "none", "--json", "--db"]).arg(disk.db());
         jobs.iter().for_each(|job| _ = command.arg("--pid").arg(job.parent().to_string()));
         command.stdout(Stdio::piped()).stderr(std::fs::File::create(&stderr).unwrap());
         let mut child = command.spawn().unwrap();

@@ -22,7 +22,7 @@ fn refused(command: &mut Command) -> String {
 
 fn trace_to(db: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(GPUWHY);
-    command.args(["trace", "--db"]).arg(db).args(args);
+    command.args(["trace", "--budget", "none", "--db"]).arg(db).args(args);
     command
 }
 

@@ -38,7 +38,7 @@ fn private_folder(place: &Place, name: &str, owner: u32) -> PathBuf {
 /// `gpuwhy trace` with a file of its own choice, knowing nothing of the simulated libraries.
 fn trace_to(db: &Path) -> Command {
     let mut command = Command::new(GPUWHY);
-    command.args(["trace", "--quiet", "--db"]).arg(db);
+    command.args(["trace", "--budget", "none", "--quiet", "--db"]).arg(db);
     command
 }
 
@@ -290,7 +290,10 @@ fn a_user_with_the_four_capabilities_needs_no_root_and_the_job_does_not_get_them
     std::fs::copy(GPUWHY, folder.join("gpuwhy")).unwrap();
     let script = r#"grep ^Cap /proc/$$/status; "$0" --cudart "$1" --calls 100"#;
     let mut command = as_user_with_the_four();
-    command.arg(folder.join("gpuwhy")).args(["trace", "--quiet", "--db"]).arg(folder.join("run.db"));
+    command
+        .arg(folder.join("gpuwhy"))
+        .args(["trace", "--budget", "none", "--quiet", "--db"])
+        .arg(folder.join("run.db"));
     command.args(["--", "sh", "-c", script]).arg(&sim().simjob).arg(&sim().cudart);
     let output = succeed(command.env("LD_LIBRARY_PATH", &sim().dir));
     let said = text(&output);

@@ -148,7 +148,7 @@ fn start_held(place: &Place, args: &[&str]) -> Child {
 /// Attaches gpuwhy to a process and waits until it says that it traces.
 fn attach(place: &Place, pid: u32) -> (Child, BufReader<std::process::ChildStderr>) {
     let mut command = Command::new(GPUWHY);
-    command.args(["trace", "--pid", &pid.to_string(), "--db"]).arg(place.db());
+    command.args(["trace", "--budget", "none", "--pid", &pid.to_string(), "--db"]).arg(place.db());
     let mut tracing = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut stderr = BufReader::new(tracing.stderr.take().unwrap());
     let mut said = String::new();
@@ -215,7 +215,12 @@ impl HostRun {
         let place = Place::new();
         let stolen = stolen_ns();
         let mut command = Command::new(GPUWHY);
-        command.args(["trace", "--quiet", "--db"]).arg(place.db()).arg("--").arg(&sim().hostjob).args(args);
+        command
+            .args(["trace", "--budget", "none", "--quiet", "--db"])
+            .arg(place.db())
+            .arg("--")
+            .arg(&sim().hostjob)
+            .args(args);
         super::succeed(command.arg("--truth").arg(place.log()));
         let main = lines(&place.log()).into_iter().rfind(|line| line["name"] == "main").unwrap();
         let pid = main["pid"].as_u64().unwrap() as u32;

@@ -172,7 +172,7 @@ impl Scripts {
         BufReader::new(job.stdout.as_mut().unwrap()).read_line(&mut ready).unwrap();
         assert_eq!(ready, "ready\n", "{}", program.display());
         let mut gpuwhy = Command::new(GPUWHY);
-        gpuwhy.args(["trace", "--pid", &job.id().to_string(), "--db"]).arg(place.db());
+        gpuwhy.args(["trace", "--budget", "none", "--pid", &job.id().to_string(), "--db"]).arg(place.db());
         let tracing = Tracing::start(&mut gpuwhy, &place, CUDA_LIBRARIES);
         job.stdin.take().unwrap().write_all(b"go\n").unwrap();
         assert!(job.wait().unwrap().success(), "{script}");
