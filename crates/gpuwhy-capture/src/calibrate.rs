@@ -48,14 +48,14 @@ pub struct OwnSite {
     pub cost: ProbeCost,
 }
 
-/// Written out, because a compiler may begin it with anything. The landing pad is what indirect calls need where the
+/// Written out, because a compiler may begin it with anything. It returns 0, which is CUDA's word for success. The landing pad is what indirect calls need where the
 /// processor checks them; probes go past it.
 #[unsafe(naked)]
 extern "C" fn probed() {
     #[cfg(target_arch = "x86_64")]
-    std::arch::naked_asm!("endbr64", "push rbp", "pop rbp", "ret");
+    std::arch::naked_asm!("endbr64", "push rbp", "pop rbp", "xor eax, eax", "ret");
     #[cfg(target_arch = "aarch64")]
-    std::arch::naked_asm!("bti c", "ret");
+    std::arch::naked_asm!("bti c", "mov w0, #0", "ret");
 }
 
 impl Calibrator {

@@ -78,7 +78,7 @@ fn a_small_file_has_true_sums_and_every_slow_call() {
     assert!(number(&db, &sql) >= slow as i64, "{} of {slow}", number(&db, &sql));
 
     let note = "events are in this file as weights of others";
-    assert!(said.contains(note) && said.contains("(--max-size 3.00 MB)"), "{said}");
+    assert!(said.contains(note) && said.contains("--max-size 3.00 MB"), "{said}");
     let explained = text(&succeed(Command::new(GPUWHY).args(["explain", "--db"]).arg(place.db())));
     assert!(explained.contains("are told by others like them"), "{explained}");
     for format in [None, Some("--json"), Some("--csv")] {
