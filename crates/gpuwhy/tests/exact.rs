@@ -4,7 +4,8 @@
 
 mod common;
 
-use common::compare::{assert_same_calls, list, recorded_sums, true_sums};
+use common::compare::{assert_same_calls, recorded_sums, true_sums};
+use common::jobs::{assert_exact, copy_of_libraries};
 use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text};
 use gpuwhy_model::ops;
 use std::process::Command;
@@ -14,20 +15,6 @@ fn trace_simjob(place: &Place, gpuwhy: &[&str], simjob: &[&str]) -> String {
     let mut command = place.trace();
     command.args(gpuwhy).arg("--").arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(simjob);
     text(&succeed(&mut command))
-}
-
-/// Insists that nothing was lost and that counts, errors and bytes are the log's, function by function.
-fn assert_exact(place: &Place) {
-    let (truth, db) = (place.truth(), place.run_file());
-    assert_eq!(number(&db, "SELECT events_lost FROM sessions"), 0, "events lost");
-    assert_eq!(number(&db, "SELECT COALESCE(SUM(count), 0) FROM loss"), 0, "any loss, details included");
-    assert_eq!(recorded_sums(&db, &truth), true_sums(&truth));
-    let calls: u64 = true_sums(&truth).values().map(|sums| sums.calls).sum();
-    let summed = format!(
-        "SELECT SUM(calls) FROM seconds WHERE pid IN ({}) AND op NOT IN (SELECT op FROM ops WHERE layer = 'kernel')",
-        list(&truth.pids())
-    );
-    assert_eq!(number(&db, &summed), calls as i64, "per-second sums cover every call");
 }
 
 #[test]
@@ -169,7 +156,7 @@ fn libraries_loaded_before_tracing_and_two_copies_of_them_are_the_same() {
     }
     let (_lock, place) = (one_at_a_time(), Place::new());
     let copy = tempfile::tempdir().unwrap();
-    let second = simgpu_copy(copy.path());
+    let second = copy_of_libraries(copy.path());
     let mut job = place.simjob(&["--procs", "2", "--threads", "2", "--mix", "mixed", "--calls", "100000"]);
     let mut job = HeldSimjob::start(job.arg("--cudart").arg(&second));
     let mut command = place.trace();
@@ -183,14 +170,6 @@ fn libraries_loaded_before_tracing_and_two_copies_of_them_are_the_same() {
     assert_exact(&place);
     assert_same_calls(&place.truth(), &place.run_file());
     assert_eq!(number(&place.run_file(), "SELECT COUNT(DISTINCT path) FROM libraries"), 4);
-}
-
-/// Another copy of the libraries, at another path.
-fn simgpu_copy(dir: &std::path::Path) -> std::path::PathBuf {
-    for file in [&sim().cuda, &sim().cudart] {
-        succeed(Command::new("cp").arg(file).arg(dir));
-    }
-    dir.join(sim().cudart.file_name().unwrap())
 }
 
 #[test]
@@ -434,7 +413,7 @@ fn without_a_pid_every_process_that_uses_cuda_is_traced_also_one_started_later()
     }
     let (_lock, place) = (one_at_a_time(), Place::new());
     let copy = tempfile::tempdir().unwrap();
-    let second = simgpu_copy(copy.path());
+    let second = copy_of_libraries(copy.path());
     let args = ["--mix", "mixed", "--calls", "10000"];
     let mut early = HeldSimjob::start(&mut place.simjob(&args));
     let tracing = Tracing::start(&mut place.trace(), &place, 2);

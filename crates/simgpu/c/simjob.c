@@ -49,7 +49,7 @@ uint64_t share(uint64_t total, int parts, int index)
     return total / n + (i < total % n ? 1 : 0);
 }
 
-static uint64_t number(const char *text)
+uint64_t number(const char *text)
 {
     char *end;
     errno = 0;

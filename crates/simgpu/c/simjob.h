@@ -67,6 +67,8 @@ uint64_t clock_ns(int clock);
 _Noreturn void die(const char *format, ...) __attribute__((format(printf, 1, 2)));
 // The share of `total` that falls to number `index` of `parts`.
 uint64_t share(uint64_t total, int parts, int index);
+// A number of the command line; dies of anything else.
+uint64_t number(const char *text);
 
 Api load_api(const char *path);
 void *resolve(void *handle, const char *name); // dlsym that cannot fail

@@ -40,16 +40,6 @@ static _Noreturn void refuse(void)
     exit(2);
 }
 
-static uint64_t number(const char *text)
-{
-    char *end;
-    errno = 0;
-    uint64_t value = strtoull(text, &end, 10);
-    if (errno || end == text || *end)
-        die("not a number: %s", text);
-    return value;
-}
-
 static void hold(void)
 {
     printf("ready %d\n", (int)getpid());
