@@ -4,9 +4,8 @@
 
 mod cli;
 mod commands;
-mod explain;
 mod output;
-mod profile;
+mod progress;
 mod thinned;
 mod trace;
 

@@ -4,11 +4,11 @@
 
 use crate::cli::{Demo, Scenario};
 use crate::commands::explain as command;
-use crate::explain::{self, Part};
 use crate::output;
 use crate::trace::sudo::Caller;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
+use gpuwhy_ask::explain::{self, Part};
 use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;

@@ -3,8 +3,8 @@
 
 use crate::cli::{Explain, FailOn};
 use crate::commands::per_process;
-use crate::explain::{self, Explained, Part};
 use crate::output;
+use gpuwhy_ask::explain::{self, Explained, Part};
 use gpuwhy_model::Severity;
 use gpuwhy_store::Reader;
 use gpuwhy_view::{ExplainView, ProcessCalls};

@@ -3,15 +3,17 @@
 
 use crate::cli::Profile;
 use crate::output;
-use crate::profile::{self, Analysed, Report};
-use gpuwhy_model::{Finding, units};
+use crate::progress::Progress;
+use gpuwhy_ask::profile::{self, Analysed, Question, Report, findings, warnings};
+use gpuwhy_model::units;
 use gpuwhy_view::{Style, profile_memory, profile_trace};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Profile) -> anyhow::Result<ExitCode> {
-    let files = profile::analyse(args)?;
+    let files = profile::analyse(&question(args), &watch)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&document(&files)?)?)?;
@@ -24,30 +26,22 @@ pub(crate) fn run(args: &Profile) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(failed)))
 }
 
-/// All findings, worst first, each with the file it is about where there are several.
-fn findings(files: &[Analysed]) -> Vec<Finding> {
-    let mut all = Vec::new();
-    for file in files {
-        for finding in file.report().map(Report::findings).unwrap_or_default() {
-            let mut finding = finding.clone();
-            if let Some(label) = &file.label {
-                finding.title = format!("{label}: {}", finding.title);
-            }
-            all.push(finding);
-        }
+fn question(args: &Profile) -> Question {
+    Question {
+        paths: args.paths.clone(),
+        traces_only: args.trace_only,
+        snapshots_only: args.memory_only,
+        include_warmup: args.include_warmup,
+        quick: args.quick,
+        gpu_gb: args.gpu_gb,
+        device: args.device,
+        rules: args.rules.clone(),
     }
-    Finding::sort(&mut all);
-    all
 }
 
-/// What could not be read or told of a file.
-fn warnings(file: &Analysed) -> Vec<String> {
-    let told = match &file.outcome {
-        Ok(report) => report.warnings().to_vec(),
-        Err(error) => return vec![output::one_sentence(error)],
-    };
-    let named = |warning: String| file.label.as_ref().map_or(warning.clone(), |label| format!("{label}: {warning}"));
-    told.into_iter().map(named).collect()
+fn watch(path: &Path, size: u64) -> Box<dyn FnMut(u64)> {
+    let mut progress = Progress::new(path, size);
+    Box::new(move |done| progress.at(done))
 }
 
 /// `gpuwhy.profile/1`, described in docs/profile-json.md. `trace` and `memory` are those of the first file of
@@ -60,7 +54,7 @@ fn document(files: &[Analysed]) -> anyhow::Result<Value> {
         let (key, body) = match &file.outcome {
             Ok(Report::Trace(report)) => ("trace", serde_json::to_value(report)?),
             Ok(Report::Memory(report)) => ("memory", serde_json::to_value(report)?),
-            Err(error) => ("error", output::one_sentence(error).into()),
+            Err(error) => ("error", error.to_string().into()),
         };
         if file.outcome.is_ok() && document.get(key).is_none() {
             document[key] = body.clone();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Why the job was slow, said when its trace ends.
 
-use crate::explain::{self, Part};
 use crate::output;
 use crate::trace::job::RunningJob;
 use crate::trace::{Summary, recorder};
 use anyhow::bail;
+use gpuwhy_ask::explain::{self, Part};
 use gpuwhy_model::{Severity, units};
 use gpuwhy_store::Reader;
 use gpuwhy_view::{Style, explain_view};

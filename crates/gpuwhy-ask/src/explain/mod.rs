@@ -4,41 +4,44 @@
 mod facts;
 mod keep;
 
-use anyhow::bail;
+use crate::{Error, Result};
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-pub(crate) use keep::keep;
+pub use keep::keep;
 
 /// Which part of a run to explain.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Part {
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Part {
     /// From when on, since the run began.
-    pub(crate) from: Option<Duration>,
+    pub from: Option<Duration>,
     /// Until when.
-    pub(crate) to: Option<Duration>,
+    pub to: Option<Duration>,
     /// Only the last so much.
-    pub(crate) since: Option<Duration>,
+    pub since: Option<Duration>,
     /// Only what these processes launch.
-    pub(crate) pids: Vec<u32>,
+    pub pids: Vec<u32>,
 }
 
 /// An explanation and the run it is of.
-pub(crate) struct Explained {
-    pub(crate) report: Report,
-    pub(crate) session: Session,
+#[derive(Debug, Clone)]
+pub struct Explained {
+    /// The explanation.
+    pub report: Report,
+    /// The run.
+    pub session: Session,
 }
 
 /// Explains a run, or a part of it.
-pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained> {
+pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
     let session = reader.session()?;
     let (from, to) = span(part, session.duration_ns)?;
     let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
     if let Some(pid) = part.pids.iter().find(|pid| !facts.is_traced(**pid)) {
-        bail!("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are");
+        return Err(Error::UnknownProcess { pid: *pid });
     }
     let mut explainer = Explainer::new(facts);
     // From the beginning, whatever part is asked about: what was going on then may have begun long before.
@@ -61,7 +64,7 @@ pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained>
 }
 
 /// The asked-for part, ns since the run began.
-fn span(part: &Part, duration_ns: u64) -> anyhow::Result<(u64, u64)> {
+fn span(part: &Part, duration_ns: u64) -> Result<(u64, u64)> {
     let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let to = part.to.map_or(duration_ns, |to| ns(to).min(duration_ns));
     let from = match part.since {
@@ -69,8 +72,7 @@ fn span(part: &Part, duration_ns: u64) -> anyhow::Result<(u64, u64)> {
         None => part.from.map_or(0, ns),
     };
     if from >= to && duration_ns > 0 {
-        let length = gpuwhy_model::units::time(duration_ns);
-        bail!("there is nothing between --from and --to: the run is {length} long");
+        return Err(Error::EmptyPart { run_ns: duration_ns });
     }
     Ok((from, to))
 }

@@ -12,7 +12,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const EVERY: Duration = Duration::from_millis(200);
 
 /// Progress of one file. The line is wiped when it is dropped.
-pub(super) struct Progress {
+pub(crate) struct Progress {
     name: String,
     /// Bytes to read.
     size: u64,
@@ -22,14 +22,14 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    pub(super) fn new(path: &Path, size: u64) -> Self {
+    pub(crate) fn new(path: &Path, size: u64) -> Self {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let wanted = std::io::stderr().is_terminal();
         Self { name: units::safe(&name, 40), size, began: Instant::now(), said: None, wanted }
     }
 
     /// Hears how many bytes are done.
-    pub(super) fn at(&mut self, done: u64) {
+    pub(crate) fn at(&mut self, done: u64) {
         let elapsed = self.began.elapsed();
         if !self.wanted || elapsed < PATIENCE || self.said.is_some_and(|last| last.elapsed() < EVERY) {
             return;

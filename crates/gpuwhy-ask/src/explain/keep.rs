@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Stores the findings of a run that has ended. A file that may not be written to, or is busy, is as good without:
 /// whoever asks again gets the same answer.
-pub(crate) fn keep(path: &Path, explained: &Explained) {
+pub fn keep(path: &Path, explained: &Explained) {
     let Explained { report, session } = explained;
     if session.stop_unix_ns.is_none() || report.findings.is_empty() {
         return;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which files a user means by the paths given: a file is itself, a folder what PyTorch leaves in it.
 
-use anyhow::{Context, bail};
+use crate::{Error, Result};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ const HEAD: u64 = 4096;
 
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// A profiler trace.
     Trace,
     /// A memory snapshot.
@@ -19,24 +19,21 @@ pub(crate) enum Kind {
 
 /// A file to analyse.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Source {
+pub struct Source {
     /// Where.
-    pub(crate) path: PathBuf,
+    pub path: PathBuf,
     /// What.
-    pub(crate) kind: Kind,
+    pub kind: Kind,
 }
 
 /// The files meant, in the order given; those of a folder sorted by name.
-pub(crate) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> anyhow::Result<Vec<Source>> {
+pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in paths {
         if path.is_dir() {
             let found = in_folder(path)?;
             if found.is_empty() {
-                bail!(
-                    "{} has no profiler trace (*.json, *.json.gz) and no memory snapshot (*.pickle): give the file itself",
-                    path.display()
-                );
+                return Err(Error::EmptyFolder { path: path.clone() });
             }
             sources.extend(found);
         } else {
@@ -52,15 +49,15 @@ pub(crate) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> anyhow::
         Kind::Snapshot => snapshots,
     });
     if sources.is_empty() {
-        bail!("nothing is left to analyse: --memory-only wants a snapshot.pickle, --trace-only a profiler trace");
+        return Err(Error::NothingLeft);
     }
     Ok(sources)
 }
 
 /// PyTorch's files in a folder: every snapshot, and the traces, by name or by what they begin with. Other JSON (a
 /// config, say) is none.
-fn in_folder(folder: &Path) -> anyhow::Result<Vec<Source>> {
-    let entries = std::fs::read_dir(folder).with_context(|| format!("cannot look into {}", folder.display()))?;
+fn in_folder(folder: &Path) -> Result<Vec<Source>> {
+    let entries = std::fs::read_dir(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
     let mut found: Vec<Source> = entries
         .flatten()
         .filter_map(|entry| {
@@ -107,12 +104,12 @@ fn kind_by_name(path: &Path) -> Option<Kind> {
 }
 
 /// A pickle of protocol 2 or later begins with 0x80; JSON with a bracket.
-fn kind_by_content(path: &Path) -> anyhow::Result<Kind> {
-    let first = head(path).with_context(|| format!("cannot read {}", path.display()))?;
+fn kind_by_content(path: &Path) -> Result<Kind> {
+    let first = head(path).map_err(|source| Error::Io { path: path.into(), source })?;
     match first.iter().find(|byte| !byte.is_ascii_whitespace()) {
         Some(0x80) => Ok(Kind::Snapshot),
         Some(b'{' | b'[') => Ok(Kind::Trace),
-        _ => bail!("{} is neither a profiler trace (JSON) nor a memory snapshot (pickle)", path.display()),
+        _ => Err(Error::UnknownKind { path: path.into() }),
     }
 }
 

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Why there is no answer.
+
+use gpuwhy_model::units;
+use gpuwhy_torch::{snapshot, trace};
+use std::path::PathBuf;
+
+/// A result of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The run file.
+    #[error(transparent)]
+    File(#[from] gpuwhy_store::Error),
+    /// The asked-for process is none of the run's.
+    #[error("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are")]
+    UnknownProcess {
+        /// The process.
+        pid: u32,
+    },
+    /// No time is left between the two ends asked for.
+    #[error("there is nothing between --from and --to: the run is {} long", units::time(*.run_ns))]
+    EmptyPart {
+        /// How long the run is.
+        run_ns: u64,
+    },
+    /// A folder without anything of PyTorch's.
+    #[error("{} has no profiler trace (*.json, *.json.gz) and no memory snapshot (*.pickle): give the file itself", .path.display())]
+    EmptyFolder {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// There are files, but not of the kind asked for.
+    #[error("nothing is left to analyse: --memory-only wants a snapshot.pickle, --trace-only a profiler trace")]
+    NothingLeft,
+    /// Neither JSON nor a pickle.
+    #[error("{} is neither a profiler trace (JSON) nor a memory snapshot (pickle)", .path.display())]
+    UnknownKind {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file or folder cannot be read.
+    #[error("cannot read {}: {source}", .path.display())]
+    Io {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A profiler trace, or rules for one.
+    #[error("{}: {source}", .path.display())]
+    Trace {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: trace::Error,
+    },
+    /// A memory snapshot.
+    #[error("{}: {source}", .path.display())]
+    Snapshot {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: snapshot::Error,
+    },
+}

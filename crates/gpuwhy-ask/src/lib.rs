@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Questions and answers: what a run file, or what PyTorch wrote, is asked by every view.
+//!
+//! The store knows rows, the analyses know events; here is which rows make an answer. The command line, the MCP server and
+//! whatever comes next ask the same functions, so their numbers cannot differ.
+
+mod error;
+pub mod explain;
+pub mod profile;
+
+pub use error::{Error, Result};
+pub use explain::{Explained, Part};

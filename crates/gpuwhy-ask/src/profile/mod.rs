@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From paths to reports: which files are meant, reading them with progress, one answer of several.
+
+mod sources;
+
+pub use sources::{Kind, Source};
+
+use crate::{Error, Result};
+use gpuwhy_model::Finding;
+use gpuwhy_torch::snapshot::{self, MemoryReport};
+use gpuwhy_torch::trace::{self, Rules, TraceReport};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+/// What one file said.
+pub enum Report {
+    /// A profiler trace.
+    Trace(Box<TraceReport>),
+    /// A memory snapshot.
+    Memory(Box<MemoryReport>),
+}
+
+impl Report {
+    /// What was concluded.
+    pub fn findings(&self) -> &[Finding] {
+        match self {
+            Self::Trace(report) => &report.findings,
+            Self::Memory(report) => &report.findings,
+        }
+    }
+
+    /// What could not be read or told.
+    pub fn warnings(&self) -> &[String] {
+        match self {
+            Self::Trace(report) => &report.warnings,
+            Self::Memory(report) => &report.warnings,
+        }
+    }
+}
+
+/// A file and what came of it.
+pub struct Analysed {
+    /// The file.
+    pub source: Source,
+    /// What it said, or why it could not be read.
+    pub outcome: Result<Report>,
+    /// What to call it where there are several of its kind: `rank 3`, else its name.
+    pub label: Option<String>,
+}
+
+impl Analysed {
+    /// What it said.
+    pub fn report(&self) -> Option<&Report> {
+        self.outcome.as_ref().ok()
+    }
+}
+
+/// What to look at, and how.
+#[derive(Debug, Clone, Default)]
+pub struct Question {
+    /// Files and folders.
+    pub paths: Vec<PathBuf>,
+    /// Leave out memory snapshots.
+    pub traces_only: bool,
+    /// Leave out profiler traces.
+    pub snapshots_only: bool,
+    /// Findings and rankings cover warm-up steps, too.
+    pub include_warmup: bool,
+    /// Leave out CPU ops and Python functions.
+    pub quick: bool,
+    /// The GPU's memory as its box says it, GiB.
+    pub gpu_gb: Option<f64>,
+    /// Only this device.
+    pub device: Option<u32>,
+    /// Kernel categories instead of the built-in ones.
+    pub rules: Option<PathBuf>,
+}
+
+/// Told of a file and its size before it is read; what it returns hears how many bytes are done, and is dropped at the end.
+pub type Watch<'a> = dyn Fn(&Path, u64) -> Box<dyn FnMut(u64)> + 'a;
+
+/// Finds the files meant and analyses each. One that cannot be read takes nothing from the others; if none can,
+/// that is an error.
+pub fn analyse(question: &Question, watch: &Watch<'_>) -> Result<Vec<Analysed>> {
+    let sources = sources::find(&question.paths, !question.traces_only, !question.snapshots_only)?;
+    let options = trace_options(question)?;
+    let mut files: Vec<Analysed> = Vec::new();
+    // Traces first: they tell how much memory the GPU has.
+    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
+    for source in traces.into_iter().chain(snapshots) {
+        let outcome = match source.kind {
+            Kind::Trace => read_trace(&source.path, &options, watch).map(|report| Report::Trace(Box::new(report))),
+            Kind::Snapshot => {
+                let given = question.gpu_gb.map(|gb| (gb * GIB) as u64);
+                let options = snapshot::Options {
+                    device: question.device,
+                    capacity_bytes: given.or_else(|| capacity(&files)),
+                    ..Default::default()
+                };
+                read_snapshot(&source.path, &options, watch).map(|report| Report::Memory(Box::new(report)))
+            }
+        };
+        files.push(Analysed { source, outcome, label: None });
+    }
+    if files.iter().all(|file| file.outcome.is_err())
+        && let Some(Analysed { outcome: Err(error), .. }) = files.pop()
+    {
+        return Err(error);
+    }
+    label(&mut files);
+    Ok(files)
+}
+
+/// What "80 GB" means on a GPU's box: such sizes are counted in powers of two.
+const GIB: f64 = (1u64 << 30) as f64;
+
+/// Names files by rank, or by name, where a reader would mix them up.
+fn label(files: &mut [Analysed]) {
+    for kind in [Kind::Trace, Kind::Snapshot] {
+        if files.iter().filter(|file| file.source.kind == kind).count() < 2 {
+            continue;
+        }
+        for file in files.iter_mut().filter(|file| file.source.kind == kind) {
+            let rank = match &file.outcome {
+                Ok(Report::Trace(report)) => report.rank.map(|rank| format!("rank {rank}")),
+                _ => None,
+            };
+            let name = || file.source.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            file.label = Some(rank.unwrap_or_else(name));
+        }
+    }
+}
+
+fn trace_options(question: &Question) -> Result<trace::Options> {
+    let rules = match &question.rules {
+        None => None,
+        Some(path) => {
+            let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.clone(), source })?;
+            Some(Rules::parse(&text).map_err(|source| Error::Trace { path: path.clone(), source })?)
+        }
+    };
+    let device = question.device.map(|device| device as i32);
+    Ok(trace::Options { include_warmup: question.include_warmup, quick: question.quick, device, rules, workers: 0 })
+}
+
+/// A file and its size.
+fn open(path: &Path) -> Result<(File, u64)> {
+    let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
+    opened.map(|(size, file)| (file, size)).map_err(|source| Error::Io { path: path.into(), source })
+}
+
+fn read_trace(path: &Path, options: &trace::Options, watch: &Watch<'_>) -> Result<TraceReport> {
+    let (file, size) = open(path)?;
+    let progress = watch(path, size);
+    trace::analyse(file, options, progress).map_err(|source| Error::Trace { path: path.into(), source })
+}
+
+/// The GPUs' memory, where the traces agree on it.
+fn capacity(files: &[Analysed]) -> Option<u64> {
+    let mut sizes = files.iter().flat_map(|file| match file.report() {
+        Some(Report::Trace(report)) => report.devices.as_slice(),
+        _ => &[],
+    });
+    let first = sizes.next()?.memory_bytes?;
+    sizes.all(|device| device.memory_bytes == Some(first)).then_some(first)
+}
+
+fn read_snapshot(path: &Path, options: &snapshot::Options, watch: &Watch<'_>) -> Result<MemoryReport> {
+    let (file, size) = open(path)?;
+    let mut progress = watch(path, size);
+    let report = snapshot::analyse(file, options, Some(&mut |done| progress(done)));
+    report.map_err(|source| Error::Snapshot { path: path.into(), source })
+}
+
+/// All findings, worst first, each with the file it is about where there are several.
+pub fn findings(files: &[Analysed]) -> Vec<Finding> {
+    let mut all = Vec::new();
+    for file in files {
+        for finding in file.report().map(Report::findings).unwrap_or_default() {
+            let mut finding = finding.clone();
+            if let Some(label) = &file.label {
+                finding.title = format!("{label}: {}", finding.title);
+            }
+            all.push(finding);
+        }
+    }
+    Finding::sort(&mut all);
+    all
+}
+
+/// What could not be read or told of a file.
+pub fn warnings(file: &Analysed) -> Vec<String> {
+    let told = match &file.outcome {
+        Ok(report) => report.warnings().to_vec(),
+        Err(error) => return vec![error.to_string()],
+    };
+    let named = |warning: String| file.label.as_ref().map_or(warning.clone(), |label| format!("{label}: {warning}"));
+    told.into_iter().map(named).collect()
+}
