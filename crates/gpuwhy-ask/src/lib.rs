@@ -4,9 +4,14 @@
 //! The store knows rows, the analyses know events; here is which rows make an answer. The command line, the MCP server and
 //! whatever comes next ask the same functions, so their numbers cannot differ.
 
+pub mod compare;
 mod error;
 pub mod explain;
+mod part;
 pub mod profile;
+pub mod runs;
+pub mod stats;
 
 pub use error::{Error, Result};
-pub use explain::{Explained, Part};
+pub use explain::Explained;
+pub use part::Part;

@@ -81,7 +81,7 @@ pub struct ProcessOpTotals {
 }
 
 /// A part of the run, as SQL compares it: both ends belong to it.
-type Span = [i64; 2];
+pub(crate) type Span = [i64; 2];
 
 impl Reader {
     /// Everything but the events. Samples and errors are those taken from `from_ns` to `to_ns` (both included,
@@ -221,7 +221,7 @@ impl Reader {
 }
 
 /// The seconds a span of time touches. One that ends with a second does not touch the next.
-fn seconds(from_ns: u64, to_ns: Option<u64>) -> Span {
+pub(crate) fn seconds(from_ns: u64, to_ns: Option<u64>) -> Span {
     let whole = |ns: u64| i64::try_from(ns / SECOND).unwrap_or(i64::MAX);
     [whole(from_ns), to_ns.map_or(i64::MAX, |to| whole(to.saturating_sub(1).max(from_ns)))]
 }

@@ -15,6 +15,7 @@
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
 pub mod aggregate;
+mod buckets;
 mod cap;
 mod context;
 mod error;
@@ -41,6 +42,7 @@ mod utc;
 mod writer;
 
 pub use aggregate::OpTotals;
+pub use buckets::{Bucket, LongEvent};
 pub use error::{Error, Result};
 pub use facts::{ProcessOpTotals, RunFacts};
 pub use findings::add_findings;
@@ -51,8 +53,8 @@ pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
 pub use stacks::{
-    GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
-    StackSums, StackTrace, StackUnit,
+    GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackIndex, StackKey, StackQuestion,
+    StackSort, StackSums, StackTrace, StackUnit,
 };
 pub use told::GovernorRow;
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

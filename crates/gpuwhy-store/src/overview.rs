@@ -169,6 +169,11 @@ impl Reader {
         self.loss_between([i64::MIN, i64::MAX])
     }
 
+    /// The same of the seconds that a part of the run touches.
+    pub fn loss_of(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<LossRow>> {
+        self.loss_between(crate::facts::seconds(from_ns, to_ns))
+    }
+
     /// The same of the seconds from the first to the last given.
     pub(crate) fn loss_between(&self, seconds: [i64; 2]) -> Result<Vec<LossRow>> {
         let sql = "SELECT cause, op, SUM(count), loses_event, MIN(second), MAX(second) FROM loss

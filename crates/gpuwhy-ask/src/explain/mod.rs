@@ -4,27 +4,13 @@
 mod facts;
 mod keep;
 
-use crate::{Error, Result};
+use crate::{Error, Part, Result};
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::time::Duration;
 
 pub use keep::keep;
-
-/// Which part of a run to explain.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-pub struct Part {
-    /// From when on, since the run began.
-    pub from: Option<Duration>,
-    /// Until when.
-    pub to: Option<Duration>,
-    /// Only the last so much.
-    pub since: Option<Duration>,
-    /// Only what these processes launch.
-    pub pids: Vec<u32>,
-}
 
 /// An explanation and the run it is of.
 #[derive(Debug, Clone)]
@@ -38,7 +24,7 @@ pub struct Explained {
 /// Explains a run, or a part of it.
 pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
     let session = reader.session()?;
-    let (from, to) = span(part, session.duration_ns)?;
+    let (from, to) = part.span(session.duration_ns)?;
     let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
     if let Some(pid) = part.pids.iter().find(|pid| !facts.is_traced(**pid)) {
         return Err(Error::UnknownProcess { pid: *pid });
@@ -61,20 +47,6 @@ pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
         Some(error) => Err(error.into()),
         None => Ok(Explained { report, session }),
     }
-}
-
-/// The asked-for part, ns since the run began.
-fn span(part: &Part, duration_ns: u64) -> Result<(u64, u64)> {
-    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let to = part.to.map_or(duration_ns, |to| ns(to).min(duration_ns));
-    let from = match part.since {
-        Some(since) => to.saturating_sub(ns(since)),
-        None => part.from.map_or(0, ns),
-    };
-    if from >= to && duration_ns > 0 {
-        return Err(Error::EmptyPart { run_ns: duration_ns });
-    }
-    Ok((from, to))
 }
 
 fn stacks(reader: &Reader, ids: &[u64]) -> gpuwhy_store::Result<HashMap<u64, StackFact>> {

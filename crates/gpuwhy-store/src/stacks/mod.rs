@@ -5,6 +5,7 @@
 //! neither SQL nor files.
 
 mod fold;
+mod index;
 mod library;
 mod ops;
 mod read;
@@ -13,6 +14,7 @@ mod trace;
 use crate::{Error, Limits, Reader};
 use std::collections::BTreeMap;
 
+pub use index::StackIndex;
 pub use trace::StackTrace;
 
 /// What to sum, and by what.
@@ -213,11 +215,20 @@ fn did_you_mean(near: &[String]) -> String {
 impl Reader {
     /// Sums events by what called them.
     pub fn stacks(&self, question: &StackQuestion) -> Result<StackAnswer, StackError> {
+        self.stacks_indexed(question, None)
+    }
+
+    /// The same, from sums made before where there are any ([`Reader::stack_index`] of this very run).
+    pub fn stacks_indexed(
+        &self,
+        question: &StackQuestion,
+        index: Option<&StackIndex>,
+    ) -> Result<StackAnswer, StackError> {
         let wanted = question.op.as_deref().map(|op| self.find_op(op, &question.limits)).transpose()?;
         let span = self.bounds(question.span)?;
         let cells = match &wanted {
-            Some(op) if op.is_switch() => self.off_cpu_by_stack(span, question)?,
-            op => self.calls_by_stack(span, op.as_ref(), question)?,
+            Some(op) if op.is_switch() => self.off_cpu_by_stack(span, question, index)?,
+            op => self.calls_by_stack(span, op.as_ref(), question, index)?,
         };
         let texts = self.stack_texts(&cells, &question.limits)?;
         let names = self.processes()?.into_iter().map(|process| (process.pid, process.name)).collect();

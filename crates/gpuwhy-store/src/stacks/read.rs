@@ -5,6 +5,7 @@
 //! own GROUP BY would sort millions of rows first. Contexts and stacks are read afterwards: they are never removed
 //! and are committed with the events, so those of every event seen are there, even while the file is written.
 
+use super::index::{Seconds, StackIndex};
 use super::ops::WantedOp;
 use super::{PartSums, StackQuestion, StackSums};
 use crate::hash::FastMap;
@@ -19,16 +20,23 @@ pub(super) type Cells = BTreeMap<(Option<i64>, u32), StackSums>;
 pub(super) type Texts = FastMap<i64, String>;
 
 /// Sums of one context.
-#[derive(Default, Clone, Copy)]
-struct Raw {
-    calls: u64,
-    total_ns: u64,
-    max_ns: u64,
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Raw {
+    pub(super) calls: u64,
+    pub(super) total_ns: u64,
+    pub(super) max_ns: u64,
     /// Of `arg0`, whatever it is.
-    arg0: u64,
+    pub(super) arg0: u64,
 }
 
 impl Raw {
+    pub(super) fn add(&mut self, other: Self) {
+        self.calls = self.calls.saturating_add(other.calls);
+        self.total_ns = self.total_ns.saturating_add(other.total_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.arg0 = self.arg0.saturating_add(other.arg0);
+    }
+
     fn sums(self, has_bytes: bool) -> StackSums {
         StackSums {
             calls: self.calls,
@@ -71,8 +79,10 @@ impl Reader {
         span: (Option<u64>, Option<u64>),
         op: Option<&WantedOp>,
         question: &StackQuestion,
+        index: Option<&StackIndex>,
     ) -> Result<Cells> {
-        let sums = self.sum_contexts("call_", "arg0", span, &question.limits)?;
+        let index = index.map(|index| &index.calls);
+        let sums = self.sum_contexts(("call_", "arg0"), span, index, &question.limits)?;
         let mut cells = Cells::new();
         let sql = "SELECT x.id, x.pid, x.stack, x.op, o.arg0_is_bytes, o.layer, o.name
             FROM context_ AS x CROSS JOIN op_ AS o ON o.id = x.op WHERE x.flags & 1 = 0";
@@ -95,8 +105,14 @@ impl Reader {
     }
 
     /// Times off the CPU.
-    pub(super) fn off_cpu_by_stack(&self, span: (Option<u64>, Option<u64>), question: &StackQuestion) -> Result<Cells> {
-        let sums = self.sum_contexts("off_", "NULL", span, &question.limits)?;
+    pub(super) fn off_cpu_by_stack(
+        &self,
+        span: (Option<u64>, Option<u64>),
+        question: &StackQuestion,
+        index: Option<&StackIndex>,
+    ) -> Result<Cells> {
+        let index = index.map(|index| &index.off);
+        let sums = self.sum_contexts(("off_", "NULL"), span, index, &question.limits)?;
         let mut cells = Cells::new();
         let sql = "SELECT id, pid, stack, reason, wait FROM off_context_";
         self.query(sql, &question.limits, |_, row| {
@@ -112,31 +128,54 @@ impl Reader {
         Ok(cells)
     }
 
+    /// Sums by context of a table's rows; `table` is its name and what is summed as `arg0`.
     fn sum_contexts(
+        &self,
+        table: (&str, &str),
+        span: (Option<u64>, Option<u64>),
+        index: Option<&Seconds>,
+        limits: &Limits,
+    ) -> Result<FastMap<i64, Raw>> {
+        let span = (span.0.unwrap_or(0), span.1);
+        let (mut sums, parts) = match index {
+            Some(index) => index.sum(span.0, span.1),
+            None => (FastMap::default(), vec![span]),
+        };
+        for part in parts {
+            self.each_context(table.0, table.1, part, limits, |_, context, row| {
+                sums.entry(context).or_default().add(row);
+                true
+            })?;
+        }
+        Ok(sums)
+    }
+
+    /// Hands over each row of a part: its time, context and sums. Ends when told that it is enough.
+    pub(super) fn each_context(
         &self,
         table: &str,
         arg0: &str,
-        span: (Option<u64>, Option<u64>),
+        (from, to): (u64, Option<u64>),
         limits: &Limits,
-    ) -> Result<FastMap<i64, Raw>> {
+        mut on_row: impl FnMut(u64, i64, Raw) -> bool,
+    ) -> Result<()> {
         let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-        let from = span.0.map_or(i64::MIN, bound);
-        let until = span.1.map(|to| format!(" AND start < {}", bound(to))).unwrap_or_default();
-        let sql = format!("SELECT context, duration, weight, {arg0} FROM {table} WHERE start >= {from}{until}");
-        let mut sums: FastMap<i64, Raw> = FastMap::default();
+        let until = to.map(|to| format!(" AND start < {}", bound(to))).unwrap_or_default();
+        let from = bound(from);
+        let sql = format!("SELECT context, duration, weight, {arg0}, start FROM {table} WHERE start >= {from}{until}");
         self.query(&sql, limits, |_, row| {
             let unsigned = |at: usize| number(row.get(at)).map_or(0, |n| n.max(0).cast_unsigned());
             let (duration, weight) = (unsigned(1), number(row.get(2)).map_or(1, |n| n.max(0).cast_unsigned()));
-            if let Some(context) = number(row.first()) {
-                let raw = sums.entry(context).or_default();
-                raw.calls = raw.calls.saturating_add(weight);
-                raw.total_ns = raw.total_ns.saturating_add(duration.saturating_mul(weight));
-                raw.max_ns = raw.max_ns.max(duration);
-                raw.arg0 = raw.arg0.saturating_add(unsigned(3).saturating_mul(weight));
-            }
-            ControlFlow::Continue(())
+            let Some(context) = number(row.first()) else { return ControlFlow::Continue(()) };
+            let raw = Raw {
+                calls: weight,
+                total_ns: duration.saturating_mul(weight),
+                max_ns: duration,
+                arg0: unsigned(3).saturating_mul(weight),
+            };
+            if on_row(unsigned(4), context, raw) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         })?;
-        Ok(sums)
+        Ok(())
     }
 
     /// The frames of the stacks in `cells`.

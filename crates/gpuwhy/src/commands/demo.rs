@@ -8,7 +8,7 @@ use crate::output;
 use crate::trace::sudo::Caller;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
-use gpuwhy_ask::explain::{self, Part};
+use gpuwhy_ask::{Part, explain};
 use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;

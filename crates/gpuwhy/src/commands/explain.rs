@@ -4,7 +4,7 @@
 use crate::cli::{Explain, FailOn};
 use crate::commands::per_process;
 use crate::output;
-use gpuwhy_ask::explain::{self, Explained, Part};
+use gpuwhy_ask::{Explained, Part, explain};
 use gpuwhy_model::Severity;
 use gpuwhy_store::Reader;
 use gpuwhy_view::{ExplainView, ProcessCalls};
@@ -20,7 +20,7 @@ const FOUND: u8 = 3;
 pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let part = Part { from: args.from, to: args.to, since: args.since, pids: args.pid.clone() };
     let (explained, calls) = output::patiently("explaining", || look(&args.db, &part, args.per_process))?;
-    let whole = part.from.is_none() && part.to.is_none() && part.since.is_none() && part.pids.is_empty();
+    let whole = part.is_whole();
     if whole {
         explain::keep(&args.db, &explained);
     }

@@ -5,7 +5,7 @@ use crate::output;
 use crate::trace::job::RunningJob;
 use crate::trace::{Summary, recorder};
 use anyhow::bail;
-use gpuwhy_ask::explain::{self, Part};
+use gpuwhy_ask::{Part, explain};
 use gpuwhy_model::{Severity, units};
 use gpuwhy_store::Reader;
 use gpuwhy_view::{Style, explain_view};

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which part of a run is asked about.
+
+use crate::{Error, Result};
+use std::time::Duration;
+
+/// A part of a run: of its time, and of its processes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+pub struct Part {
+    /// From when on, since the run began.
+    pub from: Option<Duration>,
+    /// Until when.
+    pub to: Option<Duration>,
+    /// Only the last so much.
+    pub since: Option<Duration>,
+    /// Only these processes; empty for all.
+    pub pids: Vec<u32>,
+}
+
+impl Part {
+    /// Whether it is the whole run.
+    pub fn is_whole(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Its beginning and end, nanoseconds since the run began, of a run that is `run_ns` long.
+    pub fn span(&self, run_ns: u64) -> Result<(u64, u64)> {
+        let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let to = self.to.map_or(run_ns, |to| ns(to).min(run_ns));
+        let from = match self.since {
+            Some(since) => to.saturating_sub(ns(since)),
+            None => self.from.map_or(0, ns),
+        };
+        if from >= to && run_ns > 0 {
+            return Err(Error::EmptyPart { run_ns });
+        }
+        Ok((from, to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_lies_within_the_run() {
+        let seconds = |n| Some(Duration::from_secs(n));
+        let span =
+            |part: Part| part.span(10_000_000_000).ok().map(|(from, to)| (from / 1_000_000_000, to / 1_000_000_000));
+        assert_eq!(span(Part::default()), Some((0, 10)));
+        assert_eq!(span(Part { from: seconds(2), to: seconds(99), ..Part::default() }), Some((2, 10)));
+        assert_eq!(span(Part { since: seconds(3), ..Part::default() }), Some((7, 10)));
+        assert_eq!(span(Part { since: seconds(300), ..Part::default() }), Some((0, 10)));
+        assert_eq!(span(Part { from: seconds(10), ..Part::default() }), None);
+        assert_eq!(Part::default().span(0).ok(), Some((0, 0)), "a run that has just begun");
+    }
+}

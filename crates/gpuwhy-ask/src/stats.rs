@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The run in figures: every op, every process, what was lost.
+
+use crate::{Part, Result};
+use gpuwhy_model::Class;
+use gpuwhy_store::{LossRow, OpTotals, Process, Reader, Session};
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+/// A run that is written has an event as young as this.
+const FRESH: Duration = Duration::from_secs(10);
+
+/// The run in figures.
+#[derive(Debug, Clone)]
+pub struct Stats {
+    /// The run.
+    pub session: Session,
+    /// The part asked about, nanoseconds since the run began; sums are of the whole seconds it touches.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// CUDA ops, those with most time first.
+    pub ops: Vec<OpStats>,
+    /// Processes with events first, those with most time in CUDA calls first of all.
+    pub processes: Vec<ProcessStats>,
+    /// What was lost in that part, most first.
+    pub loss: Vec<LossRow>,
+}
+
+/// An op: its functions together.
+#[derive(Debug, Clone)]
+pub struct OpStats {
+    /// Its short name.
+    pub op: String,
+    /// What it does, where this gpuwhy knows it.
+    pub class: Option<Class>,
+    /// The sums.
+    pub totals: OpTotals,
+}
+
+impl OpStats {
+    /// A quantile of its durations, ns.
+    pub fn quantile(&self, q: f64) -> u64 {
+        self.totals.histogram.quantile(q).unwrap_or(0).min(self.totals.max_ns)
+    }
+}
+
+/// A process.
+#[derive(Debug, Clone)]
+pub struct ProcessStats {
+    /// Which.
+    pub process: Process,
+    /// Its CUDA calls.
+    pub calls: u64,
+    /// Time in them.
+    pub cuda_ns: u64,
+    /// Kernels launched.
+    pub launches: u64,
+}
+
+/// What is known of a run's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunState {
+    /// It has ended.
+    Ended,
+    /// It is being recorded.
+    Running,
+    /// gpuwhy was killed: it is as of the last commit.
+    Cut,
+}
+
+/// Whether a run is still recorded.
+pub fn state(session: &Session) -> RunState {
+    if session.stop_unix_ns.is_some() {
+        return RunState::Ended;
+    }
+    let last = Duration::from_nanos(session.start_unix_ns.saturating_add(session.duration_ns));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    if now.saturating_sub(last) < FRESH { RunState::Running } else { RunState::Cut }
+}
+
+/// Sums up a part of a run.
+pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
+    let session = reader.session()?;
+    let (from_ns, to_ns) = part.span(session.duration_ns)?;
+    let wanted = |pid: u32| part.pids.is_empty() || part.pids.contains(&pid);
+    let all = reader.processes()?;
+    if let Some(pid) = part.pids.iter().find(|pid| !all.iter().any(|process| process.pid == **pid)) {
+        return Err(crate::Error::UnknownProcess { pid: *pid });
+    }
+    let mut processes: BTreeMap<u32, ProcessStats> = all
+        .into_iter()
+        .filter(|process| wanted(process.pid))
+        .map(|process| (process.pid, ProcessStats { process, calls: 0, cuda_ns: 0, launches: 0 }))
+        .collect();
+    let mut ops: BTreeMap<String, OpStats> = BTreeMap::new();
+    for row in reader.op_totals_by_process(from_ns, Some(to_ns))? {
+        // What the kernel tells is no call, and what this gpuwhy does not know is one all the same.
+        if row.id.is_some_and(|id| !id.is_cuda()) || !wanted(row.pid) {
+            continue;
+        }
+        let class = row.id.and_then(gpuwhy_model::OpId::get).map(|op| op.class);
+        if let Some(process) = processes.get_mut(&row.pid) {
+            process.calls += row.totals.calls;
+            process.cuda_ns = process.cuda_ns.saturating_add(row.totals.total_ns);
+            process.launches += if class == Some(Class::Launch) { row.totals.calls } else { 0 };
+        }
+        let new = || OpStats { op: row.op.clone(), class, totals: OpTotals::default() };
+        ops.entry(row.op.clone()).or_insert_with(new).totals.merge(&row.totals);
+    }
+    let mut ops: Vec<OpStats> = ops.into_values().collect();
+    ops.sort_by_key(|op| std::cmp::Reverse((op.totals.total_ns, op.totals.calls)));
+    let mut processes: Vec<ProcessStats> = processes.into_values().collect();
+    processes.sort_by_key(|process| (std::cmp::Reverse((process.cuda_ns, process.calls)), process.process.pid));
+    let loss = reader.loss_of(from_ns, Some(to_ns))?;
+    Ok(Stats { session, from_ns, to_ns, ops, processes, loss })
+}

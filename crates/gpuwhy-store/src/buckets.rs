@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The run in equal pieces of time, and what took longest in one of them.
+//!
+//! Long pieces come from the sums of every second, which are few; short ones from the calls themselves.
+
+use crate::facts::unsigned;
+use crate::{Reader, Result};
+use rusqlite::Row;
+use std::collections::{BTreeMap, HashMap};
+
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
+/// A part up to this long is summed from its calls, in pieces of any length; a longer one from whole seconds.
+const FROM_CALLS: u64 = 5 * SECOND;
+/// How far before a part calls that reach into it are looked for, at most.
+const LOOK_BACK: u64 = 60 * SECOND;
+
+/// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece in which it ended.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Bucket {
+    /// Its beginning.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// Kernels launched.
+    pub launches: u64,
+    /// CUDA calls.
+    pub calls: u64,
+    /// Time in them, of all threads.
+    pub cuda_ns: u64,
+    /// Of it, time in calls that wait for the GPU.
+    pub wait_ns: u64,
+    /// Bytes copied and filled.
+    pub moved_bytes: u64,
+    /// The longest call.
+    pub longest: Option<(String, u64)>,
+    /// How busy the GPUs were, percent, as the driver sampled it.
+    pub gpu_busy_percent: Option<f64>,
+}
+
+/// One of the longest events of a part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LongEvent {
+    /// Its beginning, nanoseconds since the run began.
+    pub start_ns: u64,
+    /// How long it took.
+    pub duration_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// Thread.
+    pub tid: u32,
+    /// The op; `off_cpu` for a time off the CPU.
+    pub op: String,
+    /// Of a time off the CPU: why, and what for.
+    pub why: Option<String>,
+    /// Its stack, a row of `stack_traces`.
+    pub stack: Option<u64>,
+}
+
+/// What of a row is summed.
+struct Sums {
+    /// When the calls ended.
+    at_ns: u64,
+    op: i64,
+    calls: u64,
+    total_ns: u64,
+    max_ns: u64,
+    bytes: u64,
+}
+
+/// Name and class of each op.
+type Ops = HashMap<i64, (String, String)>;
+
+impl Reader {
+    /// The part from `from_ns` to `to_ns` in at most `most` pieces; only calls of `pids`, unless there are none. A part longer
+    /// than a few seconds is cut at whole seconds.
+    pub fn buckets(&self, from_ns: u64, to_ns: u64, most: u32, pids: &[u32]) -> Result<Vec<Bucket>> {
+        let most = u64::from(most.max(1));
+        let fine = to_ns.saturating_sub(from_ns) <= FROM_CALLS;
+        let (from, to) = if fine { (from_ns, to_ns) } else { (from_ns / SECOND * SECOND, to_ns) };
+        let width = to.saturating_sub(from).div_ceil(most).max(1);
+        let width = if fine { width } else { width.div_ceil(SECOND) * SECOND };
+        let mut buckets: Vec<Bucket> = (0..)
+            .map(|i| from + i * width)
+            .take_while(|start| *start < to)
+            .map(|start| Bucket { from_ns: start, to_ns: (start + width).min(to), ..Bucket::default() })
+            .collect();
+        let ops = self.ops()?;
+        let mut add = |sums: Sums| {
+            let place = sums.at_ns.checked_sub(from).map(|after| after / width);
+            if let Some(bucket) = place.and_then(|place| buckets.get_mut(usize::try_from(place).ok()?)) {
+                bucket.add(&sums, &ops);
+            }
+        };
+        if fine {
+            self.sum_calls(from, to, pids, &mut add)?
+        } else {
+            self.sum_seconds(from, to, pids, &mut add)?
+        }
+        self.add_busy(&mut buckets, from, width)?;
+        Ok(buckets)
+    }
+
+    fn ops(&self) -> Result<Ops> {
+        let rows = self.rows("SELECT id, name, class FROM op_ WHERE layer <> 'kernel'", [], |row| {
+            Ok((row.get(0)?, (row.get(1)?, row.get(2)?)))
+        })?;
+        Ok(rows.into_iter().collect())
+    }
+
+    fn sum_seconds(&self, from: u64, to: u64, pids: &[u32], add: &mut impl FnMut(Sums)) -> Result<()> {
+        let sql = "SELECT second, op, calls, total_ns, max_ns, bytes, pid FROM second_ WHERE second BETWEEN ?1 AND ?2";
+        let span = [signed(from / SECOND), signed(to.saturating_sub(1) / SECOND)];
+        let rows = self.rows(sql, span, |row| {
+            let sums = Sums {
+                at_ns: unsigned(row, 0)? * SECOND,
+                op: row.get(1)?,
+                calls: unsigned(row, 2)?,
+                total_ns: unsigned(row, 3)?,
+                max_ns: unsigned(row, 4)?,
+                bytes: unsigned(row, 5)?,
+            };
+            Ok((row.get::<_, u32>(6)?, sums))
+        })?;
+        rows.into_iter().filter(|(pid, _)| pids.is_empty() || pids.contains(pid)).for_each(|(_, sums)| add(sums));
+        Ok(())
+    }
+
+    fn sum_calls(&self, from: u64, to: u64, pids: &[u32], add: &mut impl FnMut(Sums)) -> Result<()> {
+        let contexts = self.outer_contexts()?;
+        let first = signed(from.saturating_sub(self.longest_ending_after(from)?));
+        self.each(
+            "SELECT start, duration, context, weight, arg0 FROM call_ WHERE start >= ?1 AND start < ?2",
+            [first, signed(to)],
+            |row| {
+                let Some(context) =
+                    contexts.get(&row.get(2)?).filter(|context| pids.is_empty() || pids.contains(&context.pid))
+                else {
+                    return Ok(());
+                };
+                let (start, duration) = (unsigned(row, 0)?, unsigned(row, 1)?);
+                let weight = row.get::<_, Option<i64>>(3)?.map_or(1, |weight| weight.max(0).cast_unsigned());
+                let bytes = if context.has_bytes {
+                    row.get::<_, Option<i64>>(4)?.unwrap_or(0).max(0).cast_unsigned()
+                } else {
+                    0
+                };
+                add(Sums {
+                    at_ns: start.saturating_add(duration),
+                    op: context.op,
+                    calls: weight,
+                    total_ns: duration.saturating_mul(weight),
+                    max_ns: duration,
+                    bytes: bytes.saturating_mul(weight),
+                });
+                Ok(())
+            },
+        )
+    }
+
+    fn outer_contexts(&self) -> Result<HashMap<i64, Context>> {
+        let sql = "SELECT x.id, x.op, x.pid, x.tid, x.stack, o.arg0_is_bytes FROM context_ AS x CROSS JOIN op_ AS o ON o.id = x.op
+            WHERE x.flags & 1 = 0 AND o.layer <> 'kernel'";
+        let rows = self.rows(sql, [], |row| {
+            let stack = row.get::<_, Option<i64>>(4)?.map(i64::cast_unsigned);
+            let (op, pid, tid, has_bytes) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(5)?);
+            Ok((row.get(0)?, Context { op, pid, tid, stack, has_bytes }))
+        })?;
+        Ok(rows.into_iter().collect())
+    }
+
+    /// The longest call that ended in the second of `from` or later: no call that reaches into it began earlier than that
+    /// before it.
+    fn longest_ending_after(&self, from: u64) -> Result<u64> {
+        let sql = "SELECT COALESCE(MAX(max_ns), 0) FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op
+            WHERE second >= ?1 AND o.layer <> 'kernel'";
+        let longest = self.rows(sql, [signed(from / SECOND)], |row| unsigned(row, 0))?;
+        Ok(longest.first().copied().unwrap_or(0).min(LOOK_BACK))
+    }
+
+    fn add_busy(&self, buckets: &mut [Bucket], from: u64, width: u64) -> Result<()> {
+        let (Some(first), Some(last)) = (buckets.first(), buckets.last()) else { return Ok(()) };
+        let span = [signed(first.from_ns), signed(last.to_ns)];
+        let samples = self.rows("SELECT at, percent FROM gpu_busy_ WHERE at BETWEEN ?1 AND ?2", span, |row| {
+            Ok((unsigned(row, 0)?, row.get::<_, f64>(1)?))
+        })?;
+        let mut sums: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
+        for (at, percent) in samples {
+            let sum = sums.entry(at.saturating_sub(from) / width).or_default();
+            *sum = (sum.0 + percent, sum.1 + 1.0);
+        }
+        for (place, (sum, samples)) in sums {
+            if let Some(bucket) = usize::try_from(place).ok().and_then(|place| buckets.get_mut(place)) {
+                bucket.gpu_busy_percent = Some(sum / samples);
+            }
+        }
+        Ok(())
+    }
+
+    /// The longest calls and times off the CPU that touch a part, longest first.
+    pub fn longest(&self, from_ns: u64, to_ns: u64, pids: &[u32], most: usize) -> Result<Vec<LongEvent>> {
+        let contexts = self.outer_contexts()?;
+        let ops = self.ops()?;
+        let mut list = Longest { events: Vec::new(), most, from_ns };
+        let first = signed(from_ns.saturating_sub(self.longest_ending_after(from_ns)?));
+        let span = [first, signed(to_ns)];
+        self.each("SELECT start, duration, context FROM call_ WHERE start >= ?1 AND start < ?2", span, |row| {
+            let Some(context) = contexts.get(&row.get(2)?) else { return Ok(()) };
+            list.offer(unsigned(row, 0)?, unsigned(row, 1)?, || {
+                let name = ops.get(&context.op).map_or("", |(name, _)| name);
+                (pids.is_empty() || pids.contains(&context.pid)).then(|| context.event(name, None))
+            });
+            Ok(())
+        })?;
+        let sql = "SELECT id, pid, tid, stack, reason, wait FROM off_context_";
+        let offs: HashMap<i64, LongEvent> = self.rows(sql, [], off_context)?.into_iter().collect();
+        self.each("SELECT start, duration, context FROM off_ WHERE start >= ?1 AND start < ?2", span, |row| {
+            let Some(off) = offs.get(&row.get(2)?) else { return Ok(()) };
+            list.offer(unsigned(row, 0)?, unsigned(row, 1)?, || {
+                (pids.is_empty() || pids.contains(&off.pid)).then(|| off.clone())
+            });
+            Ok(())
+        })?;
+        Ok(list.done())
+    }
+
+    /// Hands over rows of our own SQL one by one.
+    fn each(&self, sql: &str, span: [i64; 2], mut on_row: impl FnMut(&Row<'_>) -> rusqlite::Result<()>) -> Result<()> {
+        let mut all = || -> rusqlite::Result<()> {
+            let mut statement = self.db.prepare(sql)?;
+            let mut rows = statement.query(span)?;
+            while let Some(row) = rows.next()? {
+                on_row(row)?;
+            }
+            Ok(())
+        };
+        all().map_err(|source| self.error(source))
+    }
+}
+
+impl Bucket {
+    fn add(&mut self, sums: &Sums, ops: &Ops) {
+        let Some((name, class)) = ops.get(&sums.op) else { return };
+        self.calls += sums.calls;
+        self.cuda_ns = self.cuda_ns.saturating_add(sums.total_ns);
+        match class.as_str() {
+            "launch" => self.launches += sums.calls,
+            "sync" => self.wait_ns = self.wait_ns.saturating_add(sums.total_ns),
+            "copy" | "fill" => self.moved_bytes = self.moved_bytes.saturating_add(sums.bytes),
+            _ => {}
+        }
+        if self.longest.as_ref().is_none_or(|(_, longest)| sums.max_ns > *longest) {
+            self.longest = Some((name.clone(), sums.max_ns));
+        }
+    }
+}
+
+/// What calls have in common.
+struct Context {
+    op: i64,
+    pid: u32,
+    tid: u32,
+    stack: Option<u64>,
+    has_bytes: bool,
+}
+
+impl Context {
+    fn event(&self, op: &str, why: Option<String>) -> LongEvent {
+        let (pid, tid, stack) = (self.pid, self.tid, self.stack);
+        LongEvent { start_ns: 0, duration_ns: 0, pid, tid, op: op.to_owned(), why, stack }
+    }
+}
+
+fn off_context(row: &Row<'_>) -> rusqlite::Result<(i64, LongEvent)> {
+    let (reason, wait): (String, Option<String>) = (row.get(4)?, row.get(5)?);
+    let why = wait.map_or(reason.clone(), |wait| format!("{reason}, {wait}"));
+    let stack = row.get::<_, Option<i64>>(3)?.map(i64::cast_unsigned);
+    let (pid, tid) = (row.get(1)?, row.get(2)?);
+    let event = LongEvent { start_ns: 0, duration_ns: 0, pid, tid, op: "off_cpu".to_owned(), why: Some(why), stack };
+    Ok((row.get(0)?, event))
+}
+
+/// The longest of those offered that end after `from_ns`.
+struct Longest {
+    events: Vec<LongEvent>,
+    most: usize,
+    from_ns: u64,
+}
+
+impl Longest {
+    fn offer(&mut self, start_ns: u64, duration_ns: u64, event: impl FnOnce() -> Option<LongEvent>) {
+        let too_short =
+            self.events.len() >= self.most && self.events.last().is_none_or(|last| duration_ns <= last.duration_ns);
+        if too_short || start_ns.saturating_add(duration_ns) < self.from_ns {
+            return;
+        }
+        if let Some(event) = event() {
+            let place = self.events.partition_point(|known| known.duration_ns >= duration_ns);
+            self.events.insert(place, LongEvent { start_ns, duration_ns, ..event });
+            self.events.truncate(self.most);
+        }
+    }
+
+    fn done(self) -> Vec<LongEvent> {
+        self.events
+    }
+}
+
+fn signed(ns: u64) -> i64 {
+    i64::try_from(ns).unwrap_or(i64::MAX)
+}
