@@ -151,12 +151,11 @@ static long look_at_vma(struct task_struct *task, struct vm_area_struct *vma, st
 }
 
 /* The few call sites there are get looked up once a thread. A lookup that fails (the address space is being
- * changed) is not remembered; gpuwhy then looks in /proc, as it always does on kernels that have no such
- * lookup. */
-static __always_inline enum caller who_called(const struct input *in, struct thread *t, struct task_struct *task)
+ * changed) is not remembered, and tried again when the call returns; gpuwhy then looks in /proc, as it always does on
+ * kernels that have no such lookup. A process that is gone by then has none. */
+static __always_inline enum caller who_called(__u64 address, struct thread *t, struct task_struct *task)
 {
 	struct vma_question question = {};
-	__u64 address = in->stack.return_address;
 	__u32 i;
 
 	i = (address ^ address >> 7) & (CALLER_CACHE - 1);
@@ -272,7 +271,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	if (wants_stack(cookie, depth) && !read_stack(&in))
 		count_loss(LOSS_ARG_UNREADABLE, op);
 	if (depth || !COOKIE_RUNTIME(cookie))
-		caller = who_called(&in, t, task);
+		caller = who_called(in.stack.return_address, t, task);
 	if (depth && caller != CALLER_UNNAMED && frame_at(t, depth - 1)->sp == sp)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
@@ -327,6 +326,20 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	return 0;
 }
 
+/* Asks again who made a call, where that could not be told when it began. */
+static __always_inline void settle_caller(struct thread *t, struct frame *f, struct task_struct *task)
+{
+	enum caller caller = who_called(f->caller, t, task);
+	__u32 op = f->op;
+
+	if (caller == CALLER_UNKNOWN)
+		return;
+	f->flags = (f->flags & ~FLAG_CALLER) | judge(t, f->cookie, f->sp, 0, caller, &op);
+	f->op = op;
+	if ((f->flags & FLAG_INNER) && !all_layers)
+		f->flags |= FLAG_QUIET;
+}
+
 static __always_inline int leave(struct pt_regs *ctx, const bool rare)
 {
 	__u64 end_ns = bpf_ktime_get_ns();
@@ -355,6 +368,8 @@ static __always_inline int leave(struct pt_regs *ctx, const bool rare)
 		read_rare_at_return(t, f, task, ret);
 	else
 		read_at_return(t, f, depth > 1 ? frame_at(t, depth - 2) : NULL, task->tgid, ret != 0);
+	if (depth == 1 && (f->flags & FLAG_CALLER))
+		settle_caller(t, f, task);
 	if (f->flags & FLAG_QUIET)
 		return 0;
 	if (!(f->flags & FLAG_INNER))
