@@ -7,7 +7,7 @@
 pub mod compare;
 mod error;
 pub mod explain;
-mod part;
+pub mod part;
 pub mod profile;
 pub mod runs;
 pub mod stats;

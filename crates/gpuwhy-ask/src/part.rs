@@ -38,6 +38,21 @@ impl Part {
     }
 }
 
+/// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
+pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let factor = match unit.trim() {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" | "min" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
+    };
+    let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -56,6 +56,66 @@ pub enum Kind {
 }
 
 impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 22] = [
+        Self::InputStarved,
+        Self::CpuContention,
+        Self::CpuThrottled,
+        Self::DiskIo,
+        Self::NetworkIo,
+        Self::LockContention,
+        Self::HostMemoryPressure,
+        Self::ProcessChurn,
+        Self::SyncBound,
+        Self::CopyBound,
+        Self::LaunchBound,
+        Self::HostSleep,
+        Self::AllocChurn,
+        Self::ColdStart,
+        Self::CollectiveWait,
+        Self::GpuShared,
+        Self::GpuThrottled,
+        Self::GpuFault,
+        Self::GpuBound,
+        Self::CpuBoundWorker,
+        Self::OutsideProcess,
+        Self::Unresolved,
+    ];
+
+    /// What it means, for who does not know the name.
+    pub fn meaning(self) -> &'static str {
+        match self {
+            Self::CpuContention => {
+                "the launching thread, or who it waited for, was ready but somebody else had the CPU"
+            }
+            Self::CpuThrottled => "the cgroup's CPU quota (a container's limit) was used up",
+            Self::InputStarved => {
+                "the next batch was not there: data workers or whoever feeds the job could not keep up"
+            }
+            Self::DiskIo => "a read or write on a disk was waited for",
+            Self::NetworkIo => "something from the network was waited for",
+            Self::LockContention => "a lock was waited for, Python's (GIL) and the kernel's included",
+            Self::HostMemoryPressure => "the machine's or the cgroup's memory was short: reclaim, swapping, faults",
+            Self::ProcessChurn => "processes are made and ended again and again",
+            Self::SyncBound => {
+                "the host waits for the GPU so often that it never gets ahead of it (.item(), .cpu(), synchronize)"
+            }
+            Self::CopyBound => "copies between host and device stand in the way",
+            Self::LaunchBound => "the launching thread's own work (Python, launching many small kernels) is the limit",
+            Self::HostSleep => "the program sleeps",
+            Self::AllocChurn => "device memory is taken and given back in the loop",
+            Self::ColdStart => "starting: loading modules, first calls",
+            Self::CollectiveWait => "another rank arrives late at a collective",
+            Self::GpuShared => "another process uses the GPU",
+            Self::GpuThrottled => "the GPU's clocks were held down (heat, power)",
+            Self::GpuFault => "the driver reported an error",
+            Self::GpuBound => "nothing is wrong: the GPU is the limit",
+            Self::CpuBoundWorker => "at a chain's end: a worker computes as fast as it can",
+            Self::OutsideProcess => "at a chain's end: a process that was not traced",
+            Self::Unresolved => "at a chain's end: nothing that could be followed further",
+        }
+    }
+
     /// The name in the run file and in JSON.
     pub fn name(self) -> &'static str {
         match self {

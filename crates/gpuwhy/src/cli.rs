@@ -3,6 +3,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpuwhy_capture::governor::Budget;
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ Examples:
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
   gpuwhy explain                                 where did the time go, and why?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
-  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\""
+  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
+  gpuwhy mcp                                     let an AI assistant ask"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -40,6 +42,8 @@ pub(crate) enum Command {
     Query(Query),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
+    /// Let an AI assistant ask: an MCP server on standard input and output, or over HTTP
+    Mcp(Mcp),
     /// Trace and explain a small training job on a simulated GPU: needs root and Python, no GPU
     Demo(Demo),
     /// Waits for a byte on a file descriptor, then becomes the traced command (internal)
@@ -342,6 +346,41 @@ pub(crate) struct Profile {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Reads run files, profiler traces and memory snapshots in the folders given, and nothing else; writes nothing.
+:PORT listens on this machine alone. On other addresses a token is needed, in GPUWHY_TOKEN or --token-file; clients send
+it as `Authorization: Bearer TOKEN`. The server is at /mcp. docs/mcp.md has the tools and how to set up assistants.
+
+Examples:
+  gpuwhy mcp                                        for an assistant that starts it, on the newest run here
+  gpuwhy mcp --db night.db --dir outputs/           this run, and files in outputs/, too
+  gpuwhy mcp --http :8090                           http://127.0.0.1:8090/mcp
+  GPUWHY_TOKEN=$(openssl rand -hex 32) gpuwhy mcp --http 0.0.0.0:8090 --tls-cert cert.pem --tls-key key.pem")]
+pub(crate) struct Mcp {
+    /// The run file that is meant where none is named; it need not be there yet. Default: the newest in the folders
+    #[arg(long, value_name = "FILE")]
+    pub(crate) db: Option<PathBuf>,
+    /// A folder whose files may be read (may be given several times). Default: the run file's, or this one
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) dir: Vec<PathBuf>,
+    /// Serve streamable HTTP here instead of standard input and output: :8090, 127.0.0.1:8090, 0.0.0.0:8090
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) http: Option<SocketAddr>,
+    /// A file with the token that clients must send
+    #[arg(long, value_name = "FILE", requires = "http")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// The certificate for TLS, PEM
+    #[arg(long, value_name = "FILE", requires_all = ["http", "tls_key"])]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Its key, PEM
+    #[arg(long, value_name = "FILE", requires_all = ["http", "tls_cert"])]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Another name under which clients reach this machine (may be given several times)
+    #[arg(long, value_name = "NAME", requires = "http")]
+    pub(crate) allow_host: Vec<String>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Demo {
     /// What the simulated job suffers from
     #[arg(value_enum, default_value = "dataloader")]
@@ -384,17 +423,16 @@ fn duration(text: &str) -> Result<Duration, String> {
 
 /// The same, counted from the run's beginning, which is 0.
 fn moment(text: &str) -> Result<Duration, String> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let factor = match unit.trim() {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" | "min" => 60.0,
-        "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
-    };
-    let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
+    gpuwhy_ask::part::parse_time(text)
+}
+
+/// `:8090` is loopback; otherwise an address or a name, and a port.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let help = || format!("{text:?} is no address: write :8090, 127.0.0.1:8090 or 0.0.0.0:8090");
+    if let Some(port) = text.strip_prefix(':') {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().map_err(|_| help())?)));
+    }
+    text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(help)
 }
 
 /// A smaller file has no room for what is always stored.
@@ -460,6 +498,16 @@ mod tests {
             assert!(duration(bad).is_err(), "{bad}");
         }
         assert_eq!(moment("0"), Ok(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_port_alone_is_this_machine_alone() {
+        assert_eq!(address(":8090"), Ok("127.0.0.1:8090".parse().unwrap()));
+        assert_eq!(address("0.0.0.0:1"), Ok("0.0.0.0:1".parse().unwrap()));
+        assert_eq!(address("[::1]:9"), Ok("[::1]:9".parse().unwrap()));
+        for bad in ["", ":", "8090", ":99999", "127.0.0.1", "no such name:1"] {
+            assert!(address(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

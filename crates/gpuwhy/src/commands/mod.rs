@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod explain;
 mod hold;
+mod mcp;
 mod per_process;
 mod profile;
 mod query;
@@ -16,7 +17,10 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
-    if matches!(command, Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_)) {
+    if matches!(
+        command,
+        Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_) | Command::Mcp(_)
+    ) {
         crate::trace::privileges::renounce()?;
     }
     match command {
@@ -26,6 +30,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Profile(args) => profile::run(&args),
+        Command::Mcp(args) => mcp::run(args),
         Command::Demo(args) => demo::run(&args),
         Command::Hold(args) => hold::run(&args),
     }

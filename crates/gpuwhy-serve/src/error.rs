@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What can go wrong, in words an assistant or an administrator can act on.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Why a tool has no answer. The message goes to the client.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ToolError {
+    /// The question.
+    #[error(transparent)]
+    Ask(#[from] gpuwhy_ask::Error),
+    /// The run file.
+    #[error(transparent)]
+    File(#[from] gpuwhy_store::Error),
+    /// Stacks.
+    #[error(transparent)]
+    Stacks(#[from] gpuwhy_store::StackError),
+    /// The arguments.
+    #[error("{0}")]
+    Arguments(String),
+    /// A path that was not allowed when the server was started.
+    #[error(
+        "{path} is not in a folder this server may read: it was started for {allowed}. Start it with --dir FOLDER for others"
+    )]
+    Forbidden {
+        /// What was asked for.
+        path: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// No run is there yet.
+    #[error("{path} is not there (yet): `sudo gpuwhy trace -- CMD` records a run; list_runs tells which there are")]
+    NoRun {
+        /// Where it was looked for.
+        path: String,
+    },
+    /// The run was replaced.
+    #[error("the run has changed since that cursor was given: ask again without it")]
+    StaleCursor,
+    /// It took too long.
+    #[error("no answer within {} s: ask for a shorter time (from, to, since) or a process (pid)", .0.as_secs())]
+    TooSlow(Duration),
+    /// The client does not want it any more.
+    #[error("cancelled")]
+    Cancelled,
+    /// A fault.
+    #[error("a fault in gpuwhy, please report it: {0}")]
+    Fault(String),
+}
+
+/// Why the server cannot serve.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It has no address.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Who may ask has to be told on an address that others reach.
+    #[error(
+        "{address} can be reached from other machines: set a token in GPUWHY_TOKEN or --token-file (such as the output of \
+         `openssl rand -hex 32`), or listen on loopback with --http :{port}",
+        port = .address.port()
+    )]
+    NoToken {
+        /// Where.
+        address: SocketAddr,
+    },
+    /// A token that is easily guessed.
+    #[error("the token has {0} characters: use at least 16, such as the output of `openssl rand -hex 32`")]
+    ShortToken(usize),
+    /// The certificate or key.
+    #[error("cannot use {} for TLS: {why}", .path.display())]
+    Tls {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+    /// A folder that was to be allowed.
+    #[error("cannot allow the folder {}: {source}", .path.display())]
+    Folder {
+        /// The folder.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The machine.
+    #[error("cannot serve: {0}")]
+    Io(#[from] std::io::Error),
+    /// The protocol.
+    #[error("the client and gpuwhy could not agree: {0}")]
+    Protocol(String),
+}

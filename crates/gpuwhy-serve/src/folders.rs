@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which files may be read: those in the folders allowed at the start, whatever a path pretends.
+
+use crate::Error;
+use crate::error::ToolError;
+use crate::text::{LONG, clean};
+use std::path::{Component, Path, PathBuf};
+
+/// Folders that may be read, as they really are: no link is left in their paths.
+#[derive(Debug, Clone)]
+pub(crate) struct Folders {
+    allowed: Vec<PathBuf>,
+}
+
+impl Folders {
+    pub(crate) fn new(folders: &[PathBuf]) -> Result<Self, Error> {
+        let real = |path: &PathBuf| path.canonicalize().map_err(|source| Error::Folder { path: path.clone(), source });
+        let mut allowed: Vec<PathBuf> = folders.iter().map(real).collect::<Result<_, _>>()?;
+        allowed.sort();
+        allowed.dedup();
+        Ok(Self { allowed })
+    }
+
+    /// The folders.
+    pub(crate) fn list(&self) -> &[PathBuf] {
+        &self.allowed
+    }
+
+    /// The real path of what is asked for: relative to one of the folders, or whole. It exists and lies in a folder that is
+    /// allowed, with all links followed.
+    pub(crate) fn resolve(&self, asked: &str) -> Result<PathBuf, ToolError> {
+        let path = Path::new(asked);
+        let forbidden = || ToolError::Forbidden { path: clean(asked, LONG), allowed: self.told() };
+        if path.components().any(|part| part == Component::ParentDir) || asked.contains('\0') {
+            return Err(forbidden());
+        }
+        let places: Vec<PathBuf> = if path.is_absolute() {
+            vec![path.to_owned()]
+        } else {
+            self.allowed.iter().map(|folder| folder.join(path)).collect()
+        };
+        // Whether something outside exists is not told either.
+        let inside = |place: &PathBuf| self.allowed.iter().any(|folder| place.starts_with(folder));
+        let found = places.iter().find_map(|place| place.canonicalize().ok());
+        match found {
+            Some(real) if inside(&real) => Ok(real),
+            None if places.iter().any(inside) => Err(ToolError::NoRun { path: clean(asked, LONG) }),
+            _ => Err(forbidden()),
+        }
+    }
+
+    fn told(&self) -> String {
+        let told: Vec<String> = self.allowed.iter().map(|folder| clean(&folder.to_string_lossy(), LONG)).collect();
+        told.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_outside_is_reached() {
+        let (inside, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(inside.path().join("a.db"), "x").unwrap();
+        std::fs::write(outside.path().join("secret"), "x").unwrap();
+        std::os::unix::fs::symlink(outside.path().join("secret"), inside.path().join("link.db")).unwrap();
+        std::os::unix::fs::symlink(inside.path().join("a.db"), inside.path().join("good.db")).unwrap();
+        let folders = Folders::new(&[inside.path().to_owned()]).unwrap();
+        let whole = |path: &Path| path.to_str().unwrap().to_owned();
+        assert!(folders.resolve("a.db").is_ok());
+        assert!(folders.resolve("good.db").is_ok(), "a link within");
+        assert!(folders.resolve(&whole(&inside.path().join("a.db"))).is_ok());
+        let climbing = format!("../{}/secret", outside.path().file_name().unwrap().to_str().unwrap());
+        for bad in ["link.db", "../a.db", climbing.as_str(), "/etc/passwd", "/etc/no-such-file", "a\0b"] {
+            assert!(matches!(folders.resolve(bad), Err(ToolError::Forbidden { .. })), "{bad}");
+        }
+        assert!(matches!(folders.resolve("missing.db"), Err(ToolError::NoRun { .. })));
+    }
+}

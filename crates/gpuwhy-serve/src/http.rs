@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MCP over streamable HTTP: who may ask, from where, how much; with TLS where a certificate is given.
+//!
+//! The SDK checks `Host` and `Origin`, so that no web page reaches this server through a browser, and bounds messages.
+
+use crate::Error;
+use crate::mcp::Server;
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::combinators::BoxBody;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use std::convert::Infallible;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use subtle::ConstantTimeEq;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::ServerConfig;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_util::sync::CancellationToken;
+use tower_service::Service;
+
+/// The only path there is.
+const PATH: &str = "/mcp";
+/// The largest request, bytes.
+const LARGEST: usize = 1 << 20;
+/// Connections, and sessions, at once.
+const MOST: usize = 64;
+/// How long a client may take to say who it is: TLS and the request's head.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The shortest token that is not easily guessed, characters.
+const SHORTEST_TOKEN: usize = 16;
+
+/// How to serve over HTTP.
+#[derive(Debug, Clone)]
+pub struct Http {
+    /// Where to listen.
+    pub address: SocketAddr,
+    /// Who asks must know this; needed on an address that others reach.
+    pub token: Option<String>,
+    /// With TLS.
+    pub tls: Option<Tls>,
+    /// Names, beside the address's own, under which clients may reach this server.
+    pub hosts: Vec<String>,
+}
+
+/// A certificate and its key, PEM files.
+#[derive(Debug, Clone)]
+pub struct Tls {
+    /// The certificate, and those between it and its authority.
+    pub certificate: PathBuf,
+    /// The key.
+    pub key: PathBuf,
+}
+
+type Mcp = StreamableHttpService<Server, LocalSessionManager>;
+type Reply = Response<BoxBody<Bytes, Infallible>>;
+
+/// What every connection needs.
+struct Door {
+    mcp: Mcp,
+    sessions: Arc<LocalSessionManager>,
+    token: Option<String>,
+}
+
+/// Serves until it is interrupted.
+pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketAddr)) -> Result<(), Error> {
+    check_token(&http)?;
+    let tls = http.tls.as_ref().map(acceptor).transpose()?;
+    let listening = TcpListener::bind(http.address).await;
+    let listener = listening.map_err(|source| Error::Listen { address: http.address, source })?;
+    let ended = CancellationToken::new();
+    let sessions = Arc::new(LocalSessionManager::default());
+    let config = StreamableHttpServerConfig::default()
+        .with_allowed_hosts(allowed_hosts(&http))
+        .enforce_origin_validation()
+        .with_max_request_body_bytes(LARGEST)
+        .with_cancellation_token(ended.clone());
+    let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::clone(&sessions), config);
+    let door = Arc::new(Door { mcp, sessions, token: http.token });
+    ready(listener.local_addr()?);
+    let room = Arc::new(Semaphore::new(MOST));
+    let interrupted = interrupted();
+    tokio::pin!(interrupted);
+    loop {
+        let connection = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut interrupted => break,
+        };
+        // A connection that was gone before it was accepted is nobody's fault; too many open files pass.
+        let Ok((connection, _)) = connection else {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            continue;
+        };
+        let Ok(place) = Arc::clone(&room).acquire_owned().await else { break };
+        let (door, tls) = (Arc::clone(&door), tls.clone());
+        tokio::spawn(async move {
+            welcome(connection, tls, door).await;
+            drop(place);
+        });
+    }
+    ended.cancel();
+    Ok(())
+}
+
+fn check_token(http: &Http) -> Result<(), Error> {
+    match &http.token {
+        None if !http.address.ip().is_loopback() => Err(Error::NoToken { address: http.address }),
+        Some(token) if token.len() < SHORTEST_TOKEN => Err(Error::ShortToken(token.len())),
+        _ => Ok(()),
+    }
+}
+
+/// Names under which this server may be asked for: any other is a web page's trick.
+fn allowed_hosts(http: &Http) -> Vec<String> {
+    let mut hosts: Vec<String> = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
+    if !http.address.ip().is_unspecified() {
+        hosts.push(match http.address.ip() {
+            IpAddr::V4(ip) => ip.to_string(),
+            IpAddr::V6(ip) => format!("[{ip}]"),
+        });
+    }
+    hosts.extend(http.hosts.iter().cloned());
+    hosts
+}
+
+fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
+    let wrong = |path: &PathBuf, why: String| Error::Tls { path: path.clone(), why };
+    let certificates: Vec<_> = CertificateDer::pem_file_iter(&tls.certificate)
+        .and_then(Iterator::collect)
+        .map_err(|why| wrong(&tls.certificate, why.to_string()))?;
+    if certificates.is_empty() {
+        return Err(wrong(&tls.certificate, "there is no certificate in it (a PEM file has BEGIN CERTIFICATE)".into()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|why| wrong(&tls.key, why.to_string()))?;
+    let config = ServerConfig::builder().with_no_client_auth().with_single_cert(certificates, key);
+    let config = config.map_err(|why| wrong(&tls.certificate, why.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+async fn welcome(connection: TcpStream, tls: Option<TlsAcceptor>, door: Arc<Door>) {
+    match tls {
+        None => talk(connection, door).await,
+        Some(tls) => {
+            if let Ok(Ok(connection)) = tokio::time::timeout(PATIENCE, tls.accept(connection)).await {
+                talk(connection, door).await;
+            }
+        }
+    }
+}
+
+/// Answers the requests of a connection. One that breaks off is its client's business.
+async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, door: Arc<Door>) {
+    let answer = service_fn(move |request| {
+        let door = Arc::clone(&door);
+        async move { Ok::<_, Infallible>(door.answer(request).await) }
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
+    let _ = http.serve_connection(TokioIo::new(connection), answer).await;
+}
+
+impl Door {
+    async fn answer(&self, request: Request<Incoming>) -> Reply {
+        if !self.may_ask(&request) {
+            let mut reply =
+                refuse(StatusCode::UNAUTHORIZED, "this server wants a token: send Authorization: Bearer TOKEN");
+            reply.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
+            return reply;
+        }
+        if request.uri().path() != PATH {
+            return refuse(StatusCode::NOT_FOUND, "gpuwhy's MCP server is at /mcp");
+        }
+        let new = !request.headers().contains_key("mcp-session-id");
+        if new && self.sessions.sessions.read().await.len() >= MOST {
+            return refuse(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "too many sessions are open: end some, or wait for idle ones to end",
+            );
+        }
+        match self.mcp.clone().call(request).await {
+            Ok(reply) => reply,
+        }
+    }
+
+    /// The time this takes tells nothing of the token but its length.
+    fn may_ask(&self, request: &Request<Incoming>) -> bool {
+        let Some(token) = &self.token else { return true };
+        let given = request.headers().get(header::AUTHORIZATION).map(header::HeaderValue::as_bytes);
+        let given = given
+            .and_then(|given| given.split_at_checked(7))
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
+        given.is_some_and(|(_, given)| given.ct_eq(token.as_bytes()).into())
+    }
+}
+
+fn refuse(status: StatusCode, why: &'static str) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::from_static(why.as_bytes())).boxed());
+    *reply.status_mut() = status;
+    reply
+}
+
+/// Waits for Ctrl-C, or to be told to end.
+pub(crate) async fn interrupted() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (interrupt, end) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    match (interrupt, end) {
+        (Ok(mut interrupt), Ok(mut end)) => {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = end.recv() => {}
+            }
+        }
+        // Without handlers the signals end the process by themselves.
+        _ => std::future::pending().await,
+    }
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+//! gpuwhy for programs that ask over a connection: an MCP server on stdio or HTTP.
+//!
+//! It asks `gpuwhy-ask` what every other view asks, and owns what a connection needs beyond that: schemas, answers that fit,
+//! limits, who may ask, and which files may be read. Nothing is ever written.
+
+mod error;
+mod folders;
+mod http;
+mod mcp;
+mod runs;
+mod stdio;
+mod text;
+mod tools;
+mod work;
+
+pub use error::Error;
+pub use http::{Http, Tls};
+
+use folders::Folders;
+use mcp::Server;
+use runs::Runs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Something tracing needs, as `gpuwhy check` tells it.
+#[derive(Debug, Clone)]
+pub struct Need {
+    /// What.
+    pub name: String,
+    /// `ok`, `absent` (it helps, but is not needed) or `missing`.
+    pub status: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub fix: Option<String>,
+}
+
+/// What is served.
+pub struct Config {
+    /// The run that is meant where none is named; `None`: the newest in the folders.
+    pub run: Option<PathBuf>,
+    /// Folders whose files may be read.
+    pub folders: Vec<PathBuf>,
+    /// What this machine has for tracing.
+    pub check: Box<dyn Fn() -> Vec<Need> + Send + Sync>,
+}
+
+impl Config {
+    fn server(self) -> Result<Server, Error> {
+        let folders = Folders::new(&self.folders)?;
+        // Where a link leads is settled once, at the start; the file need not be there yet.
+        let run = self.run.map(|run| std::path::absolute(&run).unwrap_or(run));
+        Ok(Server::new(Arc::new(Runs::new(run, folders)), self.check.into()))
+    }
+}
+
+/// Serves one client on standard input and output until it goes away.
+pub fn serve_stdio(config: Config) -> Result<(), Error> {
+    let server = config.server()?;
+    runtime()?.block_on(stdio::serve(server))
+}
+
+/// Serves over HTTP until it is interrupted. `ready` hears the address.
+pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::SocketAddr)) -> Result<(), Error> {
+    let server = config.server()?;
+    runtime()?.block_on(http::serve(server, http, ready))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Error> {
+    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(16).enable_all().build()?)
+}

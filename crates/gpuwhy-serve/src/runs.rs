@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Run files that are asked about: opened when needed, and what took long to find out is remembered.
+//!
+//! A file may be replaced, or be written, while it is served. Every question looks at it first: another file in its place is
+//! another run, and nothing remembered of the old one is told of the new. What is told of a run that is still written is at
+//! most a few seconds old.
+
+use crate::error::ToolError;
+use crate::folders::Folders;
+use crate::text::{LONG, clean};
+use crate::work::Work;
+use gpuwhy_ask::stats::Stats;
+use gpuwhy_ask::{Explained, Part};
+use gpuwhy_store::{Limits, Reader, Session, StackIndex};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Runs remembered at once.
+const RUNS: usize = 8;
+/// Answers remembered of each.
+const ANSWERS: usize = 64;
+/// Readers kept open of each.
+const READERS: usize = 4;
+/// How old an answer about a run that is still written may be.
+const FRESH: Duration = Duration::from_secs(3);
+
+/// The run files.
+pub(crate) struct Runs {
+    /// The one that is meant where none is named.
+    named: Option<PathBuf>,
+    folders: Folders,
+    open: Mutex<VecDeque<Arc<Run>>>,
+}
+
+impl Runs {
+    pub(crate) fn new(named: Option<PathBuf>, folders: Folders) -> Self {
+        Self { named, folders, open: Mutex::new(VecDeque::new()) }
+    }
+
+    /// The folders that may be read.
+    pub(crate) fn folders(&self) -> &Folders {
+        &self.folders
+    }
+
+    /// The run asked for; where none is, the one the server was started for, or the newest there is.
+    pub(crate) fn get(&self, asked: Option<&str>) -> Result<Arc<Run>, ToolError> {
+        let path = match (asked, &self.named) {
+            (Some(asked), _) => self.folders.resolve(asked)?,
+            (None, Some(named)) => named.clone(),
+            (None, None) => self.newest()?,
+        };
+        let stamp = Stamp::of(&path).ok_or_else(|| ToolError::NoRun { path: clean(&path.to_string_lossy(), LONG) })?;
+        let mut open = lock(&self.open);
+        let place = open.iter().position(|run| run.path == path);
+        if let Some(run) = place.and_then(|place| open.remove(place))
+            && run.is_still(&stamp)
+        {
+            open.push_front(Arc::clone(&run));
+            return Ok(run);
+        }
+        // Opened without the lock: a slow disk is no reason for others to wait.
+        drop(open);
+        let run = Arc::new(Run::open(path, stamp)?);
+        let mut open = lock(&self.open);
+        open.retain(|other| other.path != run.path);
+        open.push_front(Arc::clone(&run));
+        open.truncate(RUNS);
+        Ok(run)
+    }
+
+    /// Closes all readers that are kept: a file may have changed under them.
+    pub(crate) fn close_readers(&self) {
+        lock(&self.open).iter().for_each(|run| lock(&run.readers).clear());
+    }
+
+    fn newest(&self) -> Result<PathBuf, ToolError> {
+        let runs = self.folders.list().iter().flat_map(|folder| gpuwhy_ask::runs::list(folder));
+        let newest = runs.max_by_key(|run| run.session.start_unix_ns).map(|run| run.path);
+        let looked: Vec<_> = self.folders.list().iter().map(|folder| folder.join("*.db")).collect();
+        let looked = || looked.iter().map(|path| clean(&path.to_string_lossy(), LONG)).collect::<Vec<_>>().join(", ");
+        newest.ok_or_else(|| ToolError::NoRun { path: looked() })
+    }
+}
+
+/// What tells one file from another in its place.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    /// Changes with every commit, and when something is copied over it.
+    written: (i64, i64, u64),
+}
+
+impl Stamp {
+    fn of(path: &Path) -> Option<Self> {
+        let found = std::fs::metadata(path).ok()?;
+        let written = (found.mtime(), found.mtime_nsec(), found.size());
+        Some(Self { device: found.dev(), inode: found.ino(), written })
+    }
+}
+
+/// One run.
+pub(crate) struct Run {
+    /// Where it is.
+    pub(crate) path: PathBuf,
+    stamp: Mutex<Stamp>,
+    /// When it began, which no two runs have in common.
+    began: u64,
+    readers: Mutex<Vec<Reader>>,
+    explained: Mutex<Remembered<Explained>>,
+    stats: Mutex<Remembered<Stats>>,
+    /// `None`: not made yet; `Some(None)`: too large to keep.
+    index: Mutex<Option<Option<Arc<StackIndex>>>>,
+}
+
+impl Run {
+    fn open(path: PathBuf, stamp: Stamp) -> Result<Self, ToolError> {
+        let reader = Reader::open(&path)?;
+        let began = reader.session()?.start_unix_ns;
+        Ok(Self {
+            path,
+            stamp: Mutex::new(stamp),
+            began,
+            readers: Mutex::new(vec![reader]),
+            explained: Mutex::default(),
+            stats: Mutex::default(),
+            index: Mutex::new(None),
+        })
+    }
+
+    /// Whether the file is this run. One that was only written on is.
+    fn is_still(&self, now: &Stamp) -> bool {
+        let mut stamp = lock(&self.stamp);
+        if *stamp == *now {
+            return true;
+        }
+        if (stamp.device, stamp.inode) != (now.device, now.inode) {
+            return false;
+        }
+        // Written on, or copied over: readers that were open may have seen both.
+        lock(&self.readers).clear();
+        let session = Reader::open(&self.path).and_then(|reader| reader.session());
+        let same = session.is_ok_and(|session| session.start_unix_ns == self.began);
+        *stamp = now.clone();
+        same
+    }
+
+    /// Something short that no other run has, for cursors.
+    pub(crate) fn mark(&self) -> u32 {
+        (self.began ^ self.began >> 32) as u32
+    }
+
+    /// A reader to ask with.
+    pub(crate) fn reader<'a>(&'a self, work: &Work) -> Result<Lent<'a>, ToolError> {
+        work.check()?;
+        let kept = lock(&self.readers).pop();
+        let reader = match kept {
+            Some(reader) => reader,
+            None => Reader::open(&self.path)?,
+        };
+        work.holds(reader.interrupter());
+        Ok(Lent { reader: Some(reader), run: self })
+    }
+
+    /// The explanation of a part.
+    pub(crate) fn explained(&self, part: &Part, work: &Work) -> Result<Arc<Explained>, ToolError> {
+        if let Some(known) = lock(&self.explained).get(part) {
+            return Ok(known);
+        }
+        let reader = self.reader(work)?;
+        let explained = Arc::new(gpuwhy_ask::explain::explain(&reader, part)?);
+        let ended = explained.session.stop_unix_ns.is_some();
+        lock(&self.explained).put(part, &explained, ended);
+        Ok(explained)
+    }
+
+    /// The figures of a part.
+    pub(crate) fn stats(&self, part: &Part, work: &Work) -> Result<Arc<Stats>, ToolError> {
+        if let Some(known) = lock(&self.stats).get(part) {
+            return Ok(known);
+        }
+        let stats = Arc::new(gpuwhy_ask::stats::stats(&*self.reader(work)?, part)?);
+        lock(&self.stats).put(part, &stats, stats.session.stop_unix_ns.is_some());
+        Ok(stats)
+    }
+
+    /// The run itself.
+    pub(crate) fn session(&self, work: &Work) -> Result<Session, ToolError> {
+        Ok(self.reader(work)?.session()?)
+    }
+
+    /// Sums of every second by stack, of a run that has ended.
+    pub(crate) fn index(&self, work: &Work) -> Result<Option<Arc<StackIndex>>, ToolError> {
+        let mut kept = lock(&self.index);
+        if let Some(index) = &*kept {
+            return Ok(index.clone());
+        }
+        let reader = self.reader(work)?;
+        if reader.session()?.stop_unix_ns.is_none() {
+            return Ok(None);
+        }
+        let index = reader.stack_index(&Limits { time: work.left(), ..Limits::default() })?.map(Arc::new);
+        *kept = Some(index.clone());
+        Ok(index)
+    }
+}
+
+/// A reader that goes back when it is not needed any more.
+pub(crate) struct Lent<'a> {
+    reader: Option<Reader>,
+    run: &'a Run,
+}
+
+impl Deref for Lent<'_> {
+    type Target = Reader;
+
+    fn deref(&self) -> &Reader {
+        #[expect(clippy::expect_used, reason = "taken only when this is dropped")]
+        self.reader.as_ref().expect("a reader until it is dropped")
+    }
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        let mut readers = lock(&self.run.readers);
+        if let Some(reader) = self.reader.take().filter(|_| readers.len() < READERS) {
+            readers.push(reader);
+        }
+    }
+}
+
+/// The answers given last.
+struct Remembered<T> {
+    answers: VecDeque<(Part, Arc<T>, Option<Instant>)>,
+}
+
+impl<T> Default for Remembered<T> {
+    fn default() -> Self {
+        Self { answers: VecDeque::new() }
+    }
+}
+
+impl<T> Remembered<T> {
+    fn get(&mut self, part: &Part) -> Option<Arc<T>> {
+        self.answers.retain(|(_, _, until)| until.is_none_or(|until| Instant::now() < until));
+        let place = self.answers.iter().position(|(known, _, _)| known == part)?;
+        let found = self.answers.remove(place)?;
+        let answer = Arc::clone(&found.1);
+        self.answers.push_front(found);
+        Some(answer)
+    }
+
+    fn put(&mut self, part: &Part, answer: &Arc<T>, ended: bool) {
+        let until = (!ended).then(|| Instant::now() + FRESH);
+        self.answers.push_front((part.clone(), Arc::clone(answer), until));
+        self.answers.truncate(ANSWERS);
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+//! MCP on standard input and output: one JSON-RPC message a line.
+//!
+//! The SDK's own transport passes over lines it cannot read; here who sent one is told, and the next line is read as usual.
+
+use crate::Error;
+use crate::mcp::Server;
+use rmcp::model::{ErrorData, JsonRpcError, RequestId, ServerJsonRpcMessage};
+use rmcp::service::{RoleServer, RxJsonRpcMessage, ServiceExt, TxJsonRpcMessage};
+use rmcp::transport::Transport;
+use std::sync::Arc;
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::sync::Mutex;
+
+/// The longest message, bytes.
+const LONGEST: usize = 1 << 20;
+
+/// Serves the client at the other end until it closes its end.
+pub(crate) async fn serve(server: Server) -> Result<(), Error> {
+    let lines = Lines::new(BufReader::new(tokio::io::stdin()), tokio::io::stdout());
+    let service = match server.serve(lines).await {
+        Ok(service) => service,
+        // A client that leaves before it has said what it wants wants nothing.
+        Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
+        Err(wrong) => return Err(Error::Protocol(wrong.to_string())),
+    };
+    tokio::select! {
+        ended = service.waiting() => ended.map(|_| ()).map_err(|wrong| Error::Protocol(wrong.to_string())),
+        _ = crate::http::interrupted() => Ok(()),
+    }
+}
+
+/// Messages as lines.
+struct Lines<R, W> {
+    input: R,
+    /// What has come of the line that is being read. It stays when reading is interrupted.
+    line: Vec<u8>,
+    /// The line is too long: it is passed over up to its end.
+    too_long: bool,
+    output: Arc<Mutex<W>>,
+}
+
+impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
+    fn new(input: R, output: W) -> Self {
+        Self { input, line: Vec::new(), too_long: false, output: Arc::new(Mutex::new(output)) }
+    }
+
+    /// Reads up to the end of a line; `None` at the end of everything. Nothing is lost if this is given up in the middle.
+    async fn next(&mut self) -> Option<Result<Vec<u8>, ErrorData>> {
+        loop {
+            let (taken, whole) = {
+                let ready = self.input.fill_buf().await.ok()?;
+                if ready.is_empty() {
+                    return None;
+                }
+                let end = ready.iter().position(|byte| *byte == b'\n');
+                let taken = end.map_or(ready.len(), |end| end + 1);
+                if !self.too_long && self.line.len() + taken <= LONGEST {
+                    self.line.extend_from_slice(&ready[..taken]);
+                } else {
+                    self.too_long = true;
+                    self.line = Vec::new();
+                }
+                (taken, end.is_some())
+            };
+            self.input.consume(taken);
+            if whole {
+                let line = std::mem::take(&mut self.line);
+                if std::mem::take(&mut self.too_long) {
+                    let message = format!("a message may be {LONGEST} bytes long, this one is longer");
+                    return Some(Err(ErrorData::invalid_request(message, None)));
+                }
+                return Some(Ok(line));
+            }
+        }
+    }
+}
+
+/// What a line says, or what is wrong with it and which request that was.
+fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, (Option<RequestId>, ErrorData)> {
+    let value: serde_json::Value = serde_json::from_slice(line)
+        .map_err(|wrong| (None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+    let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
+    serde_json::from_value(value).map_err(|_| {
+        let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
+        (id, ErrorData::invalid_request(message, None))
+    })
+}
+
+async fn write<W: AsyncWrite + Unpin>(
+    output: &Mutex<W>,
+    message: &TxJsonRpcMessage<RoleServer>,
+) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(message)?;
+    line.push(b'\n');
+    let mut output = output.lock().await;
+    output.write_all(&line).await?;
+    output.flush().await
+}
+
+impl<R, W> Transport<RoleServer> for Lines<R, W>
+where
+    R: AsyncBufRead + Unpin + Send,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
+    type Error = std::io::Error;
+
+    fn send(
+        &mut self,
+        message: TxJsonRpcMessage<RoleServer>,
+    ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
+        let output = Arc::clone(&self.output);
+        async move { write(&output, &message).await }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
+        loop {
+            let refused = match self.next().await? {
+                Ok(line) if line.iter().all(u8::is_ascii_whitespace) => continue,
+                Ok(line) => match read(&line) {
+                    Ok(message) => return Some(message),
+                    Err(refused) => refused,
+                },
+                Err(error) => (None, error),
+            };
+            let output = Arc::clone(&self.output);
+            write(&output, &ServerJsonRpcMessage::Error(JsonRpcError::new(refused.0, refused.1))).await.ok()?;
+        }
+    }
+
+    async fn close(&mut self) -> Result<(), Self::Error> {
+        self.output.lock().await.flush().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What comes through, and what is sent back.
+    fn talk(input: &[u8]) -> (Vec<String>, Vec<serde_json::Value>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut lines = Lines::new(BufReader::with_capacity(7, input), Vec::new());
+            let mut heard = Vec::new();
+            while let Some(message) = lines.receive().await {
+                heard.push(serde_json::to_value(&message).unwrap()["method"].to_string());
+            }
+            let sent = lines.output.lock().await.clone();
+            let sent = sent.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+            (heard, sent.map(|line| serde_json::from_slice(line).unwrap()).collect())
+        })
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_answered_and_the_next_line_is_heard() {
+        let ping = br#"{"jsonrpc":"2.0","id":7,"method":"ping"}"#;
+        let mut input = b"{nonsense\n\r\n[1,2]\n{\"jsonrpc\":\"2.0\",\"id\":5}\n".to_vec();
+        input.extend([b'x'; LONGEST]);
+        input.extend(b"yz\n");
+        input.extend(ping);
+        input.extend(b"\n{\"cut");
+        let (heard, sent) = talk(&input);
+        assert_eq!(heard, ["\"ping\""]);
+        let codes: Vec<i64> = sent.iter().map(|answer| answer["error"]["code"].as_i64().unwrap()).collect();
+        assert_eq!(codes, [-32700, -32600, -32600, -32600]);
+        assert_eq!(sent[2]["id"], 5, "who asked is told which request was wrong");
+    }
+}

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `get_causal_chains`: why it is slow.
+
+use super::Asked;
+use super::page::{Answer, Budget, Page, Paging, pop};
+use super::place::{RunHead, Where};
+use crate::error::ToolError;
+use crate::text::{NOTICE, clean};
+use gpuwhy_model::{Link, Severity, units};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The longest sentence, characters.
+const SENTENCE: usize = 220;
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    #[serde(flatten)]
+    place: Where,
+    /// Only causes of this kind, such as input_starved or sync_bound (resource gpuwhy://glossary has all)
+    #[serde(default)]
+    kind: Option<String>,
+    /// Only causes as bad as this, or worse
+    #[serde(default)]
+    severity: Option<AtLeast>,
+    /// Whole chains with the SQL that shows each link
+    #[serde(default)]
+    detail: bool,
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+/// How bad, at least.
+#[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum AtLeast {
+    Info,
+    Low,
+    Medium,
+    High,
+    Critical,
+}
+
+impl AtLeast {
+    fn severity(self) -> Severity {
+        match self {
+            Self::Info => Severity::Info,
+            Self::Low => Severity::Low,
+            Self::Medium => Severity::Medium,
+            Self::High => Severity::High,
+            Self::Critical => Severity::Critical,
+        }
+    }
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        if self.detail { 24_000 } else { self.paging.bytes() }
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Chains {
+    #[serde(flatten)]
+    head: RunHead,
+    /// What it comes to, in words
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default)]
+    verdict: String,
+    /// How long the GPU had no work, at least and at most; null: no GPU work was seen
+    gpu_idle_min_ns: Option<u64>,
+    gpu_idle_max_ns: Option<u64>,
+    /// The length of the part that was looked at
+    wall_ns: u64,
+    /// Causes, worst first
+    findings: Vec<Finding>,
+    #[serde(flatten)]
+    page: Page,
+    note: &'static str,
+}
+
+/// A cause.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct Finding {
+    /// What the launching thread waited for
+    kind: String,
+    severity: String,
+    title: String,
+    /// Wall-clock time it cost
+    lost_ns: u64,
+    /// Memory it cost
+    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default)]
+    lost_bytes: u64,
+    pid: Option<u32>,
+    /// What stood at the end of the chain
+    root_cause: String,
+    /// In words
+    cause: String,
+    /// The line of code at fault
+    line: Option<String>,
+    /// From who waited to who is at fault
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
+    chain: Vec<String>,
+    /// What to do, most saving first
+    fixes: Vec<String>,
+    confidence: String,
+    /// With detail: SQL that shows it
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
+    evidence: Vec<String>,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Finding {
+    pub(crate) fn new(found: &gpuwhy_model::Finding, detail: bool) -> Self {
+        let severity = found.severity.label().to_ascii_lowercase();
+        let mut fixes: Vec<_> = found.fixes.iter().collect();
+        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_ns, fix.saves_bytes)));
+        let evidence = found.chain.iter().filter_map(|link| link.evidence.as_deref());
+        Self {
+            kind: clean(&found.kind, 40),
+            severity,
+            title: clean(&found.title, SENTENCE),
+            lost_ns: found.lost_ns,
+            lost_bytes: found.lost_bytes,
+            pid: found.pid,
+            root_cause: clean(&found.root_cause.kind, 40),
+            cause: clean(&found.root_cause.detail, SENTENCE),
+            line: line_of(found).map(|line| clean(line, 120)),
+            chain: found.chain.iter().map(link).collect(),
+            fixes: fixes.into_iter().map(|fix| clean(&fix.text, SENTENCE)).collect(),
+            confidence: format!("{:?}", found.confidence).to_ascii_lowercase(),
+            evidence: evidence.filter(|_| detail).map(|sql| clean(sql, 1000)).collect(),
+        }
+    }
+
+    /// Leaves the chain and all but the best fix to who asks for them.
+    fn brief(&mut self) -> bool {
+        let shortened = !self.chain.is_empty() || self.fixes.len() > 1;
+        self.chain.clear();
+        self.fixes.truncate(1);
+        shortened
+    }
+}
+
+/// The line at fault: the root cause's, else the deepest in the chain that has one.
+fn line_of(found: &gpuwhy_model::Finding) -> Option<&str> {
+    let in_chain = || found.chain.iter().rev().find_map(|link| link.line.as_deref());
+    found.root_cause.line.as_deref().or_else(in_chain)
+}
+
+/// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`.
+fn link(link: &Link) -> String {
+    let line = link.line.as_deref().map(|line| format!(" ({line})")).unwrap_or_default();
+    let time = if link.ns > 0 { format!(": {}, {}", units::time(link.ns), link.state) } else { String::new() };
+    clean(&format!("{} {}{line}{time}", link.who, link.what), SENTENCE)
+}
+
+impl Answer for Chains {
+    fn shorten(&mut self) -> bool {
+        let mut others = self.findings.iter_mut().skip(1).rev();
+        others.any(Finding::brief) || pop(&mut self.findings)
+    }
+
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        Some((&mut self.page, self.findings.len()))
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, ToolError> {
+    let run = asked.runs.get(arguments.place.run.as_deref())?;
+    let explained = run.explained(&arguments.place.part()?, asked.work)?;
+    let report = &explained.report;
+    let least = arguments.severity.map_or(Severity::Info, AtLeast::severity);
+    let wanted = |found: &&gpuwhy_model::Finding| {
+        found.severity >= least && arguments.kind.as_ref().is_none_or(|kind| *kind == found.kind)
+    };
+    let found: Vec<_> = report.findings.iter().filter(wanted).collect();
+    let (found, page) = arguments.paging.cut(found, 8, Some(&run))?;
+    // Who turns pages has read the verdict.
+    let verdict = if arguments.paging.cursor.is_none() { clean(&report.verdict, 420) } else { String::new() };
+    Ok(Chains {
+        head: RunHead::new(&run.path, &explained.session),
+        verdict,
+        gpu_idle_min_ns: report.gpu_idle_min_ns,
+        gpu_idle_max_ns: report.gpu_idle_max_ns,
+        wall_ns: report.wall_ns,
+        findings: found.into_iter().map(|found| Finding::new(found, arguments.detail)).collect(),
+        page,
+        note: NOTICE,
+    })
+}

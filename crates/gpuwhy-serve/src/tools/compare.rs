@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `compare_runs`: what got better and what got worse.
+
+use super::Asked;
+use super::page::{Answer, Budget, Page, Paging, pop};
+use crate::error::ToolError;
+use crate::text::{LONG, NOTICE, clean};
+use gpuwhy_ask::Part;
+use gpuwhy_ask::compare::{Change, Side, compare};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    /// The run file to start from: its name or path (list_runs tells them)
+    before: String,
+    /// The one to compare with it. Default: the one this server was started for
+    #[serde(default)]
+    after: Option<String>,
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        self.paging.bytes()
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Compared {
+    before: OneRun,
+    after: OneRun,
+    /// What changed, most first
+    changes: Vec<Changed>,
+    #[serde(flatten)]
+    page: Page,
+    note: &'static str,
+}
+
+/// One of the two.
+#[derive(Debug, Serialize, JsonSchema)]
+struct OneRun {
+    run: String,
+    duration_ns: u64,
+    launches_per_second: f64,
+    /// The part of the time in which the GPU had no work, at least, 0 to 1
+    gpu_idle_min: Option<f64>,
+    verdict: String,
+}
+
+/// Something that changed.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Changed {
+    /// A finding's kind, an op, or launch_rate
+    what: String,
+    /// Share of the wall clock, 0 to 1 (of all threads together for ops); launch_rate: a second
+    before: f64,
+    after: f64,
+    text: String,
+}
+
+impl Answer for Compared {
+    fn shorten(&mut self) -> bool {
+        pop(&mut self.changes)
+    }
+
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        Some((&mut self.page, self.changes.len()))
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Compared, ToolError> {
+    let before = asked.runs.get(Some(&arguments.before))?;
+    let after = asked.runs.get(arguments.after.as_deref())?;
+    let whole = Part::default();
+    let facts = |run: &crate::runs::Run| {
+        Ok::<_, ToolError>((run.stats(&whole, asked.work)?, run.explained(&whole, asked.work)?))
+    };
+    let (left, right) = (facts(&before)?, facts(&after)?);
+    let compared = compare((&left.0, &left.1), (&right.0, &right.1));
+    let (changes, page) = arguments.paging.cut(compared.changes, 12, Some(&after))?;
+    Ok(Compared {
+        before: one(&before.path, &compared.before),
+        after: one(&after.path, &compared.after),
+        changes: changes.into_iter().map(changed).collect(),
+        page,
+        note: NOTICE,
+    })
+}
+
+fn one(path: &std::path::Path, side: &Side) -> OneRun {
+    OneRun {
+        run: clean(&path.to_string_lossy(), LONG),
+        duration_ns: side.wall_ns,
+        launches_per_second: rounded(side.launches_per_second),
+        gpu_idle_min: side.idle_min.map(rounded),
+        verdict: clean(&side.verdict, 220),
+    }
+}
+
+fn changed(change: Change) -> Changed {
+    let Change { what, before, after, words } = change;
+    Changed { what: clean(&what, 60), before: rounded(before), after: rounded(after), text: clean(&words, 240) }
+}
+
+/// To four digits after the point.
+fn rounded(x: f64) -> f64 {
+    (x * 1e4).round() / 1e4
+}

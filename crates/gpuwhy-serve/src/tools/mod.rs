@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What an assistant may ask: one file a tool, its arguments and its answer as types, from which the schemas are made.
+
+mod chains;
+mod check;
+mod compare;
+mod page;
+mod place;
+mod profile;
+mod runs;
+mod sql;
+mod stacks;
+mod stats;
+mod timeline;
+
+use crate::error::ToolError;
+use crate::runs::Runs;
+use crate::work::Work;
+use page::{Answer, Budget};
+use rmcp::model::{JsonObject, Tool, ToolAnnotations};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use std::sync::Arc;
+
+pub(crate) use chains::Finding;
+
+/// What a tool may use.
+pub(crate) struct Asked<'a> {
+    /// The run files.
+    pub(crate) runs: &'a Runs,
+    /// This question.
+    pub(crate) work: &'a Work,
+    /// What `gpuwhy check` finds.
+    pub(crate) check: &'a (dyn Fn() -> Vec<crate::Need> + Send + Sync),
+}
+
+type Call = dyn Fn(&Asked<'_>, JsonObject) -> Result<Value, ToolError> + Send + Sync;
+
+/// A tool: what is told of it, and what it does.
+#[derive(Clone)]
+pub(crate) struct ToolEntry {
+    pub(crate) tool: Tool,
+    call: Arc<Call>,
+}
+
+impl ToolEntry {
+    /// Asks it.
+    pub(crate) fn call(&self, asked: &Asked<'_>, arguments: JsonObject) -> Result<Value, ToolError> {
+        self.check_names(&arguments)?;
+        (self.call)(asked, arguments)
+    }
+
+    /// An argument with a wrong name is an error: passing over it would answer another question.
+    fn check_names(&self, arguments: &JsonObject) -> Result<(), ToolError> {
+        let Some(Value::Object(known)) = self.tool.input_schema.get("properties") else { return Ok(()) };
+        match arguments.keys().find(|name| !known.contains_key(*name)) {
+            None => Ok(()),
+            Some(wrong) => {
+                let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                let wrong = crate::text::clean(wrong, 40);
+                let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+                Err(ToolError::Arguments(format!("there is no argument {wrong:?}; {} takes {known}", self.tool.name)))
+            }
+        }
+    }
+}
+
+/// Makes a tool of a function.
+fn tool<A, R>(
+    name: &'static str,
+    title: &'static str,
+    description: &'static str,
+    answer: fn(&Asked<'_>, A) -> Result<R, ToolError>,
+) -> ToolEntry
+where
+    A: DeserializeOwned + JsonSchema + Budget + 'static,
+    R: Answer + JsonSchema + 'static,
+{
+    let read_only =
+        ToolAnnotations::with_title(title).read_only(true).destructive(false).idempotent(true).open_world(false);
+    let tool = Tool::new(name, description, JsonObject::new()).with_title(title).annotate(read_only);
+    let tool = tool.with_input_schema::<A>().with_output_schema::<R>();
+    let call = move |asked: &Asked<'_>, arguments: JsonObject| {
+        let read: A = serde_json::from_value(Value::Object(arguments)).map_err(|wrong| {
+            ToolError::Arguments(format!("{name}: {}", crate::text::clean(&wrong.to_string(), 300)))
+        })?;
+        let bytes = read.bytes();
+        page::fit(answer(asked, read)?, bytes)
+    };
+    ToolEntry { tool, call: Arc::new(call) }
+}
+
+/// All of them, in the order in which they are best asked.
+pub(crate) fn all() -> Vec<ToolEntry> {
+    vec![
+        tool(
+            "get_trace_stats",
+            "The run in figures",
+            "Start here. What was recorded (command, GPU, length, whether it still runs), the verdict, per CUDA op count, p50, p95, \
+             p99, max and bytes, the processes, and what was lost. Durations are nanoseconds.",
+            stats::answer,
+        ),
+        tool(
+            "get_causal_chains",
+            "Why it is slow",
+            "The causes found, worst first: what the GPU waited for, who waited for whom down to the root cause, the line of code, \
+             what it cost and what to do. Filter by kind, severity (at least), pid and time. detail=true adds the SQL evidence.",
+            chains::answer,
+        ),
+        tool(
+            "get_stacks",
+            "Which lines",
+            "Which lines of Python made the calls of an op, waited (op=sched_switch) or burned CPU (op=cpu_sample); without op all \
+             CUDA calls. by: line, stack, function or library; sort: total, calls, max or bytes.",
+            stacks::answer,
+        ),
+        tool(
+            "get_timeline",
+            "When",
+            "The run in equal pieces of time: launches, calls, time waiting for the GPU, bytes moved, how busy the GPU was. With at \
+             (and window) the moments around one time, and the longest calls and waits there with their lines.",
+            timeline::answer,
+        ),
+        tool(
+            "compare_runs",
+            "Two runs compared",
+            "What got better and what got worse between two run files: findings gone and new, launch rate, time in each op.",
+            compare::answer,
+        ),
+        tool(
+            "get_profile",
+            "PyTorch's own files",
+            "Analyses a torch.profiler trace (.json, .json.gz) or a CUDA memory snapshot (.pickle; nothing in it is executed) in the \
+             folders this server may read: findings with lines and fixes.",
+            profile::answer,
+        ),
+        tool(
+            "list_runs",
+            "Which runs there are",
+            "The run files in the folders this server may read, the newest first.",
+            runs::answer,
+        ),
+        tool(
+            "run_sql",
+            "Ask with SQL",
+            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them, gpuwhy://queries has ready ones). Also \
+             p50(x), p95(x), p99(x), quantile(x, q), human_time(ns), human_bytes(n).",
+            sql::answer,
+        ),
+        tool(
+            "get_check",
+            "Can this machine be traced?",
+            "What this machine has and lacks for tracing, each with its fix.",
+            check::answer,
+        ),
+    ]
+}

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Answers that fit: short by default, the most important first, and how to get the rest.
+
+use crate::error::ToolError;
+use crate::runs::Run;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// An answer's bytes where nothing else is asked for. It goes out twice, as data and as text, which is a fifth longer; both
+/// together stay below 4 KB.
+const DEFAULT_BYTES: usize = 1_700;
+/// Where a number of entries is asked for.
+const MOST_BYTES: usize = 24_000;
+/// Entries in one answer, at most.
+const MOST_ENTRIES: u32 = 500;
+
+/// How many entries, and from where on.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+pub(crate) struct Paging {
+    /// At most so many entries (default: as many as fit into a short answer; at most 500)
+    #[serde(default)]
+    pub(crate) limit: Option<u32>,
+    /// next_cursor of the answer before, for the entries after those
+    #[serde(default)]
+    pub(crate) cursor: Option<String>,
+}
+
+impl Paging {
+    /// How many entries to give.
+    pub(crate) fn most(&self, usual: u32) -> usize {
+        self.limit.unwrap_or(usual).clamp(1, MOST_ENTRIES) as usize
+    }
+
+    /// The first entry to give, of a run or of something that has none.
+    pub(crate) fn first(&self, run: Option<&Run>) -> Result<usize, ToolError> {
+        let Some(cursor) = &self.cursor else { return Ok(0) };
+        let parts = cursor.strip_prefix('c').and_then(|rest| rest.split_once('.'));
+        let read = parts.and_then(|(at, mark)| Some((at.parse().ok()?, u32::from_str_radix(mark, 16).ok()?)));
+        let (at, mark): (usize, u32) = read.ok_or_else(|| {
+            ToolError::Arguments("that cursor is none: give next_cursor of an answer, or leave it out".into())
+        })?;
+        if mark == mark_of(run) { Ok(at) } else { Err(ToolError::StaleCursor) }
+    }
+
+    /// The part of a list to give.
+    pub(crate) fn cut<T>(&self, list: Vec<T>, usual: u32, run: Option<&Run>) -> Result<(Vec<T>, Page), ToolError> {
+        let (first, total) = (self.first(run)?, list.len());
+        let entries: Vec<T> = list.into_iter().skip(first).take(self.most(usual)).collect();
+        Ok((entries, Page { total, next_cursor: None, first, mark: mark_of(run) }))
+    }
+}
+
+fn mark_of(run: Option<&Run>) -> u32 {
+    run.map_or(0, Run::mark)
+}
+
+/// How much an answer may take.
+pub(crate) trait Budget {
+    /// Bytes.
+    fn bytes(&self) -> usize {
+        DEFAULT_BYTES
+    }
+}
+
+impl Budget for Paging {
+    fn bytes(&self) -> usize {
+        if self.limit.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
+    }
+}
+
+/// Where in its list an answer stands.
+#[derive(Debug, Clone, Default, Serialize, JsonSchema)]
+pub(crate) struct Page {
+    /// How many entries there are in all
+    pub(crate) total: usize,
+    /// Give this as cursor to get the entries after these; null: these are the last
+    pub(crate) next_cursor: Option<String>,
+    #[serde(skip)]
+    #[schemars(skip)]
+    first: usize,
+    #[serde(skip)]
+    #[schemars(skip)]
+    mark: u32,
+}
+
+impl Page {
+    /// Says how many entries are shown in the end.
+    fn shows(&mut self, entries: usize) {
+        let next = self.first.saturating_add(entries);
+        self.next_cursor = (next < self.total).then(|| format!("c{next}.{:x}", self.mark));
+    }
+}
+
+/// Something that can be made shorter.
+pub(crate) trait Answer: Serialize {
+    /// Leaves out what matters least; `false` when nothing more can be.
+    fn shorten(&mut self) -> bool {
+        false
+    }
+
+    /// The page, and how many entries are on it.
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        None
+    }
+}
+
+/// The answer as JSON, within its bytes if it can be.
+pub(crate) fn fit(mut answer: impl Answer, bytes: usize) -> Result<Value, ToolError> {
+    loop {
+        if let Some((page, entries)) = answer.page() {
+            page.shows(entries);
+        }
+        let text = serde_json::to_string(&answer).map_err(|wrong| ToolError::Fault(wrong.to_string()))?;
+        if text.len() <= bytes || !answer.shorten() {
+            return serde_json::from_str(&text).map_err(|wrong| ToolError::Fault(wrong.to_string()));
+        }
+    }
+}
+
+/// Leaves out the last entry of a list, but never the first.
+pub(crate) fn pop<T>(list: &mut Vec<T>) -> bool {
+    list.len() > 1 && list.pop().is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Serialize)]
+    struct List {
+        entries: Vec<String>,
+        page: Page,
+    }
+
+    impl Answer for List {
+        fn shorten(&mut self) -> bool {
+            pop(&mut self.entries)
+        }
+
+        fn page(&mut self) -> Option<(&mut Page, usize)> {
+            Some((&mut self.page, self.entries.len()))
+        }
+    }
+
+    fn asked(cursor: Option<&str>, limit: Option<u32>) -> Paging {
+        Paging { limit, cursor: cursor.map(str::to_owned) }
+    }
+
+    fn answer(paging: &Paging, bytes: usize) -> Value {
+        let all: Vec<String> = (0..100).map(|i| format!("entry number {i:03}")).collect();
+        let (entries, page) = paging.cut(all, 50, None).unwrap();
+        fit(List { entries, page }, bytes).unwrap()
+    }
+
+    #[test]
+    fn cursors_lead_through_everything_once() {
+        let (mut seen, mut cursor) = (Vec::new(), None);
+        loop {
+            let page = answer(&asked(cursor.as_deref(), None), 300);
+            assert!(page.to_string().len() <= 300);
+            seen.extend(page["entries"].as_array().unwrap().clone());
+            match page["page"]["next_cursor"].as_str() {
+                Some(next) => cursor = Some(next.to_owned()),
+                None => break,
+            }
+        }
+        assert_eq!(seen.len(), 100);
+        assert_eq!(seen[99], "entry number 099");
+    }
+
+    #[test]
+    fn limits_and_cursors_are_checked() {
+        assert_eq!(answer(&asked(None, Some(3)), 10_000)["entries"].as_array().unwrap().len(), 3);
+        assert_eq!(answer(&asked(None, Some(u32::MAX)), 100_000)["entries"].as_array().unwrap().len(), 100);
+        assert_eq!(answer(&asked(Some("c999.0"), None), 1_000)["entries"].as_array().unwrap().len(), 0);
+        for bad in ["", "5", "c5", "c-1.0", "c5.xyz", "c99999999999999999999.0"] {
+            assert!(matches!(asked(Some(bad), None).first(None), Err(ToolError::Arguments(_))), "{bad}");
+        }
+        assert!(matches!(asked(Some("c5.1"), None).first(None), Err(ToolError::StaleCursor)));
+    }
+
+    #[test]
+    fn one_entry_is_always_given() {
+        assert_eq!(answer(&asked(None, None), 1)["entries"].as_array().unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which run, and which part of it: the arguments most tools share.
+
+use crate::error::ToolError;
+use crate::text::{LONG, clean};
+use gpuwhy_ask::Part;
+use gpuwhy_ask::part::parse_time;
+use gpuwhy_ask::stats::RunState;
+use gpuwhy_store::Session;
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use std::borrow::Cow;
+use std::path::Path;
+use std::time::Duration;
+
+/// Which run and which part of it.
+#[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
+pub(crate) struct Where {
+    /// The run file: its name, or its path (list_runs tells them). Default: the one this server was started for, or the newest
+    #[serde(default)]
+    pub(crate) run: Option<String>,
+    /// From this moment of the run on
+    #[serde(default)]
+    pub(crate) from: Option<Time>,
+    /// Up to this moment of the run
+    #[serde(default)]
+    pub(crate) to: Option<Time>,
+    /// Only the last part of the run, so long
+    #[serde(default)]
+    pub(crate) since: Option<Time>,
+    /// Only this process
+    #[serde(default)]
+    pub(crate) pid: Option<u32>,
+}
+
+impl Where {
+    /// The part asked for.
+    pub(crate) fn part(&self) -> Result<Part, ToolError> {
+        if self.since.is_some() && (self.from.is_some() || self.to.is_some()) {
+            return Err(ToolError::Arguments(
+                "since goes without from and to: it counts back from the run's end".into(),
+            ));
+        }
+        let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
+        Ok(Part {
+            from: time(&self.from),
+            to: time(&self.to),
+            since: time(&self.since),
+            pids: self.pid.into_iter().collect(),
+        })
+    }
+}
+
+/// A time as people write it, or seconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Time(pub(crate) Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a time is a number of seconds or text such as \"90s\", \"2m\" or \"500ms\"")]
+        enum Written {
+            Seconds(f64),
+            Text(String),
+        }
+        let read = match Written::deserialize(from)? {
+            Written::Seconds(seconds) => {
+                Duration::try_from_secs_f64(seconds).map_err(|_| "a time is a number of seconds from 0 on".to_owned())
+            }
+            Written::Text(text) => parse_time(text.trim()),
+        };
+        read.map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+impl JsonSchema for Time {
+    fn schema_name() -> Cow<'static, str> {
+        "Time".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({ "type": ["string", "number"], "description": "\"90s\", \"2m\", \"500ms\", or a number of seconds" })
+    }
+}
+
+/// What a run is, in every answer about one.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+pub(crate) struct RunHead {
+    /// The run file
+    pub(crate) run: String,
+    /// `ended`, `running` (figures are as of now), or `cut`: gpuwhy was killed
+    pub(crate) state: &'static str,
+    /// The run's length so far
+    pub(crate) duration_ns: u64,
+}
+
+impl RunHead {
+    pub(crate) fn new(path: &Path, session: &Session) -> Self {
+        let state = state_word(gpuwhy_ask::stats::state(session));
+        Self { run: clean(&path.to_string_lossy(), LONG), state, duration_ns: session.duration_ns }
+    }
+}
+
+pub(crate) fn state_word(state: RunState) -> &'static str {
+    match state {
+        RunState::Ended => "ended",
+        RunState::Running => "running",
+        RunState::Cut => "cut",
+    }
+}

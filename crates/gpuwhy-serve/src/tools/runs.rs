@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `list_runs`: which run files there are.
+
+use super::Asked;
+use super::page::{Answer, Budget, Page, Paging, pop};
+use super::place::state_word;
+use crate::error::ToolError;
+use crate::text::{LONG, NOTICE, clean};
+use gpuwhy_ask::runs::{RunInfo, list};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        self.paging.bytes()
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct List {
+    runs: Vec<One>,
+    #[serde(flatten)]
+    page: Page,
+    note: &'static str,
+}
+
+/// A run file.
+#[derive(Debug, Serialize, JsonSchema)]
+struct One {
+    /// Give this as run
+    run: String,
+    /// ended, running, or cut: gpuwhy was killed
+    state: &'static str,
+    /// When it began, Unix seconds
+    started_unix_s: u64,
+    duration_ns: u64,
+    events: u64,
+    bytes: u64,
+    command: Option<String>,
+    gpu: Option<String>,
+}
+
+impl Answer for List {
+    fn shorten(&mut self) -> bool {
+        pop(&mut self.runs)
+    }
+
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        Some((&mut self.page, self.runs.len()))
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<List, ToolError> {
+    let mut runs: Vec<RunInfo> = asked.runs.folders().list().iter().flat_map(|folder| list(folder)).collect();
+    runs.sort_by_key(|run| std::cmp::Reverse(run.session.start_unix_ns));
+    let (runs, page) = arguments.paging.cut(runs, 20, None)?;
+    Ok(List { runs: runs.iter().map(one).collect(), page, note: NOTICE })
+}
+
+fn one(info: &RunInfo) -> One {
+    One {
+        run: clean(&info.path.to_string_lossy(), LONG),
+        state: state_word(info.state),
+        started_unix_s: info.session.start_unix_ns / 1_000_000_000,
+        duration_ns: info.session.duration_ns,
+        events: info.session.events_stored,
+        bytes: info.bytes,
+        command: info.session.command.as_deref().map(|command| clean(command, 100)),
+        gpu: info.session.machine.gpu.as_deref().map(|gpu| clean(gpu, 60)),
+    }
+}

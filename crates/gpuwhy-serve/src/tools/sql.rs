@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `run_sql`: one SELECT, read-only by SQLite's own means, bounded in time, rows and bytes.
+
+use super::Asked;
+use super::page::{Answer, Budget};
+use super::place::{RunHead, Time};
+use crate::error::ToolError;
+use crate::text::{NOTICE, clean};
+use gpuwhy_store::{Limits, Value};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value as Json;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+/// Rows where no number is asked for.
+const USUAL_ROWS: u32 = 50;
+/// Rows at most.
+const MOST_ROWS: u32 = 1_000;
+/// Working time where none is asked for.
+const USUAL_TIME: Duration = Duration::from_secs(5);
+/// And at most.
+const MOST_TIME: Duration = Duration::from_secs(30);
+/// The longest text in a cell, characters.
+const CELL: usize = 400;
+/// Columns at most.
+const COLUMNS: usize = 64;
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    /// The run file. Default: the one this server was started for, or the newest
+    #[serde(default)]
+    run: Option<String>,
+    /// One SELECT on the views
+    sql: String,
+    /// Rows at most (default 50, at most 1000); more are told by more_rows
+    #[serde(default)]
+    limit: Option<u32>,
+    /// Give up after this long (default 5s, at most 30s)
+    #[serde(default)]
+    timeout: Option<Time>,
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        if self.limit.is_some() { 24_000 } else { 1_700 }
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Rows {
+    #[serde(flatten)]
+    head: RunHead,
+    columns: Vec<String>,
+    /// Each row's values in the order of the columns
+    rows: Vec<Vec<Json>>,
+    /// There are more than these: aggregate, add LIMIT and OFFSET, or give limit
+    more_rows: bool,
+    note: &'static str,
+}
+
+impl Answer for Rows {
+    fn shorten(&mut self) -> bool {
+        // What does not fit is left out, a good part at a time: there may be many.
+        let keep = self.rows.len() - self.rows.len().div_ceil(8);
+        let shortened = !self.rows.is_empty();
+        self.rows.truncate(keep);
+        self.more_rows |= shortened;
+        shortened
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, ToolError> {
+    let run = asked.runs.get(arguments.run.as_deref())?;
+    let session = run.session(asked.work)?;
+    let time = arguments.timeout.map_or(USUAL_TIME, |time| time.0).min(MOST_TIME).max(Duration::from_millis(1));
+    let rows = arguments.limit.unwrap_or(USUAL_ROWS).clamp(1, MOST_ROWS);
+    let limits = Limits { time, rows: u64::from(rows) };
+    let (mut found, mut bytes, mut cut) = (Vec::new(), 0, false);
+    let outcome = run.reader(asked.work)?.query(&arguments.sql, &limits, |_, row| {
+        let row: Vec<Json> = row.iter().take(COLUMNS).map(json).collect();
+        bytes += row.iter().map(|value| value.as_str().map_or(8, str::len)).sum::<usize>();
+        found.push(row);
+        cut = bytes > 48_000;
+        if cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    Ok(Rows {
+        head: RunHead::new(&run.path, &session),
+        columns: outcome.columns.iter().take(COLUMNS).map(|name| clean(name, 80)).collect(),
+        rows: found,
+        more_rows: outcome.more || cut,
+        note: NOTICE,
+    })
+}
+
+fn json(value: &Value<'_>) -> Json {
+    match value {
+        Value::Null => Json::Null,
+        Value::Int(n) => (*n).into(),
+        Value::Real(x) => (*x).into(),
+        Value::Text(text) => clean(text, CELL).into(),
+        Value::Blob(bytes) => format!("<{} bytes>", bytes.len()).into(),
+    }
+}

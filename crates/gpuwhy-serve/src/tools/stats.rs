@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `get_trace_stats`: the run in figures.
+
+use super::Asked;
+use super::page::{Answer, Budget, Page, Paging, pop};
+use super::place::{RunHead, Where};
+use crate::error::ToolError;
+use crate::text::{LONG, NOTICE, clean};
+use gpuwhy_ask::stats::{OpStats, ProcessStats};
+use gpuwhy_store::LossRow;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Processes told of.
+const PROCESSES: usize = 5;
+/// Findings named.
+const FINDINGS: usize = 3;
+/// The longest verdict, characters.
+const VERDICT: usize = 420;
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    #[serde(flatten)]
+    place: Where,
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        self.paging.bytes()
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Stats {
+    #[serde(flatten)]
+    head: RunHead,
+    /// What was run
+    command: Option<String>,
+    /// The GPU
+    gpu: Option<String>,
+    /// What it comes to, in words
+    verdict: String,
+    /// The worst causes; get_causal_chains tells all of them
+    findings: Vec<String>,
+    /// CUDA ops, those with most time first
+    ops: Vec<Op>,
+    #[serde(flatten)]
+    page: Page,
+    /// Processes with most time in CUDA calls; how many more there are
+    processes: Vec<Process>,
+    more_processes: usize,
+    /// What could not be kept, by cause
+    loss: Vec<Loss>,
+    note: &'static str,
+}
+
+/// An op; times are ns.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Op {
+    op: String,
+    calls: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default)]
+    errors: u64,
+    p50_ns: u64,
+    p95_ns: u64,
+    p99_ns: u64,
+    max_ns: u64,
+    total_ns: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default)]
+    bytes: u64,
+}
+
+/// A process.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Process {
+    pid: u32,
+    name: String,
+    calls: u64,
+    launches: u64,
+}
+
+/// Events, or details of them, that were lost.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Loss {
+    cause: String,
+    op: Option<String>,
+    count: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Answer for Stats {
+    fn shorten(&mut self) -> bool {
+        // A process more matters less than an op, and an op less than the worst finding.
+        if self.processes.len() > 2 {
+            self.more_processes += 1;
+            return self.processes.pop().is_some();
+        }
+        pop(&mut self.ops) || pop(&mut self.loss)
+    }
+
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        Some((&mut self.page, self.ops.len()))
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, ToolError> {
+    let run = asked.runs.get(arguments.place.run.as_deref())?;
+    let part = arguments.place.part()?;
+    let stats = run.stats(&part, asked.work)?;
+    let explained = run.explained(&part, asked.work)?;
+    let ops = stats.ops.iter().map(op).collect();
+    let (ops, page) = arguments.paging.cut(ops, 12, Some(&run))?;
+    let told = explained.report.findings.iter().take(FINDINGS);
+    Ok(Stats {
+        head: RunHead::new(&run.path, &stats.session),
+        command: stats.session.command.as_deref().map(|command| clean(command, LONG)),
+        gpu: stats.session.machine.gpu.as_deref().map(|gpu| clean(gpu, 60)),
+        verdict: clean(&explained.report.verdict, VERDICT),
+        findings: told.map(|found| format!("{}: {}", found.kind, clean(&found.title, LONG))).collect(),
+        ops,
+        page,
+        processes: stats.processes.iter().take(PROCESSES).map(process).collect(),
+        more_processes: stats.processes.len().saturating_sub(PROCESSES),
+        loss: stats.loss.iter().map(loss).collect(),
+        note: NOTICE,
+    })
+}
+
+fn op(op: &OpStats) -> Op {
+    Op {
+        op: clean(&op.op, 60),
+        calls: op.totals.calls,
+        errors: op.totals.errors,
+        p50_ns: op.quantile(0.5),
+        p95_ns: op.quantile(0.95),
+        p99_ns: op.quantile(0.99),
+        max_ns: op.totals.max_ns,
+        total_ns: op.totals.total_ns,
+        bytes: op.totals.bytes,
+    }
+}
+
+fn process(stats: &ProcessStats) -> Process {
+    let (pid, name) = (stats.process.pid, clean(&stats.process.name, 40));
+    Process { pid, name, calls: stats.calls, launches: stats.launches }
+}
+
+fn loss(row: &LossRow) -> Loss {
+    Loss { cause: clean(&row.cause, 40), op: row.op.as_deref().map(|op| clean(op, 60)), count: row.count }
+}
