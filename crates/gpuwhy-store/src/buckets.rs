@@ -6,7 +6,7 @@
 use crate::facts::unsigned;
 use crate::{Reader, Result};
 use rusqlite::Row;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
@@ -197,7 +197,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The longest calls and times off the CPU that touch a part, longest first.
+    /// The longest calls, and times off the CPU of threads that launch work, that touch a part, longest first. Where no
+    /// thread launches, of all threads.
     pub fn longest(&self, from_ns: u64, to_ns: u64, pids: &[u32], most: usize) -> Result<Vec<LongEvent>> {
         let contexts = self.outer_contexts()?;
         let ops = self.ops()?;
@@ -212,8 +213,11 @@ impl Reader {
             });
             Ok(())
         })?;
+        let launches = |op: &i64| ops.get(op).is_some_and(|(_, class)| class == "launch");
+        let launchers: HashSet<u32> = contexts.values().filter(|x| launches(&x.op)).map(|x| x.tid).collect();
         let sql = "SELECT id, pid, tid, stack, reason, wait FROM off_context_";
-        let offs: HashMap<i64, LongEvent> = self.rows(sql, [], off_context)?.into_iter().collect();
+        let mut offs: HashMap<i64, LongEvent> = self.rows(sql, [], off_context)?.into_iter().collect();
+        offs.retain(|_, off| launchers.is_empty() || launchers.contains(&off.tid));
         self.each("SELECT start, duration, context FROM off_ WHERE start >= ?1 AND start < ?2", span, |row| {
             let Some(off) = offs.get(&row.get(2)?) else { return Ok(()) };
             list.offer(unsigned(row, 0)?, unsigned(row, 1)?, || {

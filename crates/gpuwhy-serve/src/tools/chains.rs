@@ -165,8 +165,9 @@ fn link(link: &Link) -> String {
 
 impl Answer for Chains {
     fn shorten(&mut self) -> bool {
+        // The verdict says in words what findings say, and get_trace_stats says it, too.
         let mut others = self.findings.iter_mut().skip(1).rev();
-        others.any(Finding::brief) || pop(&mut self.findings)
+        others.any(Finding::brief) || !std::mem::take(&mut self.verdict).is_empty() || pop(&mut self.findings)
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
