@@ -58,4 +58,5 @@ def main():
         print(f"findings                  {len(report['findings'])}")
 
 
-main()
+if __name__ == "__main__":
+    main()

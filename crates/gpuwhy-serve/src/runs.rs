@@ -11,7 +11,7 @@ use crate::text::{LONG, clean};
 use crate::work::Work;
 use gpuwhy_ask::stats::Stats;
 use gpuwhy_ask::{Explained, Part};
-use gpuwhy_store::{Limits, Reader, Session, StackIndex};
+use gpuwhy_store::{Limits, Reader, Session, TimeIndex};
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
@@ -114,7 +114,7 @@ pub(crate) struct Run {
     explained: Mutex<Remembered<Explained>>,
     stats: Mutex<Remembered<Stats>>,
     /// `None`: not made yet; `Some(None)`: too large to keep.
-    index: Mutex<Option<Option<Arc<StackIndex>>>>,
+    index: Mutex<Option<Option<Arc<TimeIndex>>>>,
 }
 
 impl Run {
@@ -193,8 +193,8 @@ impl Run {
         Ok(self.reader(work)?.session()?)
     }
 
-    /// Sums of every second by stack, of a run that has ended.
-    pub(crate) fn index(&self, work: &Work) -> Result<Option<Arc<StackIndex>>, ToolError> {
+    /// Sums of short slots of time, of a run that has ended.
+    pub(crate) fn index(&self, work: &Work) -> Result<Option<Arc<TimeIndex>>, ToolError> {
         let mut kept = lock(&self.index);
         if let Some(index) = &*kept {
             return Ok(index.clone());
@@ -203,7 +203,7 @@ impl Run {
         if reader.session()?.stop_unix_ns.is_none() {
             return Ok(None);
         }
-        let index = reader.stack_index(&Limits { time: work.left(), ..Limits::default() })?.map(Arc::new);
+        let index = reader.time_index(&Limits { time: work.left(), ..Limits::default() })?.map(Arc::new);
         *kept = Some(index.clone());
         Ok(index)
     }

@@ -77,13 +77,14 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
 }
 
 /// What a line says, or what is wrong with it and which request that was.
-fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, (Option<RequestId>, ErrorData)> {
+fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> {
+    let refused = |id, error| Box::new(JsonRpcError::new(id, error));
     let value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|wrong| (None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
-    let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
+        .map_err(|wrong| refused(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+    let id: Option<RequestId> = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
     serde_json::from_value(value).map_err(|_| {
         let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
-        (id, ErrorData::invalid_request(message, None))
+        refused(id, ErrorData::invalid_request(message, None))
     })
 }
 
@@ -121,10 +122,10 @@ where
                     Ok(message) => return Some(message),
                     Err(refused) => refused,
                 },
-                Err(error) => (None, error),
+                Err(error) => Box::new(JsonRpcError::new(None, error)),
             };
             let output = Arc::clone(&self.output);
-            write(&output, &ServerJsonRpcMessage::Error(JsonRpcError::new(refused.0, refused.1))).await.ok()?;
+            write(&output, &ServerJsonRpcMessage::Error(*refused)).await.ok()?;
         }
     }
 

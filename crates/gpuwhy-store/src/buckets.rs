@@ -4,7 +4,8 @@
 //! Long pieces come from the sums of every second, which are few; short ones from the calls themselves.
 
 use crate::facts::unsigned;
-use crate::{Reader, Result};
+use crate::index::TimeIndex;
+use crate::{Limits, Reader, Result};
 use rusqlite::Row;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,10 +13,11 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 const SECOND: u64 = 1_000_000_000;
 /// A part up to this long is summed from its calls, in pieces of any length; a longer one from whole seconds.
 const FROM_CALLS: u64 = 5 * SECOND;
-/// How far before a part calls that reach into it are looked for, at most.
-const LOOK_BACK: u64 = 60 * SECOND;
+/// How far before a part calls that reach into it are looked for where there is no index.
+const LOOK_BACK: u64 = 2 * SECOND;
 
-/// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece in which it ended.
+/// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece of whole seconds in which it
+/// ended, or to the shorter one in which it began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bucket {
     /// Its beginning.
@@ -74,7 +76,14 @@ type Ops = HashMap<i64, (String, String)>;
 impl Reader {
     /// The part from `from_ns` to `to_ns` in at most `most` pieces; only calls of `pids`, unless there are none. A part longer
     /// than a few seconds is cut at whole seconds.
-    pub fn buckets(&self, from_ns: u64, to_ns: u64, most: u32, pids: &[u32]) -> Result<Vec<Bucket>> {
+    pub fn buckets(
+        &self,
+        from_ns: u64,
+        to_ns: u64,
+        most: u32,
+        pids: &[u32],
+        index: Option<&TimeIndex>,
+    ) -> Result<Vec<Bucket>> {
         let most = u64::from(most.max(1));
         let fine = to_ns.saturating_sub(from_ns) <= FROM_CALLS;
         let (from, to) = if fine { (from_ns, to_ns) } else { (from_ns / SECOND * SECOND, to_ns) };
@@ -86,16 +95,15 @@ impl Reader {
             .map(|start| Bucket { from_ns: start, to_ns: (start + width).min(to), ..Bucket::default() })
             .collect();
         let ops = self.ops()?;
-        let mut add = |sums: Sums| {
-            let place = sums.at_ns.checked_sub(from).map(|after| after / width);
-            if let Some(bucket) = place.and_then(|place| buckets.get_mut(usize::try_from(place).ok()?)) {
-                bucket.add(&sums, &ops);
-            }
-        };
         if fine {
-            self.sum_calls(from, to, pids, &mut add)?
+            self.sum_calls(&mut buckets, &ops, pids, index)?;
         } else {
-            self.sum_seconds(from, to, pids, &mut add)?
+            self.sum_seconds(from, to, pids, |sums| {
+                let place = sums.at_ns.checked_sub(from).map(|after| after / width);
+                if let Some(bucket) = place.and_then(|place| buckets.get_mut(usize::try_from(place).ok()?)) {
+                    bucket.add(&sums, &ops);
+                }
+            })?;
         }
         self.add_busy(&mut buckets, from, width)?;
         Ok(buckets)
@@ -108,7 +116,7 @@ impl Reader {
         Ok(rows.into_iter().collect())
     }
 
-    fn sum_seconds(&self, from: u64, to: u64, pids: &[u32], add: &mut impl FnMut(Sums)) -> Result<()> {
+    fn sum_seconds(&self, from: u64, to: u64, pids: &[u32], mut add: impl FnMut(Sums)) -> Result<()> {
         let sql = "SELECT second, op, calls, total_ns, max_ns, bytes, pid FROM second_ WHERE second BETWEEN ?1 AND ?2";
         let span = [signed(from / SECOND), signed(to.saturating_sub(1) / SECOND)];
         let rows = self.rows(sql, span, |row| {
@@ -126,36 +134,21 @@ impl Reader {
         Ok(())
     }
 
-    fn sum_calls(&self, from: u64, to: u64, pids: &[u32], add: &mut impl FnMut(Sums)) -> Result<()> {
+    fn sum_calls(&self, buckets: &mut [Bucket], ops: &Ops, pids: &[u32], index: Option<&TimeIndex>) -> Result<()> {
         let contexts = self.outer_contexts()?;
-        let first = signed(from.saturating_sub(self.longest_ending_after(from)?));
-        self.each(
-            "SELECT start, duration, context, weight, arg0 FROM call_ WHERE start >= ?1 AND start < ?2",
-            [first, signed(to)],
-            |row| {
-                let Some(context) =
-                    contexts.get(&row.get(2)?).filter(|context| pids.is_empty() || pids.contains(&context.pid))
-                else {
-                    return Ok(());
+        let slots = index.map(|index| &index.calls);
+        for bucket in buckets {
+            let piece = (bucket.from_ns, Some(bucket.to_ns));
+            for (context, raw) in self.sum_contexts(("call_", "arg0"), piece, slots, &Limits::default())? {
+                let Some(context) = contexts.get(&context).filter(|x| pids.is_empty() || pids.contains(&x.pid)) else {
+                    continue;
                 };
-                let (start, duration) = (unsigned(row, 0)?, unsigned(row, 1)?);
-                let weight = row.get::<_, Option<i64>>(3)?.map_or(1, |weight| weight.max(0).cast_unsigned());
-                let bytes = if context.has_bytes {
-                    row.get::<_, Option<i64>>(4)?.unwrap_or(0).max(0).cast_unsigned()
-                } else {
-                    0
-                };
-                add(Sums {
-                    at_ns: start.saturating_add(duration),
-                    op: context.op,
-                    calls: weight,
-                    total_ns: duration.saturating_mul(weight),
-                    max_ns: duration,
-                    bytes: bytes.saturating_mul(weight),
-                });
-                Ok(())
-            },
-        )
+                let bytes = if context.has_bytes { raw.arg0 } else { 0 };
+                let (calls, total_ns, max_ns) = (raw.calls, raw.total_ns, raw.max_ns);
+                bucket.add(&Sums { at_ns: bucket.from_ns, op: context.op, calls, total_ns, max_ns, bytes }, ops);
+            }
+        }
+        Ok(())
     }
 
     fn outer_contexts(&self) -> Result<HashMap<i64, Context>> {
@@ -167,15 +160,6 @@ impl Reader {
             Ok((row.get(0)?, Context { op, pid, tid, stack, has_bytes }))
         })?;
         Ok(rows.into_iter().collect())
-    }
-
-    /// The longest call that ended in the second of `from` or later: no call that reaches into it began earlier than that
-    /// before it.
-    fn longest_ending_after(&self, from: u64) -> Result<u64> {
-        let sql = "SELECT COALESCE(MAX(max_ns), 0) FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op
-            WHERE second >= ?1 AND o.layer <> 'kernel'";
-        let longest = self.rows(sql, [signed(from / SECOND)], |row| unsigned(row, 0))?;
-        Ok(longest.first().copied().unwrap_or(0).min(LOOK_BACK))
     }
 
     fn add_busy(&self, buckets: &mut [Bucket], from: u64, width: u64) -> Result<()> {
@@ -199,46 +183,40 @@ impl Reader {
 
     /// The longest calls, and times off the CPU of threads that launch work, that touch a part, longest first. Where no
     /// thread launches, of all threads.
-    pub fn longest(&self, from_ns: u64, to_ns: u64, pids: &[u32], most: usize) -> Result<Vec<LongEvent>> {
-        let contexts = self.outer_contexts()?;
-        let ops = self.ops()?;
-        let mut list = Longest { events: Vec::new(), most, from_ns };
-        let first = signed(from_ns.saturating_sub(self.longest_ending_after(from_ns)?));
-        let span = [first, signed(to_ns)];
-        self.each("SELECT start, duration, context FROM call_ WHERE start >= ?1 AND start < ?2", span, |row| {
-            let Some(context) = contexts.get(&row.get(2)?) else { return Ok(()) };
-            list.offer(unsigned(row, 0)?, unsigned(row, 1)?, || {
-                let name = ops.get(&context.op).map_or("", |(name, _)| name);
-                (pids.is_empty() || pids.contains(&context.pid)).then(|| context.event(name, None))
-            });
-            Ok(())
-        })?;
-        let launches = |op: &i64| ops.get(op).is_some_and(|(_, class)| class == "launch");
-        let launchers: HashSet<u32> = contexts.values().filter(|x| launches(&x.op)).map(|x| x.tid).collect();
+    pub fn longest(
+        &self,
+        (from_ns, to_ns): (u64, u64),
+        pids: &[u32],
+        most: usize,
+        index: Option<&TimeIndex>,
+    ) -> Result<Vec<LongEvent>> {
+        let wanted = |pid: u32| pids.is_empty() || pids.contains(&pid);
+        let (mut contexts, ops) = (self.outer_contexts()?, self.ops()?);
+        contexts.retain(|_, context| wanted(context.pid));
+        let class = |op: i64| ops.get(&op).map_or("", |(_, class)| class);
+        let launchers: HashSet<u32> = contexts.values().filter(|x| class(x.op) == "launch").map(|x| x.tid).collect();
+        let calls: HashMap<i64, LongEvent> =
+            contexts.iter().map(|(id, x)| (*id, x.event(ops.get(&x.op).map_or("", |(name, _)| name)))).collect();
         let sql = "SELECT id, pid, tid, stack, reason, wait FROM off_context_";
         let mut offs: HashMap<i64, LongEvent> = self.rows(sql, [], off_context)?.into_iter().collect();
-        offs.retain(|_, off| launchers.is_empty() || launchers.contains(&off.tid));
-        self.each("SELECT start, duration, context FROM off_ WHERE start >= ?1 AND start < ?2", span, |row| {
-            let Some(off) = offs.get(&row.get(2)?) else { return Ok(()) };
-            list.offer(unsigned(row, 0)?, unsigned(row, 1)?, || {
-                (pids.is_empty() || pids.contains(&off.pid)).then(|| off.clone())
-            });
-            Ok(())
-        })?;
-        Ok(list.done())
-    }
-
-    /// Hands over rows of our own SQL one by one.
-    fn each(&self, sql: &str, span: [i64; 2], mut on_row: impl FnMut(&Row<'_>) -> rusqlite::Result<()>) -> Result<()> {
-        let mut all = || -> rusqlite::Result<()> {
-            let mut statement = self.db.prepare(sql)?;
-            let mut rows = statement.query(span)?;
-            while let Some(row) = rows.next()? {
-                on_row(row)?;
+        offs.retain(|_, off| wanted(off.pid) && (launchers.is_empty() || launchers.contains(&off.tid)));
+        let mut list = Longest { events: Vec::new(), most, from_ns };
+        let tables = [("call_", calls, index.map(|index| &index.calls)), ("off_", offs, index.map(|index| &index.off))];
+        for (table, known, slots) in tables {
+            let (pieces, least) = match slots {
+                Some(slots) => slots.longest(from_ns, to_ns, most, |context| known.contains_key(&context)),
+                None => (vec![(from_ns.saturating_sub(LOOK_BACK), Some(to_ns))], 0),
+            };
+            for piece in pieces {
+                self.each_context(table, "NULL", piece, &Limits::default(), |start, context, raw| {
+                    if raw.max_ns >= least && start < to_ns {
+                        list.offer(start, raw.max_ns, || known.get(&context).cloned());
+                    }
+                    true
+                })?;
             }
-            Ok(())
-        };
-        all().map_err(|source| self.error(source))
+        }
+        Ok(list.events)
     }
 }
 
@@ -269,9 +247,9 @@ struct Context {
 }
 
 impl Context {
-    fn event(&self, op: &str, why: Option<String>) -> LongEvent {
+    fn event(&self, op: &str) -> LongEvent {
         let (pid, tid, stack) = (self.pid, self.tid, self.stack);
-        LongEvent { start_ns: 0, duration_ns: 0, pid, tid, op: op.to_owned(), why, stack }
+        LongEvent { start_ns: 0, duration_ns: 0, pid, tid, op: op.to_owned(), why: None, stack }
     }
 }
 
@@ -303,10 +281,6 @@ impl Longest {
             self.events.insert(place, LongEvent { start_ns, duration_ns, ..event });
             self.events.truncate(self.most);
         }
-    }
-
-    fn done(self) -> Vec<LongEvent> {
-        self.events
     }
 }
 

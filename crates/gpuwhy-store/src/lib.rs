@@ -24,6 +24,7 @@ mod findings;
 pub mod guarded;
 mod hash;
 mod host;
+mod index;
 mod interrupt;
 mod ledger;
 mod names;
@@ -48,6 +49,7 @@ pub use error::{Error, Result};
 pub use facts::{ProcessOpTotals, RunFacts};
 pub use findings::add_findings;
 pub use guarded::{Limits, Outcome, Value};
+pub use index::TimeIndex;
 pub use interrupt::Interrupter;
 pub use ledger::{LedgerEntry, LedgerRow};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
@@ -55,8 +57,8 @@ pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
 pub use stacks::{
-    GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackIndex, StackKey, StackQuestion,
-    StackSort, StackSums, StackTrace, StackUnit,
+    GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
+    StackSums, StackTrace, StackUnit,
 };
 pub use told::GovernorRow;
 pub use writer::{Created, Finished, NewRun, RunEnd, Writer};

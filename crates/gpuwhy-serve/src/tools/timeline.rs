@@ -52,7 +52,7 @@ pub(crate) struct Timeline {
     from_ns: u64,
     /// How long a piece is
     bucket_ns: u64,
-    /// The pieces in order; the last may be shorter
+    /// The pieces in order; the last may be shorter. A call counts where it ended, in pieces below a second where it began
     buckets: Vec<Piece>,
     /// The longest calls and waits in it (only where a moment is asked about, or at most 5 s)
     longest: Vec<Long>,
@@ -121,10 +121,11 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     }
     let (from, to) = part.span(session.duration_ns)?;
     let most = arguments.buckets.unwrap_or(USUAL).clamp(1, MOST);
-    let reader = run.reader(asked.work)?;
-    let buckets = reader.buckets(from, to, most, &part.pids)?;
     let near = arguments.at.is_some() || to - from <= 5_000_000_000;
-    let longest = if near { reader.longest(from, to, &part.pids, LONGEST)? } else { Vec::new() };
+    let index = if near { run.index(asked.work)? } else { None };
+    let reader = run.reader(asked.work)?;
+    let buckets = reader.buckets(from, to, most, &part.pids, index.as_deref())?;
+    let longest = if near { reader.longest((from, to), &part.pids, LONGEST, index.as_deref())? } else { Vec::new() };
     Ok(Timeline {
         head: RunHead::new(&run.path, &session),
         from_ns: buckets.first().map_or(from, |first| first.from_ns),

@@ -5,16 +5,14 @@
 //! neither SQL nor files.
 
 mod fold;
-mod index;
 mod library;
 mod ops;
 mod read;
 mod trace;
 
-use crate::{Error, Limits, Reader};
+use crate::{Error, Limits, Reader, TimeIndex};
 use std::collections::BTreeMap;
 
-pub use index::StackIndex;
 pub use trace::StackTrace;
 
 /// What to sum, and by what.
@@ -218,11 +216,11 @@ impl Reader {
         self.stacks_indexed(question, None)
     }
 
-    /// The same, from sums made before where there are any ([`Reader::stack_index`] of this very run).
+    /// The same, from sums made before where there are any ([`Reader::time_index`] of this very run).
     pub fn stacks_indexed(
         &self,
         question: &StackQuestion,
-        index: Option<&StackIndex>,
+        index: Option<&TimeIndex>,
     ) -> Result<StackAnswer, StackError> {
         let wanted = question.op.as_deref().map(|op| self.find_op(op, &question.limits)).transpose()?;
         let span = self.bounds(question.span)?;

@@ -5,10 +5,10 @@
 //! own GROUP BY would sort millions of rows first. Contexts and stacks are read afterwards: they are never removed
 //! and are committed with the events, so those of every event seen are there, even while the file is written.
 
-use super::index::{Seconds, StackIndex};
 use super::ops::WantedOp;
 use super::{PartSums, StackQuestion, StackSums};
 use crate::hash::FastMap;
+use crate::index::{Raw, TimeIndex};
 use crate::{Limits, Reader, Result, Value};
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -19,38 +19,20 @@ pub(super) type Cells = BTreeMap<(Option<i64>, u32), StackSums>;
 /// The frames of stacks.
 pub(super) type Texts = FastMap<i64, String>;
 
-/// Sums of one context.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Raw {
-    pub(super) calls: u64,
-    pub(super) total_ns: u64,
-    pub(super) max_ns: u64,
-    /// Of `arg0`, whatever it is.
-    pub(super) arg0: u64,
+/// What is told of the sums of one context.
+fn sums_of(raw: Raw, has_bytes: bool) -> StackSums {
+    StackSums {
+        calls: raw.calls,
+        total_ns: raw.total_ns,
+        max_ns: raw.max_ns,
+        bytes: if has_bytes { raw.arg0 } else { 0 },
+        ops: BTreeMap::new(),
+        waits: BTreeMap::new(),
+    }
 }
 
-impl Raw {
-    pub(super) fn add(&mut self, other: Self) {
-        self.calls = self.calls.saturating_add(other.calls);
-        self.total_ns = self.total_ns.saturating_add(other.total_ns);
-        self.max_ns = self.max_ns.max(other.max_ns);
-        self.arg0 = self.arg0.saturating_add(other.arg0);
-    }
-
-    fn sums(self, has_bytes: bool) -> StackSums {
-        StackSums {
-            calls: self.calls,
-            total_ns: self.total_ns,
-            max_ns: self.max_ns,
-            bytes: if has_bytes { self.arg0 } else { 0 },
-            ops: BTreeMap::new(),
-            waits: BTreeMap::new(),
-        }
-    }
-
-    fn part(self) -> PartSums {
-        PartSums { times: self.calls, total_ns: self.total_ns }
-    }
+fn part_of(raw: Raw) -> PartSums {
+    PartSums { times: raw.calls, total_ns: raw.total_ns }
 }
 
 impl StackSums {
@@ -79,10 +61,10 @@ impl Reader {
         span: (Option<u64>, Option<u64>),
         op: Option<&WantedOp>,
         question: &StackQuestion,
-        index: Option<&StackIndex>,
+        index: Option<&TimeIndex>,
     ) -> Result<Cells> {
         let index = index.map(|index| &index.calls);
-        let sums = self.sum_contexts(("call_", "arg0"), span, index, &question.limits)?;
+        let sums = self.sum_contexts(("call_", "arg0"), (span.0.unwrap_or(0), span.1), index, &question.limits)?;
         let mut cells = Cells::new();
         let sql = "SELECT x.id, x.pid, x.stack, x.op, o.arg0_is_bytes, o.layer, o.name
             FROM context_ AS x CROSS JOIN op_ AS o ON o.id = x.op WHERE x.flags & 1 = 0";
@@ -93,9 +75,9 @@ impl Reader {
             };
             let raw = number(row.first()).and_then(|id| sums.get(&id)).filter(|_| wanted);
             if let (Some(raw), Some(pid)) = (raw, asked_pid(row.get(1), &question.pids)) {
-                let mut sums = raw.sums(number(row.get(4)) == Some(1));
+                let mut sums = sums_of(*raw, number(row.get(4)) == Some(1));
                 if let (None, Some(name)) = (op, text(row.get(6))) {
-                    sums.ops.insert(name.to_owned(), raw.part());
+                    sums.ops.insert(name.to_owned(), part_of(*raw));
                 }
                 cells.entry((number(row.get(2)), pid)).or_default().merge(&sums);
             }
@@ -109,73 +91,23 @@ impl Reader {
         &self,
         span: (Option<u64>, Option<u64>),
         question: &StackQuestion,
-        index: Option<&StackIndex>,
+        index: Option<&TimeIndex>,
     ) -> Result<Cells> {
         let index = index.map(|index| &index.off);
-        let sums = self.sum_contexts(("off_", "NULL"), span, index, &question.limits)?;
+        let sums = self.sum_contexts(("off_", "NULL"), (span.0.unwrap_or(0), span.1), index, &question.limits)?;
         let mut cells = Cells::new();
         let sql = "SELECT id, pid, stack, reason, wait FROM off_context_";
         self.query(sql, &question.limits, |_, row| {
             let raw = number(row.first()).and_then(|id| sums.get(&id));
             if let (Some(raw), Some(pid)) = (raw, asked_pid(row.get(1), &question.pids)) {
-                let mut sums = raw.sums(false);
+                let mut sums = sums_of(*raw, false);
                 let why = (text(row.get(3)).unwrap_or("unknown").to_owned(), text(row.get(4)).map(str::to_owned));
-                sums.waits.insert(why, raw.part());
+                sums.waits.insert(why, part_of(*raw));
                 cells.entry((number(row.get(2)), pid)).or_default().merge(&sums);
             }
             ControlFlow::Continue(())
         })?;
         Ok(cells)
-    }
-
-    /// Sums by context of a table's rows; `table` is its name and what is summed as `arg0`.
-    fn sum_contexts(
-        &self,
-        table: (&str, &str),
-        span: (Option<u64>, Option<u64>),
-        index: Option<&Seconds>,
-        limits: &Limits,
-    ) -> Result<FastMap<i64, Raw>> {
-        let span = (span.0.unwrap_or(0), span.1);
-        let (mut sums, parts) = match index {
-            Some(index) => index.sum(span.0, span.1),
-            None => (FastMap::default(), vec![span]),
-        };
-        for part in parts {
-            self.each_context(table.0, table.1, part, limits, |_, context, row| {
-                sums.entry(context).or_default().add(row);
-                true
-            })?;
-        }
-        Ok(sums)
-    }
-
-    /// Hands over each row of a part: its time, context and sums. Ends when told that it is enough.
-    pub(super) fn each_context(
-        &self,
-        table: &str,
-        arg0: &str,
-        (from, to): (u64, Option<u64>),
-        limits: &Limits,
-        mut on_row: impl FnMut(u64, i64, Raw) -> bool,
-    ) -> Result<()> {
-        let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
-        let until = to.map(|to| format!(" AND start < {}", bound(to))).unwrap_or_default();
-        let from = bound(from);
-        let sql = format!("SELECT context, duration, weight, {arg0}, start FROM {table} WHERE start >= {from}{until}");
-        self.query(&sql, limits, |_, row| {
-            let unsigned = |at: usize| number(row.get(at)).map_or(0, |n| n.max(0).cast_unsigned());
-            let (duration, weight) = (unsigned(1), number(row.get(2)).map_or(1, |n| n.max(0).cast_unsigned()));
-            let Some(context) = number(row.first()) else { return ControlFlow::Continue(()) };
-            let raw = Raw {
-                calls: weight,
-                total_ns: duration.saturating_mul(weight),
-                max_ns: duration,
-                arg0: unsigned(3).saturating_mul(weight),
-            };
-            if on_row(unsigned(4), context, raw) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
-        })?;
-        Ok(())
     }
 
     /// The frames of the stacks in `cells`.

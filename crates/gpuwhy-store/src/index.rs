@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Sums over short slots of a run that has ended, kept in memory by who asks often.
+//!
+//! Summing calls by stack, or finding the longest of a moment, looks at every row of a part. Whoever asks again and again, as
+//! a server does, looks once and then adds up slots; only rows of the broken slots at both ends of a part are read again.
+//! The answers are the same.
+
+use crate::hash::FastMap;
+use crate::{Limits, Reader, Result, Value};
+use std::collections::hash_map::Entry;
+use std::ops::ControlFlow;
+
+/// Slots of a run, at most; the shortest and the longest they are, ns.
+const SLOTS: u64 = 20_000;
+const SHORTEST: u64 = 10_000_000;
+const LONGEST: u64 = 1_000_000_000;
+/// Sums kept at most: 64 bytes each. A run with more is read anew for each question.
+const MOST: usize = 4 << 20;
+
+/// From when to when; `None` to the end.
+pub(crate) type Piece = (u64, Option<u64>);
+
+/// Sums of one context.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Raw {
+    pub(crate) calls: u64,
+    pub(crate) total_ns: u64,
+    pub(crate) max_ns: u64,
+    /// Of `arg0`, whatever it is.
+    pub(crate) arg0: u64,
+}
+
+impl Raw {
+    pub(crate) fn add(&mut self, other: Self) {
+        self.calls = self.calls.saturating_add(other.calls);
+        self.total_ns = self.total_ns.saturating_add(other.total_ns);
+        self.max_ns = self.max_ns.max(other.max_ns);
+        self.arg0 = self.arg0.saturating_add(other.arg0);
+    }
+}
+
+/// Sums of calls and of times off the CPU, by the slot in which they began and their context.
+#[derive(Debug)]
+pub struct TimeIndex {
+    pub(crate) calls: Slots,
+    pub(crate) off: Slots,
+}
+
+/// One table's sums.
+#[derive(Debug)]
+pub(crate) struct Slots {
+    /// How long a slot is, ns.
+    width: u64,
+    slots: Vec<FastMap<i64, Raw>>,
+    all: FastMap<i64, Raw>,
+    kept: usize,
+}
+
+impl Slots {
+    fn new(width: u64) -> Self {
+        Self { width, slots: Vec::new(), all: FastMap::default(), kept: 0 }
+    }
+
+    /// Whether there was room.
+    fn add(&mut self, start: u64, context: i64, row: Raw) -> bool {
+        let Ok(slot) = usize::try_from(start / self.width) else { return false };
+        if slot >= self.slots.len() {
+            if slot >= MOST {
+                return false;
+            }
+            self.slots.resize_with(slot + 1, FastMap::default);
+        }
+        let of = self.slots[slot].entry(context);
+        if matches!(of, Entry::Vacant(_)) {
+            self.kept += 1;
+        }
+        of.or_default().add(row);
+        self.all.entry(context).or_default().add(row);
+        self.kept <= MOST
+    }
+
+    /// Sums of the whole slots of a part, and what is left of it at both ends.
+    pub(crate) fn sum(&self, from: u64, to: Option<u64>) -> (FastMap<i64, Raw>, Vec<Piece>) {
+        if from == 0 && to.is_none() {
+            return (self.all.clone(), Vec::new());
+        }
+        let width = self.width;
+        let (first, end) = (from.div_ceil(width), to.map(|to| to / width));
+        if end.is_some_and(|end| first >= end) {
+            return (FastMap::default(), vec![(from, to)]);
+        }
+        let mut rest = Vec::new();
+        if from < first * width {
+            rest.push((from, Some(first * width)));
+        }
+        if let (Some(to), Some(end)) = (to, end)
+            && end * width < to
+        {
+            rest.push((end * width, Some(to)));
+        }
+        let mut sums: FastMap<i64, Raw> = FastMap::default();
+        let whole = self.place(first)..end.map_or(self.slots.len(), |end| self.place(end)).max(self.place(first));
+        for (context, raw) in self.slots[whole].iter().flatten() {
+            sums.entry(*context).or_default().add(*raw);
+        }
+        (sums, rest)
+    }
+
+    fn place(&self, slot: u64) -> usize {
+        usize::try_from(slot).unwrap_or(usize::MAX).min(self.slots.len())
+    }
+
+    /// Pieces of time that have the `most` longest rows of a part, and how long those are at least. Rows that began before the
+    /// part and reach into it are in it. `wanted` says which contexts count.
+    pub(crate) fn longest(&self, from: u64, to: u64, most: usize, wanted: impl Fn(i64) -> bool) -> (Vec<Piece>, u64) {
+        // The longest row of a context in a slot is one row: of as many as are wanted, the shortest is a bound for all.
+        let mut found: Vec<(u64, usize)> = Vec::new();
+        for (slot, sums) in self.slots[..self.place(to.div_ceil(self.width))].iter().enumerate() {
+            let end = (slot as u64 + 1) * self.width;
+            let reaching = sums.iter().filter(|(_, raw)| end.saturating_add(raw.max_ns) >= from);
+            found.extend(reaching.filter(|(context, _)| wanted(**context)).map(|(_, raw)| (raw.max_ns, slot)));
+        }
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        let least = found.get(most.saturating_sub(1)).map_or(0, |(ns, _)| *ns);
+        let mut slots: Vec<usize> = found.iter().take_while(|(ns, _)| *ns >= least).map(|(_, slot)| *slot).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        let piece = |slot: &usize| (*slot as u64 * self.width, Some((*slot as u64 + 1) * self.width));
+        (slots.iter().map(piece).collect(), least)
+    }
+}
+
+impl Reader {
+    /// Sums up every slot; `None` where that would take too much memory. Of a run that is still written it would soon be
+    /// wrong.
+    pub fn time_index(&self, limits: &Limits) -> Result<Option<TimeIndex>> {
+        let width = (self.session()?.duration_ns / SLOTS).clamp(SHORTEST, LONGEST);
+        let mut index = TimeIndex { calls: Slots::new(width), off: Slots::new(width) };
+        for (table, arg0, of) in [("call_", "arg0", &mut index.calls), ("off_", "NULL", &mut index.off)] {
+            let mut fits = true;
+            self.each_context(table, arg0, (0, None), limits, |start, context, row| {
+                fits = fits && of.add(start, context, row);
+                fits
+            })?;
+            if !fits {
+                return Ok(None);
+            }
+        }
+        Ok(Some(index))
+    }
+
+    /// Hands over each row of a part: its time, context and sums. Ends when told that it is enough.
+    pub(crate) fn each_context(
+        &self,
+        table: &str,
+        arg0: &str,
+        (from, to): Piece,
+        limits: &Limits,
+        mut on_row: impl FnMut(u64, i64, Raw) -> bool,
+    ) -> Result<()> {
+        let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let until = to.map(|to| format!(" AND start < {}", bound(to))).unwrap_or_default();
+        let from = bound(from);
+        let sql = format!("SELECT context, duration, weight, {arg0}, start FROM {table} WHERE start >= {from}{until}");
+        self.query(&sql, limits, |_, row| {
+            let number = |at: usize| if let Some(Value::Int(n)) = row.get(at) { Some(*n) } else { None };
+            let unsigned = |at: usize| number(at).map_or(0, |n| n.max(0).cast_unsigned());
+            let (duration, weight) = (unsigned(1), number(2).map_or(1, |n| n.max(0).cast_unsigned()));
+            let Some(context) = number(0) else { return ControlFlow::Continue(()) };
+            let raw = Raw {
+                calls: weight,
+                total_ns: duration.saturating_mul(weight),
+                max_ns: duration,
+                arg0: unsigned(3).saturating_mul(weight),
+            };
+            if on_row(unsigned(4), context, raw) { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        })?;
+        Ok(())
+    }
+
+    /// Sums by context of a table's rows in a part; `table` is its name and what is summed as `arg0`.
+    pub(crate) fn sum_contexts(
+        &self,
+        table: (&str, &str),
+        (from, to): Piece,
+        slots: Option<&Slots>,
+        limits: &Limits,
+    ) -> Result<FastMap<i64, Raw>> {
+        let (mut sums, parts) = match slots {
+            Some(slots) => slots.sum(from, to),
+            None => (FastMap::default(), vec![(from, to)]),
+        };
+        for part in parts {
+            self.each_context(table.0, table.1, part, limits, |_, context, row| {
+                sums.entry(context).or_default().add(row);
+                true
+            })?;
+        }
+        Ok(sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn one(ns: u64) -> Raw {
+        Raw { calls: 1, total_ns: ns, max_ns: ns, arg0: 0 }
+    }
+
+    #[test]
+    fn whole_slots_are_summed_and_broken_ones_left() {
+        let mut slots = Slots::new(SECOND);
+        for (start, ns) in [(0, 1), (999_999_999, 2), (1_000_000_000, 4), (2_500_000_000, 8), (4_000_000_000, 16)] {
+            assert!(slots.add(start, 7, one(ns)));
+        }
+        let total = |from, to| {
+            let (sums, rest) = slots.sum(from, to);
+            (sums.get(&7).map_or(0, |raw| raw.total_ns), rest)
+        };
+        assert_eq!(total(0, None), (31, vec![]));
+        assert_eq!(total(1, None), (28, vec![(1, Some(SECOND))]));
+        assert_eq!(total(SECOND, Some(3 * SECOND)), (12, vec![]));
+        let both = vec![(SECOND / 2, Some(SECOND)), (SECOND, Some(SECOND + 1))];
+        assert_eq!(total(SECOND / 2, Some(SECOND + 1)), (0, both));
+        assert_eq!(total(SECOND / 2, Some(SECOND / 2 + 9)), (0, vec![(SECOND / 2, Some(SECOND / 2 + 9))]));
+        assert_eq!(total(9 * SECOND, Some(99 * SECOND)), (0, vec![]));
+    }
+
+    #[test]
+    fn the_longest_are_in_few_slots_also_those_that_began_before() {
+        let mut slots = Slots::new(10);
+        for (start, ns) in [(5, 100), (12, 3), (13, 4), (57, 8), (58, 2), (99, 50)] {
+            assert!(slots.add(start, if ns == 50 { 9 } else { 7 }, one(ns)));
+        }
+        let (pieces, least) = slots.longest(50, 100, 2, |context| context == 7);
+        assert_eq!((pieces, least), (vec![(0, Some(10)), (50, Some(60))], 8), "the call from 5 to 105 reaches into it");
+        let (pieces, least) = slots.longest(50, 100, 9, |_| true);
+        assert_eq!((pieces.len(), least), (3, 0));
+    }
+}
