@@ -40,6 +40,7 @@ bench: build deps-bench
 	$(SUDO) python3 bench/host.py
 	$(CARGO) build --release --locked -p simgpu --example install
 	$(SUDO) python3 bench/explain.py
+	$(SUDO) python3 bench/mcp.py
 	python3 bench/profile_snapshot.py
 	python3 bench/profile_trace.py
 

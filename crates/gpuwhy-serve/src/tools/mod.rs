@@ -156,3 +156,24 @@ pub(crate) fn all() -> Vec<ToolEntry> {
         ),
     ]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tool_is_documented_and_has_schemas() {
+        let text = include_str!("../../../../docs/mcp.md");
+        let told: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+        let tools = all();
+        let names: Vec<&str> = tools.iter().map(|entry| entry.tool.name.as_ref()).collect();
+        assert_eq!(told, names, "docs/mcp.md has the tools in this order");
+        for entry in &tools {
+            let described = |schema: &JsonObject| schema.get("type").is_some_and(|kind| kind == "object");
+            assert!(described(&entry.tool.input_schema), "{}", entry.tool.name);
+            assert!(entry.tool.output_schema.as_deref().is_some_and(described), "{}", entry.tool.name);
+            let hints = entry.tool.annotations.as_ref().unwrap();
+            assert_eq!((hints.read_only_hint, hints.open_world_hint), (Some(true), Some(false)));
+        }
+    }
+}
