@@ -10,7 +10,7 @@
 //! - **Two records of the same events.** Every call and every time off the CPU is a row; and exact per-second
 //!   aggregates, taken before anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
 //! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
-//!   keeps read-only, bounded in time and rows.
+//!   keeps read-only, bounded in time and rows, with [`functions`] that SQLite lacks.
 //!
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
@@ -20,6 +20,7 @@ mod context;
 mod error;
 mod facts;
 mod findings;
+pub mod functions;
 pub mod guarded;
 mod hash;
 mod host;

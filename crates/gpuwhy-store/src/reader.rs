@@ -3,7 +3,7 @@
 
 use crate::guarded::Guard;
 use crate::place::with_end;
-use crate::{Error, Result, schema};
+use crate::{Error, Result, functions, schema};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fmt::Write;
 use std::io;
@@ -40,6 +40,7 @@ impl Reader {
         };
         let mut db = opened?;
         let guard = Guard::install(&mut db).map_err(|source| read_error(path, source))?;
+        functions::install(&db).map_err(|source| read_error(path, source))?;
         Ok(Self { db, path: path.into(), guard })
     }
 

@@ -274,10 +274,12 @@ pub(crate) enum FailOn {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md; --schema lists them.
+Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md, ready queries are in docs/sql.md;
+--schema lists the views and the functions SQLite does not have: p50, p95, p99, quantile, human_time, human_bytes.
 
 Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
+  gpuwhy query \"SELECT op, p50(duration_ns, weight), human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
   gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
   gpuwhy query --schema")]
 pub(crate) struct Query {
@@ -293,7 +295,7 @@ pub(crate) struct Query {
     /// Give up after this long
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
-    /// List the views and their columns
+    /// List the views with their columns, and the functions
     #[arg(long, conflicts_with = "sql")]
     pub(crate) schema: bool,
     /// One SELECT statement
