@@ -12,6 +12,8 @@
 //! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
 //!   keeps read-only, bounded in time and rows, with [`functions`] that SQLite lacks.
 //!
+//! [`merge`] makes one file of several runs.
+//!
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
 pub mod aggregate;
@@ -25,6 +27,7 @@ pub mod guarded;
 mod hash;
 mod host;
 mod ledger;
+mod merge;
 mod names;
 pub mod overview;
 mod pending;
@@ -47,6 +50,7 @@ pub use facts::{ProcessOpTotals, RunFacts};
 pub use findings::add_findings;
 pub use guarded::{Limits, Outcome, Value};
 pub use ledger::{LedgerEntry, LedgerRow};
+pub use merge::{MergeRequest, Merged, MergedRun, merge};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;

@@ -19,7 +19,8 @@ Examples:
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
   gpuwhy explain                                 where did the time go, and why?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
-  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\""
+  gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
+  gpuwhy merge -o all.db node0.db node1.db       one run file of several"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
@@ -38,6 +39,8 @@ pub(crate) enum Command {
     Stacks(Stacks),
     /// Ask a run file with SQL
     Query(Query),
+    /// Make one run file of several: ranks, nodes
+    Merge(Merge),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
     /// Trace and explain a small training job on a simulated GPU: needs root and Python, no GPU
@@ -301,6 +304,25 @@ pub(crate) struct Query {
     /// One SELECT statement
     #[arg(required_unless_present = "schema")]
     pub(crate) sql: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Times are aligned by the wall clocks of the machines. Processes and threads of the second run have numbers from 4194304 on,
+those of the third from 8388608 on, and so forth; CPUs and GPUs are numbered on. The view merged tells what came from where.
+The result is made whole or not at all; a file that exists is never overwritten. Runs that are still recorded are refused.
+
+Examples:
+  gpuwhy merge -o all.db node0.db node1.db
+  gpuwhy merge -o ranks.db rank*.db && gpuwhy explain --db ranks.db
+  gpuwhy query --db all.db \"SELECT input, path, pid_offset, human_time(clock_offset_ns) FROM merged\"")]
+pub(crate) struct Merge {
+    /// The run file to make
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// The run files to merge
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

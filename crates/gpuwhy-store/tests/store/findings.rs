@@ -199,6 +199,7 @@ fn make_old(path: &Path) {
 
 /// Makes a file what version 2 wrote.
 fn make_version_2(path: &Path) {
+    make_version_3(path);
     let db = Connection::open(path).unwrap();
     let view: String =
         db.query_row("SELECT sql FROM sqlite_master WHERE name = 'sessions'", [], |row| row.get(0)).unwrap();
@@ -210,6 +211,19 @@ fn make_version_2(path: &Path) {
          DROP VIEW events; CREATE VIEW events AS SELECT * FROM inner_events;
          PRAGMA user_version = 2;",
         view.replace(", thinned, max_size", "")
+    ))
+    .unwrap();
+}
+
+/// Makes a file what version 3 wrote.
+fn make_version_3(path: &Path) {
+    let db = Connection::open(path).unwrap();
+    let sql = "SELECT sql FROM sqlite_master WHERE name = 'system_seconds'";
+    let view: String = db.query_row(sql, [], |row| row.get(0)).unwrap();
+    db.execute_batch(&format!(
+        "DROP VIEW system_seconds; {}; ALTER TABLE system_second_ DROP COLUMN input; DROP VIEW merged;
+         DROP TABLE merged_; PRAGMA user_version = 3;",
+        view.replace(", input\n", "\n")
     ))
     .unwrap();
 }
@@ -233,7 +247,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
@@ -249,9 +263,25 @@ fn a_file_of_version_2_is_read_and_takes_findings() {
     let session = reader.session().unwrap();
     assert_eq!((session.thinned, session.max_size), (0, None));
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
     assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
     assert_eq!(reader.session().unwrap(), session);
+}
+
+#[test]
+fn a_file_of_version_3_is_read_and_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(500, 3));
+    make_version_3(&path);
+    let reader = Reader::open(&path).unwrap();
+    let facts = reader.facts(0, None).unwrap();
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM system_seconds"), 0);
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
+    assert_eq!(reader.facts(0, None).unwrap(), facts);
 }
 
 #[test]

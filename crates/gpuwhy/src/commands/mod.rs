@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod explain;
 mod hold;
+mod merge;
 mod per_process;
 mod profile;
 mod query;
@@ -16,7 +17,11 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
-    if matches!(command, Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_)) {
+    let only_files = matches!(
+        command,
+        Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Merge(_) | Command::Profile(_)
+    );
+    if only_files {
         crate::trace::privileges::renounce()?;
     }
     match command {
@@ -25,6 +30,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Hold(args) => hold::run(&args),
