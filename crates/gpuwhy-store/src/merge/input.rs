@@ -102,6 +102,9 @@ impl Input {
         let mut input = Self { path: path.into(), db, version, session: Session::default(), shift: Shift::default() };
         input.check_tables()?;
         input.session = input.read_session().map_err(failed)?;
+        if input.session.start_unix_ns < 0 {
+            return Err(input.refuse("the time of its beginning cannot be".into()));
+        }
         Ok(input)
     }
 
@@ -231,12 +234,11 @@ pub(super) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
 /// What is added to a run's numbers, when those before end as `before` says.
 fn next_shift(input: &Input, before: &Shift, begin: i64) -> Result<Shift> {
     let (cpu, gpu) = input.largest()?;
-    let clock_ns = input.session.start_unix_ns.checked_sub(begin).filter(|_| begin >= 0);
-    let clock_ns = clock_ns.ok_or_else(|| input.refuse("the time of its beginning cannot be".into()))?;
     let mut shift = Shift {
         slot: before.slot,
         slots: input.runs()?,
-        clock_ns,
+        // Both are no less than 0.
+        clock_ns: input.session.start_unix_ns - begin,
         cpu_offset: before.cpu_offset,
         cpus: cpu + 1,
         gpu_offset: before.gpu_offset,

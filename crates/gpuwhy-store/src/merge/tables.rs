@@ -119,10 +119,11 @@ pub(super) const EVENTS: [Table; 3] = [
 
 /// Everything else but the run itself and its findings.
 pub(super) const TABLES: [Table; 27] = [
-    table(
-        "process_",
-        1,
-        &[
+    // No process is in two runs; who was told of as process 0, which is nobody, is nobody in all.
+    Table {
+        name: "process_",
+        since: 1,
+        columns: &[
             ("pid", Pid),
             ("name", Text),
             ("started", Time),
@@ -132,7 +133,8 @@ pub(super) const TABLES: [Table; 27] = [
             ("command", Text),
             ("number", Int),
         ],
-    ),
+        conflict: "ON CONFLICT (pid) DO NOTHING",
+    },
     table(
         "context_",
         1,

@@ -178,7 +178,7 @@ fn a_killed_run_takes_findings() {
 }
 
 /// Makes a file what version 1 wrote.
-fn make_old(path: &Path) {
+pub(crate) fn make_old(path: &Path) {
     make_version_2(path);
     Connection::open(path)
         .unwrap()
@@ -198,7 +198,7 @@ fn make_old(path: &Path) {
 }
 
 /// Makes a file what version 2 wrote.
-fn make_version_2(path: &Path) {
+pub(crate) fn make_version_2(path: &Path) {
     make_version_3(path);
     let db = Connection::open(path).unwrap();
     let view: String =

@@ -8,6 +8,7 @@ mod damage;
 mod facts;
 mod findings;
 mod guarded;
+mod merge;
 mod off_cpu;
 mod place;
 mod queries;
