@@ -241,7 +241,8 @@ fn collectives_and_graphs_are_summed() {
     let graphs = answer(&place.db(), query("CUDA graphs"));
     let mut launches: Vec<i64> = graphs.iter().map(|row| int(row, "launches")).collect();
     let mut told: Vec<i64> = rows(&said, "graph").iter().map(|row| row[3].parse().unwrap()).collect();
-    (launches.sort_unstable(), told.sort_unstable());
+    launches.sort_unstable();
+    told.sort_unstable();
     assert_eq!(launches, told);
     let launched: i64 =
         answer(&place.db(), query("Second by second: launches")).iter().map(|row| int(row, "launches")).sum();

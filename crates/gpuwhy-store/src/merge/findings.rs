@@ -10,8 +10,8 @@ use rusqlite::{Connection, Row, params};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// Findings of one run: more than any analysis makes.
-const MAX_FINDINGS: usize = 100_000;
+/// Parts of one run that somebody asked about: more than anybody does.
+const MAX_ANSWERS: usize = 100_000;
 
 /// A part of the run that was explained.
 type Span = (Option<i64>, Option<i64>);
@@ -41,25 +41,17 @@ pub(super) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
     let newer = if input.has(2) { "tid, from_ns, to_ns, finding" } else { "NULL, NULL, NULL, NULL" };
     let sql = format!(
         "SELECT detected_at, severity, kind, summary, root_cause, explanation, recommendations, pid, lost_ns, {newer}
-         FROM causal_chain_ ORDER BY id LIMIT {}",
-        MAX_FINDINGS + 1
+         FROM causal_chain_ ORDER BY id"
     );
-    let all = || -> rusqlite::Result<Vec<Found>> { input.db.prepare(&sql)?.query_map([], found)?.collect() };
-    let all = all().map_err(|source| input.failed(source))?;
-    if all.len() > MAX_FINDINGS {
-        return Err(input.refuse(format!("it has more than {MAX_FINDINGS} findings")));
-    }
-    // A later answer about the same part of a run takes the place of an earlier one: another run's must not.
+    let mut select = input.db.prepare(&sql).map_err(|source| input.failed(source))?;
+    let mut rows = select.raw_query();
     let mut spans: HashMap<Span, Span> = HashMap::new();
-    for found in all {
-        let moved = |at: Option<i64>| at.map(|at| time(at, &input.shift));
-        let span = *spans.entry(found.span).or_insert_with(|| {
-            let mut span = (moved(found.span.0), moved(found.span.1));
-            while known.0.contains(&span) {
-                span.1 = Some(span.1.unwrap_or(0).saturating_add(1));
-            }
-            span
-        });
+    while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
+        let found = found(row).map_err(|source| input.failed(source))?;
+        if spans.len() >= MAX_ANSWERS && !spans.contains_key(&found.span) {
+            return Err(input.refuse(format!("it has findings about more than {MAX_ANSWERS} parts of its run")));
+        }
+        let span = *spans.entry(found.span).or_insert_with(|| known.free(found.span, &input.shift));
         store(db, input, &found, span).map_err(|error| match error {
             Failed::Input(what) => input.refuse(what),
             Failed::Write(source) => Error::CannotWriteMerged { path: path.into(), source },
@@ -67,6 +59,19 @@ pub(super) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
     }
     known.0.extend(spans.into_values());
     Ok(())
+}
+
+impl Spans {
+    /// A part of a run as it is in the result. A later answer about the same part takes the place of an earlier one:
+    /// another run's must not, so the end of its part is moved on by a nanosecond.
+    fn free(&self, (from, to): Span, shift: &Shift) -> Span {
+        let moved = |at: Option<i64>| at.map(|at| time(at, shift));
+        let mut span = (moved(from), moved(to));
+        while self.0.contains(&span) {
+            span.1 = Some(span.1.unwrap_or(0).saturating_add(1));
+        }
+        span
+    }
 }
 
 enum Failed {

@@ -18,6 +18,8 @@ pub(super) enum Kind {
     Second,
     /// A process or a thread; 0 is nobody.
     Pid,
+    /// The same as NVML says it, which may be a number that no process has.
+    AnyPid,
     Cpu,
     /// Two CPUs in one number, as `off_.cpus` has them.
     Cpus,
@@ -68,7 +70,9 @@ pub(super) struct Table {
     pub(super) conflict: &'static str,
 }
 
-use Kind::{Cause, CgroupPath, Cpu, Cpus, Gpu, Histogram, Id, Input, Int, Op, Pid, Real, Second, Text, Time, Until};
+use Kind::{
+    AnyPid, Cause, CgroupPath, Cpu, Cpus, Gpu, Histogram, Id, Input, Int, Op, Pid, Real, Second, Text, Time, Until,
+};
 
 const fn table(name: &'static str, since: i32, columns: &'static [(&'static str, Kind)]) -> Table {
     Table { name, since, columns, conflict: "" }
@@ -325,7 +329,7 @@ pub(super) const TABLES: [Table; 27] = [
     table(
         "gpu_process_",
         1,
-        &[("at", Time), ("gpu", Gpu), ("pid", Pid), ("bytes", Int), ("sm_percent", Int), ("name", Text)],
+        &[("at", Time), ("gpu", Gpu), ("pid", AnyPid), ("bytes", Int), ("sm_percent", Int), ("name", Text)],
     ),
     table("gpu_error_", 1, &[("at", Time), ("gpu", Gpu), ("xid", Int)]),
     table("ledger_", 2, &[("pid", Pid), ("tid", Pid), ("since", Time), ("state", Text), ("op", Op), ("ns", Int)]),

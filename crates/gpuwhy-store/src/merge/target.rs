@@ -5,7 +5,9 @@ use super::input::{Input, Session};
 use crate::pending::write_machine;
 use crate::place::{self, Claim, Owner};
 use crate::{Error, Machine, Result, schema};
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::types::Value;
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Row, ToSql, params, params_from_iter};
+use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// Memory for pages, KiB, negative (SQLite's way to say KiB): tables that are not in order of time are filled in places.
 const CACHE: i32 = -65_536;
 /// Functions that a file may know: ids have 16 bits.
-const MAX_OPS: i64 = 1 << 16;
+const MAX_WORDS: usize = 1 << 15;
 /// Different values of one fact about machines that are told.
 const MAX_FACTS: usize = 8;
 
@@ -78,64 +80,49 @@ impl Target {
 
     /// Finds what a run's functions and causes of loss are called here; those this gpuwhy does not know are added.
     pub(super) fn know_words(&self, input: &mut Input) -> Result<()> {
-        let sql = "SELECT id, name, function, layer, class, arg0_is_bytes, arg1_is_direction, arg0, arg1 FROM op_";
-        type Op = (i64, [String; 4], [i64; 2], [String; 2]);
-        let ops = || -> rusqlite::Result<Vec<Op>> {
-            let mut statement = input.db.prepare(sql)?;
-            let rows = statement.query_map([], |row| {
-                let names = [row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?];
-                Ok((row.get(0)?, names, [row.get(5)?, row.get(6)?], [row.get(7)?, row.get(8)?]))
-            })?;
-            rows.take(MAX_OPS as usize).collect()
-        };
-        for (id, names, flags, arguments) in ops().map_err(|source| input.failed(source))? {
-            let here = self.op(&names, flags, &arguments).map_err(|source| self.failed(source))?;
-            if here >= MAX_OPS {
-                return Err(input.refuse("it has more functions than a run file has room for".into()));
-            }
-            input.shift.ops.insert(id, here);
-        }
-        let causes = || -> rusqlite::Result<Vec<(i64, String, i64)>> {
-            let mut statement = input.db.prepare("SELECT id, name, loses_event FROM cause_ LIMIT 256")?;
-            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?.collect()
-        };
-        for (id, name, loses) in causes().map_err(|source| input.failed(source))? {
-            let here = self.cause(&name, loses).map_err(|source| self.failed(source))?;
-            input.shift.causes.insert(id, here);
-        }
+        let ops = self.words(input, OPS, |row| self.op(row))?;
+        let causes = self.words(input, CAUSES, |row| self.cause(row))?;
+        (input.shift.ops, input.shift.causes) = (ops, causes);
         Ok(())
     }
 
-    fn op(&self, names: &[String; 4], flags: [i64; 2], arguments: &[String; 2]) -> rusqlite::Result<i64> {
-        let db = self.db();
-        let known =
-            db.prepare_cached("SELECT id FROM op_ WHERE function = ?1")?.query_row([&names[1]], |row| row.get(0));
-        if let Some(id) = known.optional()? {
-            return Ok(id);
+    /// The ids that rows of a run have here.
+    fn words(&self, input: &Input, sql: &str, known: impl Fn(&Row<'_>) -> Known) -> Result<HashMap<i64, i64>> {
+        let mut ids = HashMap::new();
+        let mut select = input.db.prepare(sql).map_err(|source| input.failed(source))?;
+        let mut rows = select.raw_query();
+        while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
+            let id = row.get(0).map_err(|source| input.failed(source))?;
+            let here = known(row).map_err(|source| input.failed(source))?.map_err(|source| self.failed(source))?;
+            ids.insert(id, here);
+            if ids.len() > MAX_WORDS {
+                return Err(input.refuse("it has more functions than a run file has room for".into()));
+            }
         }
-        db.prepare_cached(
-            "INSERT INTO op_ (name, function, layer, class, arg0_is_bytes, arg1_is_direction, arg0, arg1)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
-        )?
-        .insert(params![
-            names[0],
-            names[1],
-            names[2],
-            names[3],
-            flags[0],
-            flags[1],
-            arguments[0],
-            arguments[1]
-        ])
+        Ok(ids)
     }
 
-    fn cause(&self, name: &str, loses: i64) -> rusqlite::Result<i64> {
-        let db = self.db();
-        let known = db.query_row("SELECT id FROM cause_ WHERE name = ?1", [name], |row| row.get(0)).optional()?;
-        match known {
-            Some(id) => Ok(id),
-            None => db.prepare("INSERT INTO cause_ (name, loses_event) VALUES (?1, ?2)")?.insert(params![name, loses]),
-        }
+    fn op(&self, row: &Row<'_>) -> Known {
+        let text = |column: usize| row.get::<_, String>(column);
+        let (name, function, layer, class) = (text(1)?, text(2)?, text(3)?, text(4)?);
+        let (bytes, direction): (i64, i64) = (row.get(5)?, row.get(6)?);
+        let (arg0, arg1) = (text(7)?, text(8)?);
+        let values = params![name, function, layer, class, bytes, direction, arg0, arg1];
+        let insert = "INSERT INTO op_ (name, function, layer, class, arg0_is_bytes, arg1_is_direction, arg0, arg1)
+            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
+        Ok(self.known("SELECT id FROM op_ WHERE function = ?1", &function, insert, values))
+    }
+
+    fn cause(&self, row: &Row<'_>) -> Known {
+        let (name, loses): (String, i64) = (row.get(1)?, row.get(2)?);
+        let insert = "INSERT INTO cause_ (name, loses_event) VALUES (?1, ?2)";
+        Ok(self.known("SELECT id FROM cause_ WHERE name = ?1", &name, insert, params![name, loses]))
+    }
+
+    /// The id of what has this name; what has none is inserted.
+    fn known(&self, select: &str, name: &str, insert: &str, values: &[&dyn ToSql]) -> rusqlite::Result<i64> {
+        let known = self.db.prepare_cached(select)?.query_row([name], |row| row.get(0)).optional()?;
+        known.map_or_else(|| self.db.prepare_cached(insert)?.insert(values), Ok)
     }
 
     /// Writes the run that all runs together are, and of which it was made.
@@ -156,32 +143,27 @@ impl Target {
     fn write_merged(&self, input: &Input) -> Result<()> {
         let merged = if input.has(4) { input.number("SELECT COUNT(*) FROM merged_")? } else { 0 };
         let sql = if merged == 0 { FROM_SESSION } else { FROM_MERGED };
-        let rows = || -> rusqlite::Result<Vec<Vec<rusqlite::types::Value>>> {
-            let mut statement = input.db.prepare(sql)?;
-            let shift = &input.shift;
-            let path = input.path.to_string_lossy();
-            let session = &input.session;
-            let values = params![
-                shift.slot,
-                path,
-                shift.pid_offset(),
-                shift.cpu_offset,
-                shift.gpu_offset,
-                shift.clock_ns,
-                session.duration_ns,
-                session.counts[5]
-            ];
-            let columns = statement.column_count();
-            statement.query_map(values, |row| (0..columns).map(|column| row.get(column)).collect())?.collect()
-        };
-        for row in rows().map_err(|source| input.failed(source))? {
-            let insert = self.db().prepare_cached(
-                "INSERT INTO merged_ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17,
-                     ?18, ?19)",
-            );
-            insert
-                .and_then(|mut insert| insert.execute(rusqlite::params_from_iter(row)))
-                .map_err(|source| input.refuse(source.to_string()))?;
+        let (shift, session, path) = (&input.shift, &input.session, input.path.to_string_lossy());
+        let values = params![
+            shift.slot,
+            path,
+            shift.pid_offset(),
+            shift.cpu_offset,
+            shift.gpu_offset,
+            shift.clock_ns,
+            session.duration_ns,
+            session.counts[5]
+        ];
+        let places: Vec<String> = (1..=MERGED_COLUMNS).map(|place| format!("?{place}")).collect();
+        let insert = format!("INSERT INTO merged_ VALUES ({})", places.join(", "));
+        let mut insert = self.db.prepare(&insert).map_err(|source| self.failed(source))?;
+        let mut select = input.db.prepare(sql).map_err(|source| input.failed(source))?;
+        let mut rows = select.query(values).map_err(|source| input.failed(source))?;
+        while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
+            let row: rusqlite::Result<Vec<Value>> = (0..MERGED_COLUMNS).map(|column| row.get(column)).collect();
+            let row = row.map_err(|source| input.failed(source))?;
+            // What does not fit is what its file says.
+            insert.execute(params_from_iter(row)).map_err(|source| input.refuse(source.to_string()))?;
         }
         Ok(())
     }
@@ -194,6 +176,10 @@ impl Target {
         let put_in_place = || -> io::Result<u64> {
             let file = File::open(&claim.path)?;
             file.sync_all()?;
+            // Once more: not every file system can rename without replacing.
+            if path.symlink_metadata().is_ok() {
+                return Err(io::ErrorKind::AlreadyExists.into());
+            }
             place::rename_no_replace(&claim.path, &path)?;
             Ok(file.metadata()?.len())
         };
@@ -219,6 +205,13 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     db.pragma_update(None, "synchronous", "OFF")?;
     Ok(db)
 }
+
+/// The id of a word here; an error outside is about the run's row, inside about the result.
+type Known = rusqlite::Result<rusqlite::Result<i64>>;
+
+const OPS: &str = "SELECT id, name, function, layer, class, arg0_is_bytes, arg1_is_direction, arg0, arg1 FROM op_";
+const CAUSES: &str = "SELECT id, name, loses_event FROM cause_";
+const MERGED_COLUMNS: usize = 19;
 
 /// Parameters: input, path, the offsets of pids, CPUs, GPUs and the clock, the duration, how many events were thinned.
 const FROM_SESSION: &str = "SELECT ?1, ?2, ?3, ?4, ?5, ?6, start_unix_ns, ?7, stop_reason, command, gpu, cpu, cores,

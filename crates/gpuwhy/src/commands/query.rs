@@ -54,7 +54,10 @@ fn print_schema(reader: &Reader) -> anyhow::Result<()> {
             }
             ControlFlow::Continue(())
         })?;
-        println!("{view}({})", columns.join(", "));
+        // A file of an earlier version does not have every view.
+        if !columns.is_empty() {
+            println!("{view}({})", columns.join(", "));
+        }
     }
     println!("\nbeside SQLite's own functions:");
     for function in FUNCTIONS {
