@@ -15,7 +15,8 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 /// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
 ///
 /// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
-/// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in `system_seconds`.
+/// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in
+/// `system_seconds` and `governor`.
 pub const VERSION: i32 = 4;
 
 /// The public views, in the order people meet them.
@@ -108,6 +109,8 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
         create_events(db)?;
         db.execute_batch(include_str!("upgrade_3.sql"))?;
         db.execute_batch(include_str!("sessions.sql"))?;
+    } else {
+        db.execute_batch("ALTER TABLE governor_ ADD COLUMN input INTEGER NOT NULL DEFAULT 0; DROP VIEW governor")?;
     }
     db.execute_batch(include_str!("upgrade_4.sql"))?;
     db.execute_batch(include_str!("merge.sql"))?;

@@ -28,7 +28,7 @@ pub(super) enum Kind {
     Op,
     /// A row of `cause_`.
     Cause,
-    /// Of which run's machine a sample is.
+    /// Of which run a row is that names nothing else.
     Input,
     /// A row of a table that is copied, too.
     Id(Ids),
@@ -366,14 +366,14 @@ pub(super) const TABLES: [Table; 27] = [
     ),
     table("function_", 3, &[("pid", Pid), ("handle", Int), ("at", Time), ("name", Text)]),
     table("unwatched_", 3, &[("pid", Pid), ("library", Text), ("path", Text), ("from_ns", Time), ("to_ns", Until)]),
-    table("governor_", 3, &[("at", Time), ("op", Op), ("action", Text), ("reason", Text)]),
+    table("governor_", 3, &[("at", Time), ("op", Op), ("action", Text), ("reason", Text), ("input", Input)]),
 ];
 
 /// A column in the SQL that reads a file of this version: those it does not have yet are as good as told.
 pub(super) fn read_as(table: &str, column: &'static str, version: i32) -> &'static str {
     match (table, column) {
         ("gpu_process_", "sm_percent" | "name") if version < 2 => "NULL",
-        ("system_second_", "input") if version < 4 => "0",
+        ("system_second_" | "governor_", "input") if version < 4 => "0",
         _ => column,
     }
 }

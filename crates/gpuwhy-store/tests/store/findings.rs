@@ -3,6 +3,7 @@
 
 use crate::facts::sums;
 use crate::support::*;
+use crate::told::tell;
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, ThreadSums};
 use gpuwhy_store::{Error, LedgerEntry, LedgerRow, Reader, add_findings};
 use rusqlite::Connection;
@@ -222,6 +223,8 @@ fn make_version_3(path: &Path) {
     let view: String = db.query_row(sql, [], |row| row.get(0)).unwrap();
     db.execute_batch(&format!(
         "DROP VIEW system_seconds; {}; ALTER TABLE system_second_ DROP COLUMN input; DROP VIEW merged;
+         DROP VIEW governor; ALTER TABLE governor_ DROP COLUMN input; CREATE VIEW governor AS SELECT g.at AS timestamp,
+             o.name AS op, g.action AS action, g.reason AS reason FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op;
          DROP TABLE merged_; PRAGMA user_version = 3;",
         view.replace(", input\n", "\n")
     ))
@@ -272,15 +275,19 @@ fn a_file_of_version_2_is_read_and_takes_findings() {
 fn a_file_of_version_3_is_read_and_takes_findings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
-    write(&path, &mut any_calls(500, 3));
+    let mut writer = create(&path);
+    tell(&mut writer);
+    writer.finish(&end());
     make_version_3(&path);
     let reader = Reader::open(&path).unwrap();
     let facts = reader.facts(0, None).unwrap();
+    assert!(facts.unwatched.len() > 2);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM system_seconds"), 0);
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
     assert_eq!(number(&reader, "PRAGMA user_version"), 4);
     assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
     assert_eq!(reader.facts(0, None).unwrap(), facts);
 }
 
