@@ -10,7 +10,6 @@ use gpuwhy_model::units;
 use rusqlite::functions::{Aggregate, Context, FunctionFlags};
 use rusqlite::types::{Value, ValueRef};
 use rusqlite::{Connection, Error, Result};
-use std::cmp::Ordering;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering as Memory};
 
@@ -33,14 +32,15 @@ pub const FUNCTIONS: [SqlFunction; 6] = [
     SqlFunction { call: "human_bytes(n)", gives: "a size as people read it: 207 GB" },
 ];
 
-/// Values that all quantiles of a connection may hold together, 16 bytes each.
-const MAX_VALUES: usize = 20_000_000;
-/// Room is asked for by so many at a time: a group of a few values must not count as much.
+/// What all quantiles of a connection may hold together, bytes: three of them over 20 million rows that each stand for
+/// themselves.
+const MOST_BYTES: usize = 480_000_000;
+/// Room is taken for so many values at a time at least: a group of a few must not count as much.
 const STEP: usize = 64;
 
 /// Gives a connection the functions.
 pub(crate) fn install(db: &Connection) -> Result<()> {
-    install_with(db, MAX_VALUES)
+    install_with(db, MOST_BYTES)
 }
 
 fn install_with(db: &Connection, most: usize) -> Result<()> {
@@ -96,18 +96,20 @@ struct Quantile {
     held: Arc<AtomicUsize>,
 }
 
-/// Values with how often each counts; integers until the first fraction comes.
-enum Values {
-    Integers(Vec<(i64, u32)>),
-    Reals(Vec<(f64, u32)>),
+/// Values as integers in the same order (see [`key`]); with how often each counts once one counts more than once.
+enum Keys {
+    Plain(Vec<i64>),
+    Weighted(Vec<(i64, u32)>),
 }
 
 /// What one quantile has been given so far.
 struct Given {
-    values: Values,
+    keys: Keys,
+    /// Whether the keys stand for fractions: from the first of them on, all do.
+    real: bool,
     /// As the first row said.
     q: Option<f64>,
-    /// How many values it may hold before it must ask for more room.
+    /// Bytes it has taken of those that all quantiles have together.
     room: usize,
     held: Arc<AtomicUsize>,
 }
@@ -119,47 +121,95 @@ impl Drop for Given {
 }
 
 impl Given {
-    fn len(&self) -> usize {
-        match &self.values {
-            Values::Integers(all) => all.len(),
-            Values::Reals(all) => all.len(),
-        }
+    /// Takes up to so many bytes of the `most` that all quantiles have together; as many as it got.
+    fn take(&mut self, bytes: usize, most: usize) -> usize {
+        let got = bytes.min(most.saturating_sub(self.held.load(Memory::Relaxed)));
+        self.room += got;
+        self.held.fetch_add(got, Memory::Relaxed);
+        got
     }
 
-    /// Whether there is room for one more, which there is for `most` values of all quantiles together.
-    fn make_room(&mut self, most: usize) -> bool {
-        if self.len() < self.room {
+    fn give_back(&mut self, bytes: usize) {
+        self.room -= bytes;
+        self.held.fetch_sub(bytes, Memory::Relaxed);
+    }
+
+    /// Makes room for one more value; says whether there is.
+    fn grow(&mut self, most: usize) -> bool {
+        let (len, capacity, size) = match &self.keys {
+            Keys::Plain(all) => (all.len(), all.capacity(), size_of::<i64>()),
+            Keys::Weighted(all) => (all.len(), all.capacity(), size_of::<(i64, u32)>()),
+        };
+        if len < capacity {
             return true;
         }
         // By an eighth and no more, so that what is held is what is counted.
-        let more = STEP.max(self.room / 8);
-        self.room += more;
-        if self.held.fetch_add(more, Memory::Relaxed) + more > most {
+        let more = self.take(STEP.max(len / 8) * size, most) / size;
+        match &mut self.keys {
+            Keys::Plain(all) => all.reserve_exact(more),
+            Keys::Weighted(all) => all.reserve_exact(more),
+        }
+        more > 0
+    }
+
+    /// From now on values may count more than once; `false` if there is no room for that.
+    fn become_weighted(&mut self, most: usize) -> bool {
+        let Keys::Plain(all) = &mut self.keys else { return true };
+        let before = std::mem::take(all);
+        let wanted = before.len() * size_of::<(i64, u32)>();
+        if self.take(wanted, most) < wanted {
             return false;
         }
-        match &mut self.values {
-            Values::Integers(all) => all.reserve_exact(more),
-            Values::Reals(all) => all.reserve_exact(more),
-        }
+        let freed = before.capacity() * size_of::<i64>();
+        self.keys = Keys::Weighted(before.into_iter().map(|n| (n, 1)).collect());
+        self.give_back(freed);
         true
     }
 
-    fn push_integer(&mut self, n: i64, weight: u32) {
-        match &mut self.values {
-            Values::Integers(all) => all.push((n, weight)),
-            Values::Reals(all) => all.push((n as f64, weight)),
+    /// From now on values are fractions.
+    fn become_real(&mut self) {
+        self.real = true;
+        let as_real = |n: &mut i64| *n = key(*n as f64);
+        match &mut self.keys {
+            Keys::Plain(all) => all.iter_mut().for_each(as_real),
+            Keys::Weighted(all) => all.iter_mut().for_each(|(n, _)| as_real(n)),
         }
     }
 
-    fn push_real(&mut self, x: f64, weight: u32) {
-        if let Values::Integers(before) = &mut self.values {
-            let before = std::mem::take(before);
-            self.values = Values::Reals(before.into_iter().map(|(n, weight)| (n as f64, weight)).collect());
+    /// Adds a value; `false` if there is no room for it.
+    fn push(&mut self, value: Number, weight: u32, most: usize) -> bool {
+        if matches!(value, Number::Real(_)) && !self.real {
+            self.become_real();
         }
-        if let Values::Reals(all) = &mut self.values {
-            all.push((x, weight));
+        if weight != 1 && !self.become_weighted(most) || !self.grow(most) {
+            return false;
         }
+        let value = match value {
+            Number::Integer(n) if self.real => key(n as f64),
+            Number::Integer(n) => n,
+            Number::Real(x) => key(x),
+        };
+        match &mut self.keys {
+            Keys::Plain(all) => all.push(value),
+            Keys::Weighted(all) => all.push((value, weight)),
+        }
+        true
     }
+}
+
+/// A value that counts.
+enum Number {
+    Integer(i64),
+    Real(f64),
+}
+
+/// A fraction as an integer in the same order; done twice, it is the fraction's bits again ([`f64::total_cmp`]).
+fn key(x: f64) -> i64 {
+    in_order(x.to_bits().cast_signed())
+}
+
+fn in_order(bits: i64) -> i64 {
+    bits ^ ((bits >> 63).cast_unsigned() >> 1).cast_signed()
 }
 
 impl Quantile {
@@ -201,7 +251,7 @@ impl Quantile {
 impl Aggregate<Given, Value> for Quantile {
     fn init(&self, _: &mut Context<'_>) -> Result<Given> {
         let held = Arc::clone(&self.held);
-        Ok(Given { values: Values::Integers(Vec::new()), q: None, room: 0, held })
+        Ok(Given { keys: Keys::Plain(Vec::new()), real: false, q: None, room: 0, held })
     }
 
     fn step(&self, context: &mut Context<'_>, given: &mut Given) -> Result<()> {
@@ -214,41 +264,49 @@ impl Aggregate<Given, Value> for Quantile {
         if weight == 0 {
             return Ok(());
         }
-        if !given.make_room(self.most) {
-            return refuse(format!(
-                "{} would have to hold more than {} values: narrow it with a time range, or use the sums in `seconds`",
-                self.name,
-                units::count(self.most as u64)
-            ));
-        }
-        match value {
-            ValueRef::Integer(n) => given.push_integer(n, weight),
-            ValueRef::Real(x) => given.push_real(x, weight),
+        let number = match value {
+            ValueRef::Integer(n) => Number::Integer(n),
+            ValueRef::Real(x) => Number::Real(x),
             other => return refuse(format!("{} takes numbers, got {}", self.name, kind(other))),
+        };
+        if given.push(number, weight, self.most) {
+            return Ok(());
         }
-        Ok(())
+        let most = units::bytes(self.most as u64);
+        refuse(format!(
+            "{} has too many values, which take more than {most} here: narrow it with a time range, ask for one quantile at a time, or use the sums in `seconds`",
+            self.name
+        ))
     }
 
     fn finalize(&self, _: &mut Context<'_>, given: Option<Given>) -> Result<Value> {
         let Some(mut given) = given else { return Ok(Value::Null) };
         let q = given.q.unwrap_or(0.5);
-        let found = match &mut given.values {
-            Values::Integers(all) => nearest(all, q, i64::cmp).map(Value::Integer),
-            Values::Reals(all) => nearest(all, q, f64::total_cmp).map(Value::Real),
+        let found = match &mut given.keys {
+            Keys::Plain(all) if all.is_empty() => None,
+            Keys::Plain(all) => {
+                let place = rank(q, all.len() as u64) - 1;
+                Some(*all.select_nth_unstable(place as usize).1)
+            }
+            Keys::Weighted(all) => nearest(all, q),
         };
-        Ok(found.unwrap_or(Value::Null))
+        Ok(match found {
+            None => Value::Null,
+            Some(key) if given.real => Value::Real(f64::from_bits(in_order(key).cast_unsigned())),
+            Some(n) => Value::Integer(n),
+        })
     }
 }
 
 /// The smallest value that, with its weight and that of all smaller ones, makes up the part `q` of the whole weight
 /// (nearest rank). Each step halves what is left, so the work grows with the number of values only.
-fn nearest<T: Copy>(values: &mut [(T, u32)], q: f64, compare: impl Fn(&T, &T) -> Ordering) -> Option<T> {
-    let weight = |part: &[(T, u32)]| part.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>();
+fn nearest(values: &mut [(i64, u32)], q: f64) -> Option<i64> {
+    let weight = |part: &[(i64, u32)]| part.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>();
     let mut left = rank(q, weight(values));
     let mut part = values;
     while part.len() > 1 {
         let middle = part.len() / 2;
-        part.select_nth_unstable_by(middle, |a, b| compare(&a.0, &b.0));
+        part.select_nth_unstable_by_key(middle, |(key, _)| *key);
         let (low, high) = part.split_at_mut(middle);
         let below = weight(low);
         part = if left <= below {
@@ -275,7 +333,7 @@ mod tests {
 
     fn open() -> Connection {
         let db = Connection::open_in_memory().unwrap();
-        install_with(&db, 200_000).unwrap();
+        install_with(&db, 1_600_000).unwrap();
         db
     }
 
@@ -349,6 +407,10 @@ mod tests {
         assert_eq!(ask(&db, &format!("SELECT quantile(x, 1) FROM {rows}")), Value::Real(3.0));
         assert_eq!(ask(&db, &format!("SELECT quantile(x, 0) FROM {rows}")), Value::Real(1.0));
         assert_eq!(ask(&db, "SELECT p99(x) FROM (SELECT 9223372036854775807 AS x)"), Value::Integer(i64::MAX));
+        let rows = "(SELECT -2.5 AS x, 1 AS w UNION ALL SELECT 7, 2 UNION ALL SELECT -3, 2 UNION ALL SELECT 0.0, 1)";
+        for (q, value) in [(0.0, -3.0), (0.3, -3.0), (0.4, -2.5), (0.6, 0.0), (0.7, 7.0), (1.0, 7.0)] {
+            assert_eq!(ask(&db, &format!("SELECT quantile(x, {q}, w) FROM {rows}")), Value::Real(value), "{q}");
+        }
     }
 
     #[test]
@@ -360,7 +422,9 @@ mod tests {
             assert_eq!(ask(&db, &sql), Value::Integer(74_990));
         }
         let said = fails(&db, &format!("{numbers} SELECT p50(x), p95(x) FROM n"));
-        assert!(said.contains("more than 200,000 values") && said.contains("`seconds`"), "{said}");
+        assert!(said.contains("more than 1.60 MB") && said.contains("`seconds`"), "{said}");
+        let weighted = format!("{numbers} SELECT p50(x, 1 + (x = 149999)) FROM n");
+        assert!(fails(&db, &weighted).contains("too many values"), "weights take room, too");
         assert_eq!(ask(&db, &format!("{numbers} SELECT p50(x) FROM n")), Value::Integer(74_999), "room again");
     }
 
