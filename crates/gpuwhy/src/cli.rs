@@ -277,12 +277,13 @@ pub(crate) enum FailOn {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md, ready queries are in docs/sql.md;
---schema lists the views and the functions SQLite does not have: p50, p95, p99, quantile, human_time, human_bytes.
+Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md, ready
+queries are in docs/sql.md. Beside SQLite's functions there are p50, p95, p99, quantile, human_time
+and human_bytes; --schema lists them with the views.
 
 Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
-  gpuwhy query \"SELECT op, p50(duration_ns, weight), human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
+  gpuwhy query \"SELECT op, human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
   gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
   gpuwhy query --schema")]
 pub(crate) struct Query {
@@ -308,9 +309,10 @@ pub(crate) struct Query {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Times are aligned by the wall clocks of the machines. Processes and threads of the second run have numbers from 4194304 on,
-those of the third from 8388608 on, and so forth; CPUs and GPUs are numbered on. The view merged tells what came from where.
-The result is made whole or not at all; a file that exists is never overwritten. Runs that are still recorded are refused.
+Times are aligned by the wall clocks of the machines. Processes and threads of the second run have
+numbers from 4194304 on, those of the third from 8388608 on, and so forth; CPUs and GPUs are
+numbered on. The view merged tells what came from where (docs/run-file.md). The result is made whole
+or not at all, and never in the place of another file. Runs that are still recorded are refused.
 
 Examples:
   gpuwhy merge -o all.db node0.db node1.db

@@ -133,8 +133,8 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
 /// Gives a finding the numbers of the result: its process and thread, who is in its chain, and the SQL that shows it.
 /// `None` for a number that no process of the run can have.
 fn renumber(finding: &mut Finding, shift: &Shift) -> Option<()> {
-    for number in [&mut finding.pid, &mut finding.tid, &mut finding.root_cause.pid] {
-        *number = number.map(|number| renumbered(number, shift)).transpose_all()?;
+    for number in [&mut finding.pid, &mut finding.tid, &mut finding.root_cause.pid].into_iter().flatten() {
+        *number = renumbered(*number, shift)?;
     }
     for link in &mut finding.chain {
         if matches!(link.layer.as_str(), "thread" | "process") {
@@ -145,27 +145,15 @@ fn renumber(finding: &mut Finding, shift: &Shift) -> Option<()> {
     Some(())
 }
 
-/// An inner `None` is one of the whole.
-trait TransposeAll<T> {
-    fn transpose_all(self) -> Option<Option<T>>;
-}
-
-impl<T> TransposeAll<T> for Option<Option<T>> {
-    fn transpose_all(self) -> Option<Option<T>> {
-        match self {
-            Some(None) => None,
-            Some(some) => Some(some),
-            None => Some(None),
-        }
-    }
-}
-
 fn renumbered(number: u32, shift: &Shift) -> Option<u32> {
     pid(i64::from(number), shift).and_then(|number| u32::try_from(number).ok())
 }
 
-/// `python3 4821`: the number at the end is the process's or thread's.
+/// `python3 4821`, `python3 4821 thread 4830`: the numbers are the process's and the thread's.
 fn with_number(who: &str, shift: &Shift) -> String {
+    if let Some((process, thread)) = who.rsplit_once(" thread ") {
+        return format!("{} thread {}", with_number(process, shift), numbers(thread, shift));
+    }
     let number = who.rsplit_once(' ').and_then(|(name, number)| Some((name, renumbered(number.parse().ok()?, shift)?)));
     number.map_or_else(|| who.to_owned(), |(name, number)| format!("{name} {number}"))
 }
@@ -220,6 +208,7 @@ mod tests {
             assert_eq!(with_numbers(before, &shift), after);
         }
         assert_eq!(with_number("python3 4821", &shift), "python3 4199125");
+        assert_eq!(with_number("a 7 thread 8", &shift), "a 4194311 thread 4194312");
         assert_eq!(with_number("2 workers", &shift), "2 workers");
         assert_eq!(renumbered(1 << 22, &shift), None);
     }

@@ -213,6 +213,10 @@ pub(super) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     for path in paths {
         let refuse = |what: String| Error::CannotMerge { path: path.clone(), what };
         let found = std::fs::metadata(path).map_err(|e| refuse(e.to_string()))?;
+        // A pipe would be waited for without end.
+        if !found.is_file() {
+            return Err(refuse("it is no file".into()));
+        }
         if let Some(same) = known.insert((found.dev(), found.ino()), path) {
             return Err(refuse(format!("it is the same file as {}", same.display())));
         }

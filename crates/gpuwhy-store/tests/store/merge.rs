@@ -320,6 +320,7 @@ fn what_exists_is_left_alone_and_nothing_half_is_left() {
     let missing = folder.path().join("missing.db");
     assert!(said(&[inputs[0].clone(), missing], &output).contains("missing.db: No such file"));
     assert!(said(&[inputs[0].clone(), inputs[0].clone()], &output).contains("the same file as"));
+    assert!(said(&[inputs[0].clone(), "/dev/zero".into()], &output).contains("/dev/zero: it is no file"));
     let text = folder.path().join("text");
     std::fs::write(&text, "no database, but long enough to be looked at as one, which takes some more words").unwrap();
     assert!(said(&[inputs[0].clone(), text.clone()], &output).contains("not an SQLite database"));
