@@ -142,6 +142,42 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
+    /// A run cannot be merged with others.
+    #[error("cannot merge {}: {what}", .path.display())]
+    CannotMerge {
+        /// The run file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// There is something where the merged run should be.
+    #[error("{} exists already, and is not overwritten: choose another name with -o, or move it away", .path.display())]
+    Exists {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A merged run cannot be where it should.
+    #[error("cannot create {}: {source}; choose another place with -o", .path.display())]
+    CannotPlaceMerged {
+        /// The path.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A merged run cannot be written to its end.
+    #[error("cannot write {}: {source}; nothing is left of it, free some space or choose another place with -o", .path.display())]
+    CannotWriteMerged {
+        /// The path.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
+    /// Somebody stopped a merge.
+    #[error("stopped: nothing is left of {}", .path.display())]
+    MergeStopped {
+        /// The path.
+        path: PathBuf,
+    },
     /// The query is not valid SQL for this file.
     #[error("{message}{}", .hint.as_ref().map(|h| format!("\nhint: {h}")).unwrap_or_default())]
     Sql {

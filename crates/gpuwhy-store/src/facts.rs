@@ -22,11 +22,17 @@ const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause
 
 const UNWATCHED: &str = "SELECT from_ns, to_ns FROM unwatched_ WHERE library IN ('runtime', 'driver')";
 
-/// From when an op was let go until it was taken back.
-const LET_GO: &str = "SELECT g.at, COALESCE((SELECT MIN(b.at) FROM governor_ AS b
-        WHERE b.op = g.op AND b.action = 'attach' AND b.at > g.at), 9223372036854775807)
-    FROM governor_ AS g JOIN op_ AS o ON o.id = g.op
-    WHERE g.action = 'detach' AND o.class IN ('launch', 'copy', 'fill', 'collective')";
+/// From when an op was let go until it was taken back, in the same of the merged runs.
+fn let_go(version: i32) -> String {
+    let input = |of: &str| if version < 4 { "0".to_owned() } else { format!("{of}.input") };
+    let (mine, same) = (input("b"), input("g"));
+    format!(
+        "SELECT g.at, COALESCE((SELECT MIN(b.at) FROM governor_ AS b
+             WHERE b.op = g.op AND b.action = 'attach' AND b.at > g.at AND {mine} = {same}), 9223372036854775807)
+         FROM governor_ AS g JOIN op_ AS o ON o.id = g.op
+         WHERE g.action = 'detach' AND o.class IN ('launch', 'copy', 'fill', 'collective')"
+    )
+}
 
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
@@ -156,13 +162,13 @@ impl Reader {
 
     /// Libraries that were not watched yet, and launches that were let go to stay within the budget.
     fn unwatched(&self) -> Result<Vec<(u64, u64)>> {
+        let version = self.rows("PRAGMA user_version", [], |row| row.get::<_, i32>(0))?.into_iter().max().unwrap_or(0);
         // Files of earlier versions do not have these tables.
-        let known = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'governor_'", [], |_| Ok(()))?;
-        if known.is_empty() {
+        if version < 3 {
             return Ok(Vec::new());
         }
         let mut spans = self.rows(UNWATCHED, [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?;
-        spans.extend(self.rows(LET_GO, [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?);
+        spans.extend(self.rows(&let_go(version), [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?);
         spans.sort_unstable();
         Ok(spans)
     }

@@ -70,11 +70,13 @@ fn newest_answer(db: &Connection, from: i64, to: i64) -> rusqlite::Result<(Optio
     Ok((newest, known))
 }
 
-fn json(finding: &Finding) -> rusqlite::Result<String> {
+/// A finding as it is stored.
+pub(crate) fn json(finding: &Finding) -> rusqlite::Result<String> {
     serde_json::to_string(finding).map_err(|e| rusqlite::Error::ToSqlConversionFailure(e.into()))
 }
 
-fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: &str) -> rusqlite::Result<usize> {
+/// Stores a finding: about the time from the first to the second of `times`, made at the third.
+pub(crate) fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: &str) -> rusqlite::Result<usize> {
     let [from, to, detected_at] = times;
     db.prepare_cached(
         "INSERT INTO causal_chain_ (detected_at, severity, kind, summary, root_cause, explanation, recommendations,

@@ -24,7 +24,7 @@ const MAX_SQL: i32 = 1 << 20;
 /// The clock is looked at every so many steps of SQLite's machine: about every 50 µs.
 const STEPS_BETWEEN_LOOKS: i32 = 1_000;
 /// Memory for pages and for sorting in KiB, as a negative number (SQLite's way to say KiB).
-const CACHE: i32 = -65_536;
+pub(crate) const CACHE: i32 = -65_536;
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
@@ -99,9 +99,9 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// Locks a connection down for good.
-    pub(crate) fn install(db: &mut Connection) -> rusqlite::Result<Arc<Self>> {
-        db.pragma_update(None, "cache_size", CACHE)?;
+    /// Locks a connection down for good; `cache` is as [`CACHE`].
+    pub(crate) fn install(db: &mut Connection, cache: i32) -> rusqlite::Result<Arc<Self>> {
+        db.pragma_update(None, "cache_size", cache)?;
         for (setting, value) in [
             (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
             (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),

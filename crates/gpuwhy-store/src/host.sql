@@ -105,7 +105,8 @@ CREATE TABLE system_second_ (
     pressure_memory_some_ns INTEGER,
     pressure_memory_full_ns INTEGER,
     pressure_io_some_ns INTEGER,
-    pressure_io_full_ns INTEGER
+    pressure_io_full_ns INTEGER,
+    input INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE TABLE process_second_ (

@@ -1,4 +1,4 @@
--- The public views of threads, CPUs and samples, documented in docs/run-file.md.
+-- The public views of threads, CPUs and samples, documented in docs/run-file.md; that of the machine is in merge.sql.
 
 CREATE VIEW off_cpu AS
 SELECT
@@ -86,13 +86,6 @@ SELECT
     SUM(t.page_allocations) AS page_allocations,
     SUM(t.page_bytes) AS page_bytes
 FROM thread_ AS t GROUP BY t.pid, t.tid;
-
-CREATE VIEW system_seconds AS
-SELECT
-    at / 1000000000 AS second, at AS timestamp, span_ns, user_ns, system_ns, iowait_ns, idle_ns, steal_ns, cores,
-    load1, runnable, memory_total, memory_available, swap_used, swap_in, swap_out, pressure_cpu_ns,
-    pressure_memory_some_ns, pressure_memory_full_ns, pressure_io_some_ns, pressure_io_full_ns
-FROM system_second_;
 
 CREATE VIEW process_seconds AS
 SELECT

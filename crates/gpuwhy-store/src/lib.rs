@@ -10,7 +10,9 @@
 //! - **Two records of the same events.** Every call and every time off the CPU is a row; and exact per-second
 //!   aggregates, taken before anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
 //! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
-//!   keeps read-only, bounded in time and rows.
+//!   keeps read-only, bounded in time and rows, with [`functions`] that SQLite lacks.
+//!
+//! [`merge`] makes one file of several runs.
 //!
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
@@ -21,12 +23,14 @@ mod context;
 mod error;
 mod facts;
 mod findings;
+pub mod functions;
 pub mod guarded;
 mod hash;
 mod host;
 mod index;
 mod interrupt;
 mod ledger;
+mod merge;
 mod names;
 pub mod overview;
 mod pending;
@@ -52,6 +56,7 @@ pub use guarded::{Limits, Outcome, Value};
 pub use index::TimeIndex;
 pub use interrupt::Interrupter;
 pub use ledger::{LedgerEntry, LedgerRow};
+pub use merge::{MergeRequest, Merged, MergedRun, merge};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;

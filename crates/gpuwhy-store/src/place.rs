@@ -113,6 +113,20 @@ fn refuse_if_written(path: &Path) -> Result<()> {
     if is_locked(&file) { Err(Error::BeingWritten { path: path.into() }) } else { Ok(()) }
 }
 
+/// Whether a gpuwhy writes the file at `path` now, as far as the file system can tell. Before SQLite opens the file in
+/// this process: closing the descriptor that is opened here drops SQLite's locks.
+pub(crate) fn is_written(path: &Path) -> io::Result<bool> {
+    let found = fs::metadata(path)?;
+    if WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity(&found)) {
+        return Ok(true);
+    }
+    if !found.is_file() {
+        return Ok(false);
+    }
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
+    Ok(is_locked(&file))
+}
+
 /// A lock for writing on the first byte.
 fn first_byte() -> libc::flock {
     libc::flock { l_type: libc::F_WRLCK as i16, l_whence: libc::SEEK_SET as i16, l_start: 0, l_len: 1, l_pid: 0 }
@@ -174,7 +188,7 @@ fn found(path: &Path, end: &str) -> Option<fs::Metadata> {
 }
 
 /// `rename` that leaves an existing target alone, where the file system can promise it.
-fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
+pub(crate) fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
     let c_from = CString::new(from.as_os_str().as_bytes())?;
     let c_to = CString::new(to.as_os_str().as_bytes())?;
     // SAFETY: both are NUL-terminated strings that outlive the call.

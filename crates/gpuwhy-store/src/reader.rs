@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Opening a run file to read it: finished, being written, or left behind by a killed gpuwhy.
 
-use crate::guarded::Guard;
+use crate::guarded::{CACHE, Guard};
 use crate::place::with_end;
-use crate::{Error, Result, schema};
+use crate::{Error, Result, functions, schema};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fmt::Write;
 use std::io;
@@ -25,21 +25,9 @@ pub struct Reader {
 impl Reader {
     /// Opens a run file and checks that it is one this gpuwhy can read.
     pub fn open(path: &Path) -> Result<Self> {
-        match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Err(Error::NotSqlite { path: path.into() }),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(Error::NotFound { path: path.into() });
-            }
-            _ => {}
-        }
-        let opened = match open_checked(path, false) {
-            // In a folder we may not write to, a file left in WAL mode cannot get its -shm. Without a -wal
-            // nobody writes it and the main file is complete, so it can be read as it stands.
-            Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
-            other => other,
-        };
-        let mut db = opened?;
-        let guard = Guard::install(&mut db).map_err(|source| read_error(path, source))?;
+        let mut db = open_read_only(path)?;
+        let guard = Guard::install(&mut db, CACHE).map_err(|source| read_error(path, source))?;
+        functions::install(&db).map_err(|source| read_error(path, source))?;
         Ok(Self { db, path: path.into(), guard })
     }
 
@@ -51,6 +39,21 @@ impl Reader {
     /// Turns what SQLite said into what it means for this file.
     pub(crate) fn error(&self, source: rusqlite::Error) -> Error {
         read_error(&self.path, source)
+    }
+}
+
+/// Opens a run file read-only and checks its marks; nothing else is locked yet.
+pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
+    match std::fs::metadata(path) {
+        Ok(found) if found.is_dir() => return Err(Error::NotSqlite { path: path.into() }),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NotFound { path: path.into() }),
+        _ => {}
+    }
+    match open_checked(path, false) {
+        // In a folder we may not write to, a file left in WAL mode cannot get its -shm. Without a -wal
+        // nobody writes it and the main file is complete, so it can be read as it stands.
+        Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
+        other => other,
     }
 }
 

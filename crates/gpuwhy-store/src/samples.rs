@@ -118,7 +118,7 @@ impl Rows<'_> {
         self.db
             .prepare_cached(
                 "INSERT INTO system_second_ VALUES
-                     (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20)",
+                     (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, 0)",
             )?
             .execute(params![
                 self.since_start(sample.at_ns),

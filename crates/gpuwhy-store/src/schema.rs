@@ -3,7 +3,7 @@
 //!
 //! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql` and `tensors.sql`), `views.sql` and
 //! `host_views.sql` the public interface; `told.sql` has both of what libraries tell beside their calls, `findings.sql` of
-//! what analysis adds.
+//! what analysis adds, `merge.sql` of which runs a file was made.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -15,11 +15,12 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 /// `PRAGMA user_version`: the version of the run file's format that this gpuwhy writes; it reads every one up to it.
 ///
 /// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
-/// stand for others, `thinned` and `max_size` in `sessions`.
-pub const VERSION: i32 = 3;
+/// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in
+/// `system_seconds` and `governor`.
+pub const VERSION: i32 = 4;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 33] = [
+pub const VIEWS: [&str; 34] = [
     "events",
     "inner_events",
     "process_names",
@@ -53,6 +54,7 @@ pub const VIEWS: [&str; 33] = [
     "governor",
     "ledger",
     "causal_chains",
+    "merged",
 ];
 
 /// Makes an empty database a run file, all or nothing.
@@ -68,6 +70,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("sessions.sql"))?;
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
+    db.execute_batch(include_str!("merge.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
     }
@@ -100,11 +103,17 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
         db.execute_batch(include_str!("upgrade_2.sql"))?;
         db.execute_batch(include_str!("findings.sql"))?;
     }
-    db.execute_batch(include_str!("told.sql"))?;
-    db.execute_batch("DROP VIEW events; DROP VIEW inner_events")?;
-    create_events(db)?;
-    db.execute_batch(include_str!("upgrade_3.sql"))?;
-    db.execute_batch(include_str!("sessions.sql"))?;
+    if version < 3 {
+        db.execute_batch(include_str!("told.sql"))?;
+        db.execute_batch("DROP VIEW events; DROP VIEW inner_events")?;
+        create_events(db)?;
+        db.execute_batch(include_str!("upgrade_3.sql"))?;
+        db.execute_batch(include_str!("sessions.sql"))?;
+    } else {
+        db.execute_batch("ALTER TABLE governor_ ADD COLUMN input INTEGER NOT NULL DEFAULT 0; DROP VIEW governor")?;
+    }
+    db.execute_batch(include_str!("upgrade_4.sql"))?;
+    db.execute_batch(include_str!("merge.sql"))?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

@@ -53,12 +53,14 @@ CREATE TABLE unwatched_ (
     to_ns INTEGER NOT NULL
 );
 
--- What was done to keep within the budget. op -1: what is no op.
+-- What was done to keep within the budget. op -1: what is no op. input: in which of the merged runs. The view is in
+-- merge.sql.
 CREATE TABLE governor_ (
     at INTEGER NOT NULL,
     op INTEGER NOT NULL,
     action TEXT NOT NULL,
-    reason TEXT NOT NULL
+    reason TEXT NOT NULL,
+    input INTEGER NOT NULL DEFAULT 0
 );
 
 CREATE VIEW allocations AS
@@ -126,7 +128,3 @@ GROUP BY m.pid, m.exec, m.at;
 CREATE VIEW unwatched AS
 SELECT pid, library, path, from_ns, to_ns, to_ns - from_ns AS duration_ns
 FROM (SELECT pid, library, path, from_ns, NULLIF(to_ns, 9223372036854775807) AS to_ns FROM unwatched_);
-
-CREATE VIEW governor AS
-SELECT g.at AS timestamp, o.name AS op, g.action AS action, g.reason AS reason
-FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op;

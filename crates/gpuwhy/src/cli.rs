@@ -21,6 +21,7 @@ Examples:
   gpuwhy explain                                 where did the time go, and why?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
+  gpuwhy merge -o all.db node0.db node1.db       one run file of several
   gpuwhy mcp                                     let an AI assistant ask"
 )]
 pub(crate) struct Cli {
@@ -40,6 +41,8 @@ pub(crate) enum Command {
     Stacks(Stacks),
     /// Ask a run file with SQL
     Query(Query),
+    /// Make one run file of several: ranks, nodes
+    Merge(Merge),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
     /// Let an AI assistant ask: an MCP server on standard input and output, or over HTTP
@@ -278,10 +281,13 @@ pub(crate) enum FailOn {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md; --schema lists them.
+Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md, ready
+queries are in docs/sql.md. Beside SQLite's functions there are p50, p95, p99, quantile, human_time
+and human_bytes; --schema lists them with the views.
 
 Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
+  gpuwhy query \"SELECT op, human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
   gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
   gpuwhy query --schema")]
 pub(crate) struct Query {
@@ -297,12 +303,32 @@ pub(crate) struct Query {
     /// Give up after this long
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
-    /// List the views and their columns
+    /// List the views with their columns, and the functions
     #[arg(long, conflicts_with = "sql")]
     pub(crate) schema: bool,
     /// One SELECT statement
     #[arg(required_unless_present = "schema")]
     pub(crate) sql: Option<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Times are aligned by the wall clocks of the machines. Processes and threads of the second run have
+numbers from 4194304 on, those of the third from 8388608 on, and so forth; CPUs and GPUs are
+numbered on. The view merged tells what came from where (docs/run-file.md). The result is made whole
+or not at all, and never in the place of another file. Runs that are still recorded are refused.
+
+Examples:
+  gpuwhy merge -o all.db node0.db node1.db
+  gpuwhy merge -o ranks.db rank*.db && gpuwhy explain --db ranks.db
+  gpuwhy query --db all.db \"SELECT input, path, pid_offset, human_time(clock_offset_ns) FROM merged\"")]
+pub(crate) struct Merge {
+    /// The run file to make
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: PathBuf,
+    /// The run files to merge
+    #[arg(required = true, num_args = 2.., value_name = "RUN")]
+    pub(crate) runs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -134,10 +134,15 @@ fn the_schema_lists_every_view_with_its_columns() {
     let Some(db) = recorded() else { return };
     let schema = answer(db, &["--schema"]);
     let views = plain_sqlite(db, "SELECT name FROM sqlite_schema WHERE type = 'view' ORDER BY name");
-    let mut listed: Vec<&str> = schema.lines().map(|line| line.split_once('(').unwrap().0).collect();
+    let (views_part, functions) = schema.split_once("\n\n").unwrap();
+    let mut listed: Vec<&str> = views_part.lines().map(|line| line.split_once('(').unwrap().0).collect();
     listed.sort_unstable();
     assert_eq!(listed, views.lines().skip(1).collect::<Vec<_>>());
     assert!(schema.contains("process_names(pid, name)\n"), "{schema}");
+    for call in ["p50(x[, weight]): ", "p95(", "p99(", "quantile(x, q[, weight]): ", "human_time(ns): ", "human_bytes("]
+    {
+        assert!(functions.contains(&format!("\n{call}")), "{call}: {functions}");
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use crate::facts::sums;
 use crate::support::*;
+use crate::told::tell;
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, ThreadSums};
 use gpuwhy_store::{Error, LedgerEntry, LedgerRow, Reader, add_findings};
 use rusqlite::Connection;
@@ -178,7 +179,7 @@ fn a_killed_run_takes_findings() {
 }
 
 /// Makes a file what version 1 wrote.
-fn make_old(path: &Path) {
+pub(crate) fn make_old(path: &Path) {
     make_version_2(path);
     Connection::open(path)
         .unwrap()
@@ -198,7 +199,8 @@ fn make_old(path: &Path) {
 }
 
 /// Makes a file what version 2 wrote.
-fn make_version_2(path: &Path) {
+pub(crate) fn make_version_2(path: &Path) {
+    make_version_3(path);
     let db = Connection::open(path).unwrap();
     let view: String =
         db.query_row("SELECT sql FROM sqlite_master WHERE name = 'sessions'", [], |row| row.get(0)).unwrap();
@@ -210,6 +212,21 @@ fn make_version_2(path: &Path) {
          DROP VIEW events; CREATE VIEW events AS SELECT * FROM inner_events;
          PRAGMA user_version = 2;",
         view.replace(", thinned, max_size", "")
+    ))
+    .unwrap();
+}
+
+/// Makes a file what version 3 wrote.
+fn make_version_3(path: &Path) {
+    let db = Connection::open(path).unwrap();
+    let sql = "SELECT sql FROM sqlite_master WHERE name = 'system_seconds'";
+    let view: String = db.query_row(sql, [], |row| row.get(0)).unwrap();
+    db.execute_batch(&format!(
+        "DROP VIEW system_seconds; {}; ALTER TABLE system_second_ DROP COLUMN input; DROP VIEW merged;
+         DROP VIEW governor; ALTER TABLE governor_ DROP COLUMN input; CREATE VIEW governor AS SELECT g.at AS timestamp,
+             o.name AS op, g.action AS action, g.reason AS reason FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op;
+         DROP TABLE merged_; PRAGMA user_version = 3;",
+        view.replace(", input\n", "\n")
     ))
     .unwrap();
 }
@@ -233,7 +250,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
@@ -249,9 +266,29 @@ fn a_file_of_version_2_is_read_and_takes_findings() {
     let session = reader.session().unwrap();
     assert_eq!((session.thinned, session.max_size), (0, None));
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 3);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
     assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
     assert_eq!(reader.session().unwrap(), session);
+}
+
+#[test]
+fn a_file_of_version_3_is_read_and_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut writer = create(&path);
+    tell(&mut writer);
+    writer.finish(&end());
+    make_version_3(&path);
+    let reader = Reader::open(&path).unwrap();
+    let facts = reader.facts(0, None).unwrap();
+    assert!(facts.unwatched.len() > 2);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM system_seconds"), 0);
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
+    assert_eq!(reader.facts(0, None).unwrap(), facts);
 }
 
 #[test]

@@ -126,6 +126,8 @@ fn endless_queries_stop_at_their_limit() {
     for sql in [
         "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT COUNT(*) FROM n",
         "SELECT COUNT(*) FROM events a, events b, events c, events d, events e",
+        "SELECT p50(a.duration_ns), p99(b.duration_ns, 1) FROM events a, events b, events c, events d",
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT quantile(i, 0.5, i % 3) FROM n",
     ] {
         let begin = Instant::now();
         let outcome = reader.query(sql, &limits, |_, _| ControlFlow::Continue(()));
@@ -176,4 +178,23 @@ fn mistakes_come_with_a_hint() {
     );
     assert!(said("SELEC 1").contains("syntax error"));
     assert!(said("SELECT zeroblob(100000000)").contains("too big"));
+}
+
+#[test]
+fn functions_that_sqlite_lacks_are_there_and_their_errors_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut calls: Vec<_> = (1..=100).map(|i| call("cudaMalloc", i * 1_000, i * 1_000)).collect();
+    write(&path, &mut calls);
+    let reader = Reader::open(&path).unwrap();
+    let sql = "SELECT p50(duration_ns, weight), p95(duration_ns), p99(duration_ns), quantile(duration_ns, 1),
+        human_time(p95(duration_ns)), human_bytes(SUM(bytes * weight)) FROM events";
+    assert_eq!(ask(&reader, sql).unwrap(), ["50000|95000|99000|100000|95.0 µs|410 kB"]);
+    let said = ask(&reader, "SELECT quantile(duration_ns, 95) FROM events").unwrap_err().to_string();
+    assert_eq!(said, "the second argument of quantile is a number from 0 to 1, got 95");
+    for function in gpuwhy_store::functions::FUNCTIONS {
+        let name = function.call.split_once('(').unwrap().0;
+        let sql = format!("SELECT COUNT(*) FROM pragma_function_list WHERE name = '{name}'");
+        assert!(number(&reader, &sql) > 0, "{name}");
+    }
 }

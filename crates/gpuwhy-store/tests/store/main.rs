@@ -9,6 +9,7 @@ mod facts;
 mod findings;
 mod guarded;
 mod index;
+mod merge;
 mod off_cpu;
 mod place;
 mod queries;

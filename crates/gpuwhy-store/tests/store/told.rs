@@ -56,8 +56,8 @@ fn communicator(at: u64, handle: u64, rank: u32, split: Option<Split>) -> Commun
     }
 }
 
-fn write(path: &Path) {
-    let mut writer = Writer::create(path, &new_run()).unwrap().writer;
+/// Tells a run some of everything.
+pub(crate) fn tell(writer: &mut Writer) {
     let mut tensors: Vec<TensorEvent> =
         (0..100).map(|i| tensor(99 - i, if i % 2 == 0 { TorchOp::Free } else { TorchOp::Alloc })).collect();
     tensors.push(tensor(200, TorchOp::OutOfMemory));
@@ -82,6 +82,11 @@ fn write(path: &Path) {
         let (action, reason) = (action.to_owned(), "too much".to_owned());
         writer.add_governor(GovernorRow { at_ns: ORIGIN + at, op, action, reason });
     }
+}
+
+fn write(path: &Path) {
+    let mut writer = Writer::create(path, &new_run()).unwrap().writer;
+    tell(&mut writer);
     assert!(writer.finish(&end()).problem.is_none());
 }
 

@@ -6,6 +6,7 @@ mod demo;
 mod explain;
 mod hold;
 mod mcp;
+mod merge;
 mod per_process;
 mod profile;
 mod query;
@@ -17,10 +18,16 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
-    if matches!(
+    let only_files = matches!(
         command,
-        Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_) | Command::Mcp(_)
-    ) {
+        Command::Explain(_)
+            | Command::Stacks(_)
+            | Command::Query(_)
+            | Command::Merge(_)
+            | Command::Profile(_)
+            | Command::Mcp(_)
+    );
+    if only_files {
         crate::trace::privileges::renounce()?;
     }
     match command {
@@ -29,6 +36,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Explain(args) => explain::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mcp(args) => mcp::run(args),
         Command::Demo(args) => demo::run(&args),

@@ -5,6 +5,7 @@ use crate::cli::Query;
 use crate::output;
 use crate::thinned::Thinned;
 use gpuwhy_model::{LossCause, units};
+use gpuwhy_store::functions::FUNCTIONS;
 use gpuwhy_store::{Limits, Reader, Value, schema};
 use gpuwhy_view::Table;
 use std::io::{BufWriter, Write};
@@ -53,7 +54,14 @@ fn print_schema(reader: &Reader) -> anyhow::Result<()> {
             }
             ControlFlow::Continue(())
         })?;
-        println!("{view}({})", columns.join(", "));
+        // A file of an earlier version does not have every view.
+        if !columns.is_empty() {
+            println!("{view}({})", columns.join(", "));
+        }
+    }
+    println!("\nbeside SQLite's own functions:");
+    for function in FUNCTIONS {
+        println!("{}: {}", function.call, function.gives);
     }
     Ok(())
 }

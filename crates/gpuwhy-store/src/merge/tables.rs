@@ -1,0 +1,408 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which tables are copied, and what becomes of each of their columns.
+
+/// What a column holds, and so what a merge makes of it. Anything may be NULL that its table allows to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// An integer that means the same in every run; a stack's id, which is a hash, too.
+    Int,
+    /// An integer or a fraction.
+    Real,
+    Text,
+    Histogram,
+    /// Nanoseconds since the run began.
+    Time,
+    /// The same, where the largest is never.
+    Until,
+    /// Whole seconds since the run began.
+    Second,
+    /// A process or a thread; 0 is nobody.
+    Pid,
+    /// The same as NVML says it, which may be a number that no process has.
+    AnyPid,
+    Cpu,
+    /// Two CPUs in one number, as `off_.cpus` has them.
+    Cpus,
+    Gpu,
+    /// A row of `op_`; -1 is none.
+    Op,
+    /// A row of `cause_`.
+    Cause,
+    /// Of which run a row is that names nothing else.
+    Input,
+    /// A row of a table that is copied, too.
+    Id(Ids),
+    /// A cgroup's path, which is another in every run.
+    CgroupPath,
+}
+
+/// Tables whose rows others refer to by id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ids {
+    Context,
+    OffContext,
+    Waker,
+    Runner,
+    Cgroup,
+}
+
+impl Ids {
+    pub(super) const ALL: [Self; 5] = [Self::Context, Self::OffContext, Self::Waker, Self::Runner, Self::Cgroup];
+
+    pub(super) fn table(self) -> &'static str {
+        match self {
+            Self::Context => "context_",
+            Self::OffContext => "off_context_",
+            Self::Waker => "waker_",
+            Self::Runner => "runner_",
+            Self::Cgroup => "cgroup_",
+        }
+    }
+}
+
+/// A table and its columns.
+pub(super) struct Table {
+    pub(super) name: &'static str,
+    /// The first version that has it.
+    pub(super) since: i32,
+    pub(super) columns: &'static [(&'static str, Kind)],
+    /// What to do about a row that is there already.
+    pub(super) conflict: &'static str,
+}
+
+use Kind::{
+    AnyPid, Cause, CgroupPath, Cpu, Cpus, Gpu, Histogram, Id, Input, Int, Op, Pid, Real, Second, Text, Time, Until,
+};
+
+const fn table(name: &'static str, since: i32, columns: &'static [(&'static str, Kind)]) -> Table {
+    Table { name, since, columns, conflict: "" }
+}
+
+/// Rows whose id is their time: those of all runs are put in one order. The time is the first column.
+pub(super) const EVENTS: [Table; 3] = [
+    table(
+        "call_",
+        1,
+        &[
+            ("start", Time),
+            ("duration", Int),
+            ("context", Id(Ids::Context)),
+            ("arg0", Int),
+            ("arg1", Int),
+            ("weight", Int),
+        ],
+    ),
+    table(
+        "off_",
+        1,
+        &[
+            ("start", Time),
+            ("duration", Int),
+            ("ready", Int),
+            ("context", Id(Ids::OffContext)),
+            ("waker", Id(Ids::Waker)),
+            ("cpus", Cpus),
+            ("object", Int),
+            ("timeout", Int),
+            ("weight", Int),
+        ],
+    ),
+    table(
+        "tensor_",
+        3,
+        &[
+            ("start", Time),
+            ("context", Id(Ids::Context)),
+            ("bytes", Int),
+            ("address", Int),
+            ("allocated", Int),
+            ("reserved", Int),
+        ],
+    ),
+];
+
+/// Everything else but the run itself and its findings.
+pub(super) const TABLES: [Table; 27] = [
+    // No process is in two runs; who was told of as process 0, which is nobody, is nobody in all.
+    Table {
+        name: "process_",
+        since: 1,
+        columns: &[
+            ("pid", Pid),
+            ("name", Text),
+            ("started", Time),
+            ("ended", Time),
+            ("parent", Pid),
+            ("container", Text),
+            ("command", Text),
+            ("number", Int),
+        ],
+        conflict: "ON CONFLICT (pid) DO NOTHING",
+    },
+    table(
+        "context_",
+        1,
+        &[
+            ("id", Id(Ids::Context)),
+            ("flags", Int),
+            ("op", Op),
+            ("pid", Pid),
+            ("tid", Pid),
+            ("device", Int),
+            ("stream", Int),
+            ("ret", Int),
+            ("stack", Int),
+        ],
+    ),
+    table(
+        "off_context_",
+        1,
+        &[
+            ("id", Id(Ids::OffContext)),
+            ("pid", Pid),
+            ("tid", Pid),
+            ("reason", Text),
+            ("wait", Text),
+            ("syscall", Text),
+            ("file", Text),
+            ("io_wait", Int),
+            ("unfinished", Int),
+            ("stack", Int),
+        ],
+    ),
+    // Nobody, id 0, is in every file.
+    Table {
+        name: "waker_",
+        since: 1,
+        columns: &[("id", Id(Ids::Waker)), ("woken_by", Text), ("pid", Pid), ("tid", Pid)],
+        conflict: "ON CONFLICT (id) DO NOTHING",
+    },
+    table("runner_", 1, &[("id", Id(Ids::Runner)), ("pid", Pid), ("tid", Pid), ("name", Text)]),
+    table("cpu_run_", 1, &[("cpu", Cpu), ("start", Time), ("duration", Int), ("runner", Id(Ids::Runner))]),
+    table("moved_wait_", 1, &[("tid", Pid), ("start", Time), ("duration", Int), ("pid", Pid), ("cpu", Cpu)]),
+    table(
+        "thread_",
+        1,
+        &[
+            ("pid", Pid),
+            ("tid", Pid),
+            ("since", Time),
+            ("at", Time),
+            ("born", Time),
+            ("name", Text),
+            ("on_cpu_ns", Int),
+            ("ready_ns", Int),
+            ("blocked_ns", Int),
+            ("throttled_ns", Int),
+            ("switches", Int),
+            ("page_allocations", Int),
+            ("page_bytes", Int),
+            ("ended", Int),
+        ],
+    ),
+    table(
+        "second_",
+        1,
+        &[
+            ("second", Second),
+            ("pid", Pid),
+            ("op", Op),
+            ("device", Int),
+            ("calls", Int),
+            ("errors", Int),
+            ("total_ns", Int),
+            ("max_ns", Int),
+            ("bytes", Int),
+            ("histogram", Histogram),
+        ],
+    ),
+    Table {
+        name: "loss_",
+        since: 1,
+        columns: &[("second", Second), ("cause", Cause), ("op", Op), ("count", Int)],
+        conflict: "ON CONFLICT (second, cause, op) DO UPDATE SET count = count + excluded.count",
+    },
+    table(
+        "library_",
+        1,
+        &[
+            ("path", Text),
+            ("library", Text),
+            ("inode", Text),
+            ("functions", Int),
+            ("attached_at", Time),
+            ("note", Text),
+        ],
+    ),
+    // The same stack has the same id in every run.
+    Table {
+        name: "stack_",
+        since: 1,
+        columns: &[("id", Int), ("frames", Text), ("top_line", Text)],
+        conflict: "ON CONFLICT (id) DO NOTHING",
+    },
+    table(
+        "system_second_",
+        1,
+        &[
+            ("at", Time),
+            ("span_ns", Int),
+            ("user_ns", Int),
+            ("system_ns", Int),
+            ("iowait_ns", Int),
+            ("idle_ns", Int),
+            ("steal_ns", Int),
+            ("cores", Int),
+            ("load1", Real),
+            ("runnable", Int),
+            ("memory_total", Int),
+            ("memory_available", Int),
+            ("swap_used", Int),
+            ("swap_in", Int),
+            ("swap_out", Int),
+            ("pressure_cpu_ns", Int),
+            ("pressure_memory_some_ns", Int),
+            ("pressure_memory_full_ns", Int),
+            ("pressure_io_some_ns", Int),
+            ("pressure_io_full_ns", Int),
+            ("input", Input),
+        ],
+    ),
+    table(
+        "process_second_",
+        1,
+        &[
+            ("at", Time),
+            ("span_ns", Int),
+            ("pid", Pid),
+            ("user_ns", Int),
+            ("system_ns", Int),
+            ("resident", Int),
+            ("anonymous", Int),
+            ("swapped", Int),
+            ("threads", Int),
+            ("major_faults", Int),
+            ("minor_faults", Int),
+            ("read_bytes", Int),
+            ("write_bytes", Int),
+            ("page_allocations", Int),
+            ("page_bytes", Int),
+        ],
+    ),
+    table("cgroup_", 1, &[("id", Id(Ids::Cgroup)), ("path", CgroupPath), ("version", Int)]),
+    table(
+        "cgroup_second_",
+        1,
+        &[
+            ("at", Time),
+            ("cgroup", Id(Ids::Cgroup)),
+            ("quota_ns", Int),
+            ("period_ns", Int),
+            ("periods", Int),
+            ("throttled_periods", Int),
+            ("throttled_ns", Int),
+            ("usage_ns", Int),
+            ("memory_used", Int),
+            ("memory_limit", Int),
+            ("oom_kills", Int),
+        ],
+    ),
+    table("gpu_", 1, &[("gpu", Gpu), ("name", Text), ("uuid", Text), ("bus", Text)]),
+    table(
+        "gpu_second_",
+        1,
+        &[
+            ("at", Time),
+            ("gpu", Gpu),
+            ("rate_percent", Int),
+            ("memory_rate_percent", Int),
+            ("memory_used", Int),
+            ("memory_total", Int),
+            ("sm_mhz", Int),
+            ("memory_mhz", Int),
+            ("power_mw", Int),
+            ("temperature_c", Int),
+            ("throttle_reasons", Int),
+        ],
+    ),
+    table("gpu_busy_", 1, &[("at", Time), ("gpu", Gpu), ("percent", Int)]),
+    table(
+        "gpu_process_",
+        1,
+        &[("at", Time), ("gpu", Gpu), ("pid", AnyPid), ("bytes", Int), ("sm_percent", Int), ("name", Text)],
+    ),
+    table("gpu_error_", 1, &[("at", Time), ("gpu", Gpu), ("xid", Int)]),
+    table("ledger_", 2, &[("pid", Pid), ("tid", Pid), ("since", Time), ("state", Text), ("op", Op), ("ns", Int)]),
+    table(
+        "communicator_",
+        3,
+        &[
+            ("at", Time),
+            ("pid", Pid),
+            ("tid", Pid),
+            ("op", Op),
+            ("device", Int),
+            ("handle", Int),
+            ("id", Int),
+            ("ranks", Int),
+            ("rank", Int),
+            ("parent", Int),
+            ("color", Int),
+            ("key", Int),
+        ],
+    ),
+    table(
+        "transfer_",
+        3,
+        &[
+            ("at", Time),
+            ("duration", Int),
+            ("context", Id(Ids::Context)),
+            ("bytes", Int),
+            ("communicator", Int),
+            ("sequence", Int),
+            ("peer", Int),
+        ],
+    ),
+    table("function_", 3, &[("pid", Pid), ("handle", Int), ("at", Time), ("name", Text)]),
+    table("unwatched_", 3, &[("pid", Pid), ("library", Text), ("path", Text), ("from_ns", Time), ("to_ns", Until)]),
+    table("governor_", 3, &[("at", Time), ("op", Op), ("action", Text), ("reason", Text), ("input", Input)]),
+];
+
+/// A column in the SQL that reads a file of this version: those it does not have yet are as good as told.
+pub(super) fn read_as(table: &str, column: &'static str, version: i32) -> &'static str {
+    match (table, column) {
+        ("gpu_process_", "sm_percent" | "name") if version < 2 => "NULL",
+        ("system_second_" | "governor_", "input") if version < 4 => "0",
+        _ => column,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::schema;
+    use rusqlite::Connection;
+
+    /// A table or column that is added to the schema must not be forgotten here.
+    #[test]
+    fn every_column_of_every_table_is_merged() {
+        let db = Connection::open_in_memory().unwrap();
+        schema::create(&db).unwrap();
+        let sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'";
+        let names: Vec<String> = db.prepare(sql).unwrap().query_map([], |row| row.get(0)).unwrap().flatten().collect();
+        for name in names {
+            if ["session_", "op_", "cause_", "causal_chain_", "merged_"].contains(&name.as_str()) {
+                continue;
+            }
+            let table = EVENTS.iter().chain(&TABLES).find(|table| table.name == name);
+            let table = table.unwrap_or_else(|| panic!("{name} is not merged"));
+            let sql = format!("SELECT name FROM pragma_table_info('{name}')");
+            let columns = db.prepare(&sql).unwrap().query_map([], |row| row.get(0)).unwrap().flatten().collect();
+            let mut columns: Vec<String> = columns;
+            // Ids that nothing refers to are given anew.
+            columns.retain(|column| (name.as_str(), column.as_str()) != ("library_", "id"));
+            assert_eq!(table.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>(), columns, "{name}");
+        }
+    }
+}

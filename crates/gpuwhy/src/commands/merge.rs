@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `gpuwhy merge`: one run file out of several.
+
+use crate::cli::Merge;
+use crate::output;
+use crate::trace::privileges;
+use crate::trace::sudo::Caller;
+use anyhow::Context;
+use gpuwhy_model::units;
+use gpuwhy_store::{MergeRequest, MergedRun};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
+    let caller = Caller::from_env();
+    let request = MergeRequest {
+        inputs: &args.runs,
+        output: &args.output,
+        version: env!("CARGO_PKG_VERSION"),
+        owner: caller.as_ref().map(Caller::owner),
+    };
+    let stopped = stop_flag().context("cannot listen to signals")?;
+    let go_on = || !stopped.load(Ordering::Relaxed);
+    // With the rights of the user who called sudo, as a trace makes its file.
+    let merge = || output::patiently("merging", || gpuwhy_store::merge(&request, go_on));
+    let merged = privileges::with_rights_of(caller.as_ref(), merge)??;
+    let (events, size) = (units::count(merged.stored), units::bytes(merged.size_bytes));
+    let runs = merged.runs.len();
+    output::say(&format!("{}: {runs} runs, {events} events, {size}", args.output.display()));
+    for run in &merged.runs {
+        output::say(&units::safe(&line(run), 1_000));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What became of a run's numbers and times.
+fn line(run: &MergedRun) -> String {
+    let processes = match run.pid_offset {
+        0 => "processes as they are".to_owned(),
+        offset => format!("processes + {offset}"),
+    };
+    let began = match run.clock_offset_ns {
+        0 => "began first".to_owned(),
+        later => format!("began {} later", units::time(later)),
+    };
+    let end = if run.unfinished { ", has no end: its gpuwhy was killed" } else { "" };
+    format!("  {}: {processes}, {began}{end}", run.path.display())
+}
+
+/// Set by Ctrl-C and its like: then what is half done is removed.
+fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stopped))?;
+    }
+    Ok(stopped)
+}
