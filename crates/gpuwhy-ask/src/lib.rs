@@ -10,6 +10,7 @@ pub mod explain;
 pub mod part;
 pub mod profile;
 pub mod runs;
+pub mod schema;
 pub mod stats;
 
 pub use error::{Error, Result};

@@ -5,26 +5,29 @@ use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
 use crate::tools::{Asked, Finding};
 use gpuwhy_ask::Part;
-use gpuwhy_store::{Limits, Value, schema};
 use gpuwhy_why::Kind;
 use rmcp::model::{ReadResourceResult, Resource, ResourceContents};
 use std::fmt::Write;
-use std::ops::ControlFlow;
+
+/// What people ask, as SQL; a test runs each.
+const QUERIES: &str = include_str!("../../../../docs/sql.md");
 
 /// A resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
     Schema,
+    Queries,
     Glossary,
     Findings,
 }
 
 impl Known {
-    const ALL: [Self; 3] = [Self::Schema, Self::Glossary, Self::Findings];
+    const ALL: [Self; 4] = [Self::Schema, Self::Queries, Self::Glossary, Self::Findings];
 
     fn uri(self) -> &'static str {
         match self {
             Self::Schema => "gpuwhy://schema",
+            Self::Queries => "gpuwhy://queries",
             Self::Glossary => "gpuwhy://glossary",
             Self::Findings => "gpuwhy://findings",
         }
@@ -38,6 +41,9 @@ impl Known {
                 "Views and columns of the run file, and SQL functions, for run_sql",
                 "text/plain",
             ),
+            Self::Queries => {
+                ("queries", "Ready queries", "SQL for what people ask of a run, for run_sql", "text/markdown")
+            }
             Self::Glossary => {
                 ("glossary", "Glossary", "What the kinds of findings mean, and gpuwhy's other words", "text/plain")
             }
@@ -49,6 +55,7 @@ impl Known {
     pub(super) fn read(self, asked: &Asked<'_>) -> Result<ReadResourceResult, ToolError> {
         let (text, mime) = match self {
             Self::Schema => (schema_text(asked)?, "text/plain"),
+            Self::Queries => (QUERIES.to_owned(), "text/markdown"),
             Self::Glossary => (glossary(), "text/plain"),
             Self::Findings => (findings(asked)?, "application/json"),
         };
@@ -67,23 +74,12 @@ pub(super) fn find(uri: &str) -> Option<Known> {
 /// One line a view.
 fn schema_text(asked: &Asked<'_>) -> Result<String, ToolError> {
     let run = asked.runs.get(None)?;
-    let reader = run.reader(asked.work)?;
-    let mut text = String::from(
+    let lines = gpuwhy_ask::schema::lines(&*run.reader(asked.work)?)?;
+    Ok(format!(
         "Times are integer nanoseconds since the run began, sizes bytes. Count with SUM(weight): a row may stand for several.\n\
-         A range of timestamp is cheap in events, off_cpu and allocations; seconds has exact sums of every second.\n\n",
-    );
-    for view in schema::VIEWS {
-        let mut columns = Vec::new();
-        reader.query(&format!("PRAGMA table_info({view})"), &Limits::default(), |_, row| {
-            if let Some(Value::Text(name)) = row.get(1) {
-                columns.push(clean(name, 60));
-            }
-            ControlFlow::Continue(())
-        })?;
-        // Writing to a String cannot fail.
-        let _ = writeln!(text, "{view}({})", columns.join(", "));
-    }
-    Ok(text)
+         A range of timestamp is cheap in events, off_cpu and allocations; seconds has exact sums of every second.\n\n{}\n",
+        lines.join("\n")
+    ))
 }
 
 fn glossary() -> String {

@@ -5,8 +5,7 @@ use crate::cli::Query;
 use crate::output;
 use crate::thinned::Thinned;
 use gpuwhy_model::{LossCause, units};
-use gpuwhy_store::functions::FUNCTIONS;
-use gpuwhy_store::{Limits, Reader, Value, schema};
+use gpuwhy_store::{Limits, Reader, Value};
 use gpuwhy_view::Table;
 use std::io::{BufWriter, Write};
 use std::ops::ControlFlow;
@@ -18,7 +17,7 @@ const TABLE_ROWS: u64 = 100_000;
 pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
     let reader = Reader::open(&args.db)?;
     let Some(sql) = &args.sql else {
-        print_schema(&reader)?;
+        gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
         return Ok(ExitCode::SUCCESS);
     };
     let limits = Limits { time: args.timeout, rows: u64::MAX };
@@ -43,27 +42,6 @@ fn thinned(reader: &Reader) -> gpuwhy_store::Result<Thinned> {
     let loss = reader.loss()?;
     let refused = loss.iter().filter(|row| row.cause == LossCause::SizeCap.name()).map(|row| row.count).sum();
     Ok(Thinned { stored: session.events_stored, thinned: session.thinned, refused, max_size: session.max_size })
-}
-
-fn print_schema(reader: &Reader) -> anyhow::Result<()> {
-    for view in schema::VIEWS {
-        let mut columns = Vec::new();
-        reader.query(&format!("PRAGMA table_info({view})"), &Limits::default(), |_, row| {
-            if let Some(Value::Text(name)) = row.get(1) {
-                columns.push(name.to_string());
-            }
-            ControlFlow::Continue(())
-        })?;
-        // A file of an earlier version does not have every view.
-        if !columns.is_empty() {
-            println!("{view}({})", columns.join(", "));
-        }
-    }
-    println!("\nbeside SQLite's own functions:");
-    for function in FUNCTIONS {
-        println!("{}: {}", function.call, function.gives);
-    }
-    Ok(())
 }
 
 /// The answer to a question as a table, and whether there was more than the limits allow.
