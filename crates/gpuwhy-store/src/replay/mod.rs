@@ -7,6 +7,7 @@
 
 mod contexts;
 mod cursors;
+mod memory;
 
 use crate::{Reader, Result};
 use contexts::Contexts;
