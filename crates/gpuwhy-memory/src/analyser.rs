@@ -5,7 +5,7 @@ use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
 use crate::facts::{Facts, SiteFact};
 use crate::gap::GapWatch;
 use crate::grid::Grid;
-use crate::leaks::{LineSeries, Verdict, judge};
+use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
 use crate::lines::{LineKey, Lines};
 use crate::oom::{BEFORE_NS, EndRecord, OomLog, OomRecord};
 use crate::report::{End, Growth, Leak, Oom, Report, Source, SpaceReport, StepsReport};
@@ -20,6 +20,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const OUT_OF_MEMORY: i32 = 2;
 /// Calls of a thread that may still turn out to be PyTorch's.
 const MOST_PENDING: usize = 64;
+/// Even growth over so many looks is certain.
+const EVEN_LOOKS: usize = 24;
 
 /// Plays a run's memory events and tells what they come to.
 pub struct Analyser {
@@ -243,45 +245,19 @@ impl Analyser {
 
     fn judge_all(&self, lines: &Lines, report: &mut Report) {
         for (key, space) in &self.spaces {
-            let looks = space.grid.at.len();
-            for (line, series) in series_by_line(space, lines, looks) {
+            for series in series_by_line(space, lines, space.grid.at.len()).into_values() {
                 match judge(&series.sum, &space.grid, space.peak.0) {
-                    Verdict::Leak(fit) => {
-                        let steps = self.steps.get(&key.pid).filter(|steps| steps.certainty != Certainty::None);
-                        let stride = space.grid.stride.max(1) as f64;
-                        let even = fit.even && fit.looks >= 24;
-                        let sure = if even { Certainty::High } else { Certainty::Medium };
-                        report.leaks.push(Leak {
-                            pid: key.pid,
-                            device: key.device(),
-                            line: lines.line(series.stack),
-                            function: lines.fact(series.stack).and_then(|fact| fact.function.clone()),
-                            stack_id: series.stack.map(u64::cast_signed),
-                            bytes_per_step: steps.map(|_| fit.per_look / stride),
-                            bytes_per_second: fit.per_second,
-                            pieces_per_step: steps.map(|_| fit.pieces_per_look / stride),
-                            piece_bytes: fit.piece_bytes,
-                            onset_ns: fit.onset_ns,
-                            onset_step: steps.map(|steps| steps.step_at(fit.onset_ns)),
-                            grown_bytes: fit.grown_bytes,
-                            looks: fit.looks as u64,
-                            looks_with_growth: fit.keeping as u64,
-                            out_of_memory_in_ns: None,
-                            out_of_memory_in_steps: None,
-                            certainty: steps.map_or(Certainty::Low, |steps| steps.certainty.min(sure)),
-                        });
-                    }
+                    Verdict::Leak(fit) => report.leaks.push(self.leak(*key, space, &series, &fit, lines)),
                     Verdict::Grew(kind, settled) => {
                         let at = settled.and_then(|look| space.grid.at.get(look)).copied();
-                        let steps = self.steps.get(&key.pid).filter(|steps| steps.certainty != Certainty::None);
                         report.growths.push(Growth {
                             pid: key.pid,
                             device: key.device(),
-                            line: if let LineKey::Line(line) = line { Some(line) } else { None },
+                            line: lines.line(series.stack),
                             kind,
                             bytes: series.sum.live.iter().copied().max().unwrap_or(0),
                             settled_ns: at,
-                            settled_step: at.and_then(|at| Some(steps?.step_at(at))),
+                            settled_step: at.and_then(|at| self.step_at(key.pid, at)),
                         });
                     }
                     Verdict::Fine => {}
@@ -291,6 +267,38 @@ impl Analyser {
         report.leaks.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
         report.growths.sort_by_key(|growth| std::cmp::Reverse(growth.bytes));
         self.foretell(&mut report.leaks);
+    }
+
+    /// The step a moment is in, where there are steps.
+    fn step_at(&self, pid: u32, at_ns: u64) -> Option<u64> {
+        let steps = self.steps.get(&pid).filter(|steps| steps.certainty != Certainty::None);
+        steps.map(|steps| steps.step_at(at_ns))
+    }
+
+    fn leak(&self, key: SpaceKey, space: &Space, series: &OneLine, fit: &LeakFit, lines: &Lines) -> Leak {
+        let certainty = self.steps.get(&key.pid).map_or(Certainty::None, |steps| steps.certainty);
+        let stride = space.grid.stride.max(1) as f64;
+        let per_step = |per_look: f64| (certainty != Certainty::None).then_some(per_look / stride);
+        let sure = if fit.even && fit.looks >= EVEN_LOOKS { Certainty::High } else { Certainty::Medium };
+        Leak {
+            pid: key.pid,
+            device: key.device(),
+            line: lines.line(series.stack),
+            function: lines.fact(series.stack).and_then(|fact| fact.function.clone()),
+            stack_id: series.stack.map(u64::cast_signed),
+            bytes_per_step: per_step(fit.per_look),
+            bytes_per_second: fit.per_second,
+            pieces_per_step: per_step(fit.pieces_per_look),
+            piece_bytes: fit.piece_bytes,
+            onset_ns: fit.onset_ns,
+            onset_step: self.step_at(key.pid, fit.onset_ns),
+            grown_bytes: fit.grown_bytes,
+            looks: fit.looks as u64,
+            looks_with_growth: fit.keeping as u64,
+            out_of_memory_in_ns: None,
+            out_of_memory_in_steps: None,
+            certainty: certainty.min(sure),
+        }
     }
 
     /// When memory runs out: what the device has left, and what PyTorch has and does not use, over all leaks' rates.
@@ -321,8 +329,8 @@ impl Analyser {
         let mut all = Vec::new();
         for (key, space) in &self.spaces {
             let end = self.steps.get(&key.pid).map_or(self.facts.to_ns, |steps| steps.active_ns.1);
-            let ended = self.ooms.ends.get(&key.pid).map_or(self.facts.to_ns, |end| end.at_ns.max(end.at_ns));
-            let mut timeline = space.timeline.clone().points(ended.min(self.facts.to_ns).max(end.min(self.facts.to_ns)));
+            let until = self.ooms.ends.get(&key.pid).map_or(self.facts.to_ns, |ended| ended.at_ns.max(end));
+            let mut timeline = space.timeline.clone().points(until.min(self.facts.to_ns));
             let mut next = timeline.iter().map(|point| point.at_ns).skip(1).collect::<Vec<_>>();
             next.push(self.facts.to_ns);
             for (point, to) in timeline.iter_mut().zip(next) {
@@ -360,10 +368,9 @@ impl Analyser {
         let space = self.spaces.get(&record.key);
         let recent = |at: u64| at <= record.at_ns && at + BEFORE_NS >= record.at_ns;
         let before = space.map(|space| space.timeline.clone().points(record.at_ns)).unwrap_or_default();
-        let steps = self.steps.get(&record.key.pid).filter(|steps| steps.certainty != Certainty::None);
         Oom {
             at_ns: record.at_ns,
-            step: steps.map(|steps| steps.step_at(record.at_ns)),
+            step: self.step_at(record.key.pid, record.at_ns),
             pid: record.key.pid,
             tid: record.tid,
             device: record.key.device(),

@@ -56,8 +56,10 @@ impl Facts {
 /// Where a stack stands, in words. Names are from the traced world: not safe to print as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiteFact {
-    /// The innermost line of the user's code, `train.py:138`.
+    /// The innermost line of the user's code as people say it, `train.py:138`.
     pub line: Option<String>,
+    /// The same with its whole path: what tells one line from another.
+    pub place: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
     /// The frames, innermost first, each `file:line function`.

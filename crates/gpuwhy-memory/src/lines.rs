@@ -17,7 +17,7 @@ pub(crate) struct Lines {
     facts: HashMap<u64, SiteFact>,
 }
 
-/// What makes a line: its text; of a stack without one, the stack itself.
+/// What makes a line: its whole path; of a stack without one, the stack itself.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LineKey {
     Line(String),
@@ -39,8 +39,9 @@ impl Lines {
     }
 
     pub(crate) fn key(&self, stack: Option<u64>) -> LineKey {
-        match (stack, self.line(stack)) {
-            (_, Some(line)) => LineKey::Line(line),
+        let fact = self.fact(stack);
+        match (stack, fact.and_then(|fact| fact.place.clone().or_else(|| fact.line.clone()))) {
+            (_, Some(place)) => LineKey::Line(place),
             (Some(stack), None) => LineKey::Stack(stack),
             (None, None) => LineKey::None,
         }

@@ -5,6 +5,7 @@
 mod cli;
 mod commands;
 mod explain;
+mod memory;
 mod output;
 mod profile;
 mod thinned;

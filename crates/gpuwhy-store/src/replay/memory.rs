@@ -4,6 +4,7 @@
 use super::contexts::Contexts;
 use super::cursors::{Calls, END, Front, Tensors};
 use super::{Span, cursors};
+use crate::facts::unsigned;
 use crate::{Reader, Result};
 use gpuwhy_model::{Event, MemoryEvent};
 use rusqlite::Connection;
@@ -23,6 +24,30 @@ impl Reader {
         let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let span = Span { from: bound(from_ns), to: to_ns.map_or(i64::MAX, bound) };
         play(&self.db, span, each).map_err(|source| self.error(source))
+    }
+}
+
+/// A time in which some of what is about memory was let go to stay within the budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LetGo {
+    /// When it began, nanoseconds since the run did.
+    pub at_ns: u64,
+    /// What was let go.
+    pub op: Option<String>,
+    /// `detach`: calls or reports are missing from then on; `sample`: the allocator's reports have no stacks.
+    pub action: String,
+}
+
+impl Reader {
+    /// What was let go of calls that allocate and free, and of the allocator's reports.
+    pub fn memory_let_go(&self) -> Result<Vec<LetGo>> {
+        let known = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'governor_'", [], |_| Ok(()))?;
+        if known.is_empty() {
+            return Ok(Vec::new());
+        }
+        let sql = "SELECT g.at, o.name, g.action FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op
+            WHERE g.action = 'sample' OR (g.action = 'detach' AND o.class IN ('tensor', 'alloc', 'free')) ORDER BY g.at";
+        self.rows(sql, [], |row| Ok(LetGo { at_ns: unsigned(row, 0)?, op: row.get(1)?, action: row.get(2)? }))
     }
 }
 

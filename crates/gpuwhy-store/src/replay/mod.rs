@@ -16,6 +16,8 @@ use gpuwhy_model::Event;
 use rusqlite::Connection;
 use std::ops::ControlFlow;
 
+pub use memory::LetGo;
+
 impl Reader {
     /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, until that breaks off. Times
     /// are nanoseconds since the run began. Returns how many were handed over: rows, whatever their weight.

@@ -5,6 +5,7 @@ mod check;
 mod demo;
 mod explain;
 mod hold;
+mod memory;
 mod per_process;
 mod profile;
 mod query;
@@ -16,17 +17,24 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
-    if matches!(command, Command::Explain(_) | Command::Stacks(_) | Command::Query(_) | Command::Profile(_)) {
+    if reads_only(&command) {
         crate::trace::privileges::renounce()?;
     }
     match command {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Hold(args) => hold::run(&args),
     }
+}
+
+/// Commands that look at files, for which nobody needs root's rights.
+fn reads_only(command: &Command) -> bool {
+    let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
+    explains || matches!(command, Command::Query(_) | Command::Profile(_))
 }

@@ -61,7 +61,7 @@ pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained>
 }
 
 /// The asked-for part, ns since the run began.
-fn span(part: &Part, duration_ns: u64) -> anyhow::Result<(u64, u64)> {
+pub(crate) fn span(part: &Part, duration_ns: u64) -> anyhow::Result<(u64, u64)> {
     let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
     let to = part.to.map_or(duration_ns, |to| ns(to).min(duration_ns));
     let from = match part.since {
