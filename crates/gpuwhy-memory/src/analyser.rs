@@ -67,8 +67,12 @@ impl Analyser {
     }
 
     fn driver(&mut self, pid: u32) -> &mut DriverSide {
-        let (from, to) = (self.facts.from_ns, self.facts.to_ns);
-        self.drivers.entry(pid).or_insert_with(|| DriverSide::new(from, to))
+        let asked_from = self.facts.from_ns;
+        let (mut from, mut to) = (asked_from, self.facts.to_ns);
+        if let Some(steps) = self.steps.get(&pid).filter(|steps| steps.active_ns.1 > steps.active_ns.0) {
+            (from, to) = (from.max(steps.active_ns.0), to.min(steps.active_ns.1));
+        }
+        self.drivers.entry(pid).or_insert_with(|| DriverSide::new(asked_from, from, to))
     }
 
     fn has_torch(&self, pid: u32) -> bool {

@@ -9,7 +9,7 @@ use crate::report::LatencyWindow;
 use gpuwhy_model::{Call, Class, Histogram};
 use std::collections::HashMap;
 
-/// Parts of the span in which latency is looked at.
+/// Parts of a process's work in which latency is looked at.
 pub(crate) const WINDOWS: usize = 10;
 /// The first of them that are after the start.
 pub(crate) const LATE: usize = 2;
@@ -87,6 +87,8 @@ pub(crate) enum Freed {
 /// The driver's side of one process.
 #[derive(Debug)]
 pub(crate) struct DriverSide {
+    /// What happened before is not asked about: only what it left is.
+    asked_from_ns: u64,
     from_ns: u64,
     width_ns: u64,
     taken: HashMap<u64, Taken>,
@@ -98,8 +100,10 @@ pub(crate) struct DriverSide {
 }
 
 impl DriverSide {
-    pub(crate) fn new(from_ns: u64, to_ns: u64) -> Self {
+    /// Of a process that works from the second moment to the third; what it does is asked about from the first on.
+    pub(crate) fn new(asked_from_ns: u64, from_ns: u64, to_ns: u64) -> Self {
         Self {
+            asked_from_ns,
             from_ns,
             width_ns: (to_ns.saturating_sub(from_ns) / WINDOWS as u64).max(1),
             taken: HashMap::new(),
@@ -110,8 +114,12 @@ impl DriverSide {
         }
     }
 
+    /// The part of the process's work that a moment is in; what comes before it is in the first.
     fn window(&mut self, at_ns: u64) -> Option<&mut Window> {
-        let part = at_ns.checked_sub(self.from_ns)? / self.width_ns;
+        if at_ns < self.asked_from_ns {
+            return None;
+        }
+        let part = at_ns.saturating_sub(self.from_ns) / self.width_ns;
         self.windows.get_mut(usize::try_from(part).unwrap_or(WINDOWS).min(WINDOWS - 1))
     }
 
@@ -155,6 +163,9 @@ impl DriverSide {
         let failing = self.failing.contains(&call.tid);
         let sums = self.devices.entry(device).or_default();
         sums.given_since = sums.given_since.saturating_add(taken.bytes);
+        if call.start_ns < self.asked_from_ns {
+            return Freed::Segment { device, bytes: taken.bytes };
+        }
         sums.outstanding = sums.outstanding.saturating_add(taken.bytes);
         sums.churn_ns += call.duration_ns;
         let by = (!failing).then(|| sums.returned_by.entry(call.stack).or_default());
@@ -183,6 +194,9 @@ impl DriverSide {
                 self.pending.remove(place);
                 if let Some(taken) = self.taken.get_mut(&one.pointer) {
                     (taken.torch, taken.device) = (true, Some(device));
+                }
+                if one.at_ns < self.asked_from_ns {
+                    continue;
                 }
                 sums.segments += 1;
                 sums.segment_bytes = sums.segment_bytes.saturating_add(one.bytes);
@@ -228,6 +242,11 @@ impl DriverSide {
             total_ns: window.alloc_ns,
         };
         self.windows.iter().enumerate().map(told).collect()
+    }
+
+    /// How long the process works after its start.
+    pub(crate) fn late_span_ns(&self) -> u64 {
+        self.width_ns * (WINDOWS - LATE) as u64
     }
 
     /// Time in calls that allocate and free, all of it; after the start, the allocations and the time.

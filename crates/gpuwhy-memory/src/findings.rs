@@ -13,6 +13,8 @@ const UNUSED_BYTES: u64 = 64 << 20;
 const UNUSED_PART: f64 = 0.2;
 /// Time in the driver's calls that is told: the part of the time after the start.
 const DRIVER_PART: f64 = 0.01;
+/// And no less than this, ns.
+const DRIVER_NS: u64 = 10_000_000;
 /// By this factor calls must have become slower.
 const SLOWER: f64 = 2.0;
 /// Calls that a window needs for that.
@@ -29,7 +31,7 @@ pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding>
     let mut found: Vec<Finding> = report.leaks.iter().map(|leak| of_leak(leak, report, facts, lines)).collect();
     found.extend(report.ooms.last().map(|oom| of_oom(oom, report, facts)));
     found.extend(report.fragmentation.iter().filter_map(|one| of_fragmentation(one, report, facts)));
-    found.extend(report.fragmentation.iter().filter_map(|one| of_latency(one, report, facts)));
+    found.extend(report.fragmentation.iter().filter_map(|one| of_latency(one, facts)));
     found.extend(report.gaps.iter().filter_map(of_gap));
     found.extend(report.gaps.iter().filter_map(|gap| of_risk(gap, report)));
     Finding::sort(&mut found);
@@ -76,12 +78,14 @@ fn of_leak(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines) -> Findin
     let stack = leak.stack_id.map(|id| format!("SELECT timestamp, bytes FROM allocations WHERE stack_id = {id}"));
     let pieces = match leak.pieces_per_step {
         Some(each) if each >= 0.95 => {
-            format!("keeps {} tensor(s) of {} from every step", each.round(), units::bytes(leak.piece_bytes))
+            let (many, size) = (each.round() as u64, units::bytes(leak.piece_bytes));
+            let what = if many == 1 { format!("one piece of {size}") } else { format!("{many} pieces of about {size}") };
+            format!("keeps {what} from every step")
         }
         Some(each) if each > 0.0 => {
-            format!("keeps a tensor of {} about every {:.0} steps", units::bytes(leak.piece_bytes), 1.0 / each)
+            format!("keeps a piece of {} about every {:.0} steps", units::bytes(leak.piece_bytes), 1.0 / each)
         }
-        _ => format!("keeps tensors of {}", units::bytes(leak.piece_bytes)),
+        _ => format!("keeps pieces of {}", units::bytes(leak.piece_bytes)),
     };
     let grown = units::bytes(leak.grown_bytes);
     let state = format!("{} of {} looks kept some", leak.looks_with_growth, leak.looks);
@@ -193,8 +197,8 @@ fn held_link(holder: &Holder, of: u64) -> Link {
 fn of_fragmentation(one: &Fragmentation, report: &Report, facts: &Facts) -> Option<Finding> {
     let unused = one.peak_reserved.saturating_sub(one.allocated_then);
     let stuck = unused >= UNUSED_BYTES && unused as f64 >= UNUSED_PART * one.peak_reserved as f64;
-    let late = report.to_ns.saturating_sub(report.from_ns);
-    let churns = one.retaken_bytes > 0 && one.churn_ns as f64 >= DRIVER_PART * late as f64;
+    let late = one.late_span_ns;
+    let churns = one.retaken_bytes > 0 && one.churn_ns >= DRIVER_NS && one.churn_ns as f64 >= DRIVER_PART * late as f64;
     if !stuck && !churns {
         return None;
     }
@@ -242,16 +246,18 @@ fn of_fragmentation(one: &Fragmentation, report: &Report, facts: &Facts) -> Opti
     })
 }
 
-fn of_latency(one: &Fragmentation, report: &Report, facts: &Facts) -> Option<Finding> {
-    let late = report.to_ns.saturating_sub(report.from_ns) / 5 * 4;
+fn of_latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
+    let late = one.late_span_ns;
+    // What goes back and forth is told as fragmentation.
+    let lost = one.late_ns.saturating_sub(one.churn_ns);
     let busy: Vec<_> = one.latency.iter().filter(|window| window.calls >= FEWEST_CALLS).collect();
     let (first, last) = (busy.first()?, busy.last()?);
     let slower = last.at_ns > first.at_ns && last.p50_ns as f64 >= SLOWER * first.p50_ns.max(1) as f64;
-    let costs = late > 0 && one.late_ns as f64 >= DRIVER_PART * late as f64;
+    let costs = lost >= DRIVER_NS && lost as f64 >= DRIVER_PART * late as f64;
     if !costs {
         return None;
     }
-    let share = one.late_ns as f64 / late as f64;
+    let share = lost as f64 / late.max(1) as f64;
     let by = one.past_allocator.first().or(one.returned_by.first());
     let line = by.and_then(|by| by.line.clone());
     let name = line.clone().unwrap_or_else(|| NO_LINE.to_owned());
@@ -268,10 +274,10 @@ fn of_latency(one: &Fragmentation, report: &Report, facts: &Facts) -> Option<Fin
         severity,
         title: format!(
             "{} in calls that allocate and free GPU memory{}",
-            units::time(one.late_ns),
+            units::time(lost),
             if slower { ", which become slower" } else { "" }
         ),
-        lost_ns: one.late_ns,
+        lost_ns: lost,
         lost_bytes: 0,
         share: share.min(1.0),
         pid: Some(one.pid),
@@ -282,7 +288,7 @@ fn of_latency(one: &Fragmentation, report: &Report, facts: &Facts) -> Option<Fin
             what: format!("asks the driver for memory {} times after its start", units::count(one.late_allocs)),
             line: line.clone(),
             state: trend.clone(),
-            ns: one.late_ns,
+            ns: lost,
             evidence: Some("SELECT second, op, calls, total_ns, max_ns FROM seconds WHERE op IN ('cudaMalloc', 'cudaFree')".into()),
         }],
         root_cause: RootCause {

@@ -35,6 +35,7 @@ pub(crate) fn accounts(
             if let Some(driver) = times.take() {
                 one.latency = driver.latency();
                 (one.driver_ns, one.late_allocs, one.late_ns) = driver.sums();
+                one.late_span_ns = driver.late_span_ns();
             }
             all.push(one);
         }

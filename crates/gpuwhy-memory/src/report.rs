@@ -260,11 +260,13 @@ pub struct Fragmentation {
     pub returned_by: Vec<Holder>,
     /// Allocations from the driver past PyTorch's allocator, by line.
     pub past_allocator: Vec<Holder>,
-    /// Calls that allocate, in ten parts of the span.
+    /// Calls that allocate, in ten parts of the process's work; told once, with its first device.
     pub latency: Vec<LatencyWindow>,
     /// Time in calls that allocate or free.
     pub driver_ns: u64,
-    /// After the first fifth of the span: how often memory was taken from the driver.
+    /// After the first fifth of its work: for how long.
+    pub late_span_ns: u64,
+    /// How often memory was taken from the driver then.
     pub late_allocs: u64,
     /// And the time in those calls and in frees.
     pub late_ns: u64,

@@ -27,7 +27,10 @@ import signal
 import sys
 import time
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "site-packages"))
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+os.environ.setdefault("SIMGPU_LIB", FOLDER)
+# Packages are not the program's own code, and so are not where its lines are.
+sys.path.insert(0, os.path.join(FOLDER, "site-packages"))
 
 import simtorch  # noqa: E402
 

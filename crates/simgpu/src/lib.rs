@@ -61,6 +61,7 @@ const FILES: &[(&str, &[u8], u32)] = &[
     ("trouble_host.py", include_bytes!("../py/trouble_host.py"), 0o644),
     ("trouble_options.py", include_bytes!("../py/trouble_options.py"), 0o644),
     ("memjob.py", include_bytes!("../py/memjob.py"), 0o755),
+    ("site-packages/simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
     ("site-packages/simtorch.py", include_bytes!("../py/site-packages/simtorch.py"), 0o644),
     ("bystander.py", include_bytes!("../py/bystander.py"), 0o755),
 ];
