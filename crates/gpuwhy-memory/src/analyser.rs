@@ -22,6 +22,9 @@ const OUT_OF_MEMORY: i32 = 2;
 const MOST_PENDING: usize = 64;
 /// Even growth over so many looks is certain.
 const EVEN_LOOKS: usize = 24;
+/// A process at work frees one of so many allocations at least, or launches so much in a step.
+const FREED_PART: u64 = 4;
+const WORK_LAUNCHES: u64 = 4;
 
 /// Plays a run's memory events and tells what they come to.
 pub struct Analyser {
@@ -37,11 +40,11 @@ impl Analyser {
     /// With what the first pass found.
     pub fn new(facts: Facts, steps: BTreeMap<u32, ProcessSteps>) -> Self {
         Self {
+            gap: GapWatch::new(&facts),
             facts,
             steps,
             spaces: BTreeMap::new(),
             drivers: BTreeMap::new(),
-            gap: GapWatch::default(),
             ooms: OomLog::default(),
         }
     }
@@ -126,7 +129,8 @@ impl Analyser {
             Some(_) => self.give(call),
             None => {
                 // Work for the GPU: what the thread took before was not for PyTorch's allocator.
-                let works = call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
+                let works =
+                    call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
                 if works && let Some(driver) = self.drivers.get_mut(&call.pid) {
                     let direct = driver.settle(call.tid);
                     self.take_direct(call.pid, direct);
@@ -248,7 +252,7 @@ impl Analyser {
     }
 
     fn judge_all(&self, lines: &Lines, report: &mut Report) {
-        for (key, space) in &self.spaces {
+        for (key, space) in self.spaces.iter().filter(|(key, space)| self.works(**key, space)) {
             for series in series_by_line(space, lines, space.grid.at.len()).into_values() {
                 match judge(&series.sum, &space.grid, space.peak.0) {
                     Verdict::Leak(fit) => report.leaks.push(self.leak(*key, space, &series, &fit, lines)),
@@ -271,6 +275,14 @@ impl Analyser {
         report.leaks.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
         report.growths.sort_by_key(|growth| std::cmp::Reverse(growth.bytes));
         self.foretell(&mut report.leaks);
+    }
+
+    /// Whether the process works, and does not just load: it frees some of what it allocates, or launches much in a step.
+    /// All that is loaded stays, piece after piece, and leaks nothing.
+    fn works(&self, key: SpaceKey, space: &Space) -> bool {
+        let (allocs, frees) = space.between_looks;
+        let launches = self.steps.get(&key.pid).map_or(0, |steps| steps.launches);
+        frees.saturating_mul(FREED_PART) >= allocs || launches >= WORK_LAUNCHES
     }
 
     /// The step a moment is in, where there are steps.
@@ -314,7 +326,7 @@ impl Analyser {
         for leak in leaks {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
-            let (Some(used), Some(total)) = self.gap.used_at(&self.facts, *key, self.facts.to_ns) else { continue };
+            let (Some(used), Some(total)) = self.gap.used_at(*key, self.facts.to_ns) else { continue };
             let cached = space.peak_reserved.0.max(space.reserved).saturating_sub(space.peak.0);
             let left = total.saturating_sub(used).saturating_add(cached) as f64;
             let rate = rates.get(&(leak.pid, leak.device)).copied().unwrap_or(0.0);
@@ -338,7 +350,7 @@ impl Analyser {
             let mut next = timeline.iter().map(|point| point.at_ns).skip(1).collect::<Vec<_>>();
             next.push(self.facts.to_ns);
             for (point, to) in timeline.iter_mut().zip(next) {
-                point.device_used = self.gap.most_used(&self.facts, *key, point.at_ns, to);
+                point.device_used = self.gap.most_used(*key, point.at_ns, to);
             }
             let at_peak = space.sites.iter().map(|site| (site.stack, site.peak_bytes, site.peak_count));
             let now = space.held();
@@ -367,7 +379,7 @@ impl Analyser {
     }
 
     fn oom_told(&self, record: &OomRecord, lines: &Lines) -> Oom {
-        let (device_used, device_total) = self.gap.used_at(&self.facts, record.key, record.at_ns);
+        let (device_used, device_total) = self.gap.used_at(record.key, record.at_ns);
         let fact = lines.fact(record.stack);
         let space = self.spaces.get(&record.key);
         let recent = |at: u64| at <= record.at_ns && at + BEFORE_NS >= record.at_ns;

@@ -128,7 +128,7 @@ impl DriverSide {
         if let Some(window) = self.window(call.start_ns) {
             window.latency.record(call.duration_ns);
             window.allocs += 1;
-            window.alloc_ns += call.duration_ns;
+            window.alloc_ns = window.alloc_ns.saturating_add(call.duration_ns);
         }
         if call.ret != 0 || call.flags.unfinished {
             if !self.failing.contains(&call.tid) {
@@ -152,7 +152,7 @@ impl DriverSide {
     /// A call that frees.
     pub(crate) fn free(&mut self, call: &Call) -> Freed {
         if let Some(window) = self.window(call.start_ns) {
-            window.free_ns += call.duration_ns;
+            window.free_ns = window.free_ns.saturating_add(call.duration_ns);
         }
         let Some(taken) = call.arg1.and_then(|pointer| self.taken.remove(&pointer)) else { return Freed::Unknown };
         self.pending.retain(|pending| Some(pending.pointer) != call.arg1);
@@ -167,7 +167,7 @@ impl DriverSide {
             return Freed::Segment { device, bytes: taken.bytes };
         }
         sums.outstanding = sums.outstanding.saturating_add(taken.bytes);
-        sums.churn_ns += call.duration_ns;
+        sums.churn_ns = sums.churn_ns.saturating_add(call.duration_ns);
         let by = (!failing).then(|| sums.returned_by.entry(call.stack).or_default());
         for returned in by.into_iter().chain([&mut sums.returned]) {
             returned.bytes = returned.bytes.saturating_add(taken.bytes);
@@ -204,7 +204,7 @@ impl DriverSide {
                 if again > 0 {
                     sums.outstanding -= again;
                     sums.retaken_bytes = sums.retaken_bytes.saturating_add(again);
-                    sums.churn_ns += one.took_ns;
+                    sums.churn_ns = sums.churn_ns.saturating_add(one.took_ns);
                 }
             }
         }
@@ -251,8 +251,10 @@ impl DriverSide {
 
     /// Time in calls that allocate and free, all of it; after the start, the allocations and the time.
     pub(crate) fn sums(&self) -> (u64, u64, u64) {
-        let ns = |window: &Window| window.alloc_ns + window.free_ns;
+        let ns = |windows: &[Window]| {
+            windows.iter().fold(0_u64, |sum, window| sum.saturating_add(window.alloc_ns).saturating_add(window.free_ns))
+        };
         let late = &self.windows[LATE..];
-        (self.windows.iter().map(ns).sum(), late.iter().map(|w| w.allocs).sum(), late.iter().map(ns).sum())
+        (ns(&self.windows), late.iter().map(|window| window.allocs).sum(), ns(late))
     }
 }

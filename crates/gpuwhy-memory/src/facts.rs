@@ -22,8 +22,6 @@ pub struct Facts {
     pub to_ns: u64,
     /// Only these processes; empty for all.
     pub only: Vec<u32>,
-    /// Whether gpuwhy started the job: then nothing was allocated before it looked.
-    pub started: bool,
     /// The traced processes, by their ids.
     pub processes: BTreeMap<u32, ProcessFact>,
     /// GPUs, second by second, by NVML; in the order of time.

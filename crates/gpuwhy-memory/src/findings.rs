@@ -79,7 +79,8 @@ fn of_leak(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines) -> Findin
     let pieces = match leak.pieces_per_step {
         Some(each) if each >= 0.95 => {
             let (many, size) = (each.round() as u64, units::bytes(leak.piece_bytes));
-            let what = if many == 1 { format!("one piece of {size}") } else { format!("{many} pieces of about {size}") };
+            let what =
+                if many == 1 { format!("one piece of {size}") } else { format!("{many} pieces of about {size}") };
             format!("keeps {what} from every step")
         }
         Some(each) if each > 0.0 => {
@@ -100,7 +101,13 @@ fn of_leak(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines) -> Findin
         pid: Some(leak.pid),
         tid: None,
         chain: vec![
-            memory_link(who(facts, leak.pid, leak.device), format!("holds {grown} more since {onset}"), None, state, None),
+            memory_link(
+                who(facts, leak.pid, leak.device),
+                format!("holds {grown} more since {onset}"),
+                None,
+                state,
+                None,
+            ),
             memory_link(line.clone(), pieces.clone(), None, "allocated, never freed".into(), stack),
         ],
         root_cause: RootCause {
@@ -123,7 +130,9 @@ fn sure(leak: &Leak) -> (Confidence, String) {
         Certainty::High => (Confidence::High, looks),
         Certainty::Medium => (Confidence::Medium, format!("{looks}; there are few steps, or they are uneven")),
         Certainty::Low => (Confidence::Medium, format!("{looks}; steps are not certain")),
-        Certainty::None => (Confidence::Low, format!("{looks}; no steps were found, so a cache that fills looks the same")),
+        Certainty::None => {
+            (Confidence::Low, format!("{looks}; no steps were found, so a cache that fills looks the same"))
+        }
     }
 }
 
@@ -135,9 +144,13 @@ fn of_oom(oom: &Oom, report: &Report, facts: &Facts) -> Finding {
     let (kind, cause_line, detail) = match leak {
         Some(leak) => {
             let by = leak.line.clone().unwrap_or_else(|| NO_LINE.to_owned());
-            ("leak", leak.line.clone(), format!("{by} leaks {}: it held {}", rate(leak), units::bytes(leak.grown_bytes)))
+            (
+                "leak",
+                leak.line.clone(),
+                format!("{by} leaks {}: it held {}", rate(leak), units::bytes(leak.grown_bytes)),
+            )
         }
-        None if unused >= oom.asked && oom.asked > 0 => {
+        None if fixes::is_scattered(oom) => {
             let detail = format!("{} were reserved and free, but not {asked} in one piece", units::bytes(unused));
             ("fragmentation", oom.line.clone(), detail)
         }
@@ -203,9 +216,8 @@ fn of_fragmentation(one: &Fragmentation, report: &Report, facts: &Facts) -> Opti
         return None;
     }
     let (bytes, reserved) = (units::bytes(unused), units::bytes(one.peak_reserved));
-    let ran_out = report.ooms.iter().any(|oom| {
-        oom.pid == one.pid && oom.device == one.device && oom.reserved.saturating_sub(oom.allocated) >= oom.asked
-    });
+    let ran_out =
+        report.ooms.iter().any(|oom| oom.pid == one.pid && oom.device == one.device && fixes::is_scattered(oom));
     let by = one.returned_by.first();
     let (title, cause, detail) = if churns {
         let line = by.and_then(|by| by.line.clone()).unwrap_or_else(|| NO_LINE.to_owned());
@@ -230,7 +242,13 @@ fn of_fragmentation(one: &Fragmentation, report: &Report, facts: &Facts) -> Opti
         share: if late == 0 { 0.0 } else { (one.churn_ns as f64 / late as f64).min(1.0) },
         pid: Some(one.pid),
         tid: None,
-        chain: vec![memory_link(who(facts, one.pid, one.device), format!("left {share} of {reserved} unused"), None, state, None)],
+        chain: vec![memory_link(
+            who(facts, one.pid, one.device),
+            format!("left {share} of {reserved} unused"),
+            None,
+            state,
+            None,
+        )],
         root_cause: RootCause {
             kind: cause.into(),
             pid: Some(one.pid),
@@ -241,8 +259,8 @@ fn of_fragmentation(one: &Fragmentation, report: &Report, facts: &Facts) -> Opti
         effect: vec![format!("{} in calls that allocate and free", units::time(one.driver_ns))],
         fixes: fixes::fragmentation(one),
         confidence: if churns { Confidence::High } else { Confidence::Medium },
-        confidence_reason: "reserved and allocated are PyTorch's own figures; which free blocks fit which request is not seen"
-            .into(),
+        confidence_reason:
+            "reserved and allocated are PyTorch's own figures; which free blocks fit which request is not seen".into(),
     })
 }
 
@@ -268,7 +286,13 @@ fn of_latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
         units::time(first.p99_ns),
         units::time(last.p99_ns)
     );
-    let severity = if share >= 0.1 { Severity::High } else if share >= 0.03 { Severity::Medium } else { Severity::Low };
+    let severity = if share >= 0.1 {
+        Severity::High
+    } else if share >= 0.03 {
+        Severity::Medium
+    } else {
+        Severity::Low
+    };
     Some(Finding {
         kind: "alloc_latency".into(),
         severity,
@@ -289,7 +313,9 @@ fn of_latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
             line: line.clone(),
             state: trend.clone(),
             ns: lost,
-            evidence: Some("SELECT second, op, calls, total_ns, max_ns FROM seconds WHERE op IN ('cudaMalloc', 'cudaFree')".into()),
+            evidence: Some(
+                "SELECT second, op, calls, total_ns, max_ns FROM seconds WHERE op IN ('cudaMalloc', 'cudaFree')".into(),
+            ),
         }],
         root_cause: RootCause {
             kind: "driver_allocations".into(),
@@ -361,7 +387,8 @@ fn of_gap(gap: &Gap) -> Option<Finding> {
         effect: vec![format!("that memory is not there for tensors ({trend})")],
         fixes: fixes::hidden(gap),
         confidence: Confidence::Medium,
-        confidence_reason: "the driver's figure of the whole device, once a second, less what was seen being taken".into(),
+        confidence_reason: "the driver's figure of the whole device, once a second, less what was seen being taken"
+            .into(),
     })
 }
 

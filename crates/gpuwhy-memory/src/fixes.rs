@@ -7,6 +7,8 @@ use gpuwhy_model::{Fix, units};
 
 /// PyTorch gives a number as much as this.
 const SCALAR: u64 = 512;
+/// A twentieth of what is reserved is left over in any job.
+const LEFT_OVER: u64 = 20;
 
 fn fix(text: String, saves_bytes: u64) -> Fix {
     Fix { text, saves_ns: 0, saves_bytes }
@@ -19,7 +21,9 @@ pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
     let has = |words: &[&str]| words.iter().any(|word| source.contains(word));
     let mut fixes = Vec::new();
     let text = if has(&["retain_graph=True", "create_graph=True"]) {
-        format!("{line}: do not retain the graph between steps (retain_graph, create_graph), or free what holds its result")
+        format!(
+            "{line}: do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"
+        )
     } else if has(&["detach(", ".clone("]) {
         format!(
             "{line}: a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
@@ -28,7 +32,9 @@ pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
     } else if leak.piece_bytes <= SCALAR || has(&["loss"]) {
         format!("{line}: keep loss.item() instead of the tensor, which holds GPU memory and its whole graph")
     } else if has(&[".append(", ".extend(", "+=", "] ="]) {
-        format!("{line}: what is kept in a list or dict stays on the GPU; keep .item() scalars or .detach().cpu(), or clear it")
+        format!(
+            "{line}: what is kept in a list or dict stays on the GPU; keep .item() scalars or .detach().cpu(), or clear it"
+        )
     } else if has(&["cudaMalloc", "malloc("]) {
         format!("{line}: free what it allocates before the next step")
     } else {
@@ -44,6 +50,12 @@ pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
     fixes
 }
 
+/// Whether enough was reserved and free, and more than what is left over anywhere.
+pub(crate) fn is_scattered(oom: &Oom) -> bool {
+    let unused = oom.reserved.saturating_sub(oom.allocated);
+    oom.asked > 0 && unused >= oom.asked && unused >= oom.reserved / LEFT_OVER
+}
+
 /// What to do when memory ran out.
 pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     let mut fixes = Vec::new();
@@ -53,11 +65,12 @@ pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
         fixes.push(fix(format!("stop the leak at {line} (see memory_leak)"), leak.grown_bytes));
     }
     let unused = oom.reserved.saturating_sub(oom.allocated);
-    if unused >= oom.asked && oom.asked > 0 {
-        let text = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: enough memory was reserved, but not in one piece";
+    if is_scattered(oom) {
+        let text =
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: enough memory was reserved, but not in one piece";
         fixes.push(fix(text.to_owned(), unused));
     }
-    if let Some(most) = oom.live.first().filter(|most| most.bytes > oom.allocated / 4) {
+    if let Some(most) = oom.live.first().filter(|most| fixes.is_empty() && most.bytes > oom.allocated / 4) {
         let line = most.line.as_deref().unwrap_or("code without a Python line");
         fixes.push(fix(
             format!("most is held by {line}: a smaller batch, gradient checkpointing or lower precision there"),
@@ -77,11 +90,13 @@ pub(crate) fn fragmentation(one: &Fragmentation) -> Vec<Fix> {
         && let Some(by) = one.returned_by.first()
     {
         let line = by.line.as_deref().unwrap_or("the code that does");
-        let text = format!("do not call torch.cuda.empty_cache() at {line} in every step: what it gives back is taken again");
+        let text =
+            format!("do not call torch.cuda.empty_cache() at {line} in every step: what it gives back is taken again");
         fixes.push(Fix { text, saves_ns: one.churn_ns, saves_bytes: 0 });
     }
     let unused = one.peak_reserved.saturating_sub(one.allocated_then);
-    let text = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that segments can grow instead of being left over";
+    let text =
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that segments can grow instead of being left over";
     fixes.push(fix(text.to_owned(), unused));
     fixes.push(fix("pad batches to few sizes: every new size takes segments that others do not fit in".to_owned(), 0));
     fixes
@@ -97,7 +112,8 @@ pub(crate) fn latency(one: &Fragmentation) -> Vec<Fix> {
             saves_bytes: 0,
         });
     }
-    let text = "let PyTorch's allocator keep what it has (no empty_cache(), few sizes): it then need not ask the driver";
+    let text =
+        "let PyTorch's allocator keep what it has (no empty_cache(), few sizes): it then need not ask the driver";
     fixes.push(Fix { text: text.to_owned(), saves_ns: if fixes.is_empty() { one.late_ns } else { 0 }, saves_bytes: 0 });
     fixes
 }
@@ -115,7 +131,8 @@ pub(crate) fn hidden(gap: &Gap) -> Vec<Fix> {
         0,
     ));
     fixes.push(fix(
-        "libraries: CUBLAS_WORKSPACE_CONFIG=:4096:2 and NCCL_BUFFSIZE bound what cuBLAS and NCCL take beside PyTorch".to_owned(),
+        "libraries: CUBLAS_WORKSPACE_CONFIG=:4096:2 and NCCL_BUFFSIZE bound what cuBLAS and NCCL take beside PyTorch"
+            .to_owned(),
         0,
     ));
     fixes

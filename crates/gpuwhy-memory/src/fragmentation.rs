@@ -51,7 +51,8 @@ fn account(torch: Option<&Space>, direct: Option<&Space>, lines: &Lines) -> Frag
         one.cached = space.reserved.saturating_sub(space.allocated);
     }
     if let Some(space) = direct {
-        let held = |site: &crate::space::Site| (site.stack, site.peak_bytes.max(site.bytes), site.peak_count.max(site.count));
+        let held =
+            |site: &crate::space::Site| (site.stack, site.peak_bytes.max(site.bytes), site.peak_count.max(site.count));
         one.past_allocator = lines.holders(space.sites.iter().map(held));
     }
     one

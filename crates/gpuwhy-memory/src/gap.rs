@@ -40,28 +40,34 @@ struct Watched {
 }
 
 /// Follows what NVML says, beside what the job takes.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct GapWatch {
     next: usize,
+    gpu_of: GpuOf,
     gpus: BTreeMap<u32, Watched>,
 }
 
 impl GapWatch {
+    pub(crate) fn new(facts: &Facts) -> Self {
+        Self { next: 0, gpu_of: GpuOf::new(facts), gpus: BTreeMap::new() }
+    }
+
     /// Takes the looks before a moment.
     pub(crate) fn advance(&mut self, before_ns: u64, facts: &Facts, spaces: &BTreeMap<SpaceKey, Space>) {
         while let Some(sample) = facts.gpu_seconds.get(self.next).filter(|sample| sample.at_ns < before_ns) {
             self.next += 1;
             let Some(used) = sample.memory_used else { continue };
-            let watched = self.gpus.entry(sample.gpu).or_default();
+            let (watched, gpu_of) = (self.gpus.entry(sample.gpu).or_default(), &self.gpu_of);
             watched.total = sample.memory_total.or(watched.total);
             let sum = |source: Source| {
-                let on = |key: &SpaceKey| key.source == source && gpu_of(facts, *key) == Some(sample.gpu);
+                let on = |key: &SpaceKey| key.source == source && gpu_of.get(*key) == Some(sample.gpu);
                 spaces.iter().filter(|(key, _)| on(key)).map(|(_, space)| space.reserved).sum()
             };
             let mut others = 0;
             for other in others_at(facts, sample.gpu, sample.at_ns) {
                 others += other.bytes;
-                let known = watched.others.entry(other.pid).or_insert_with(|| OtherProcess { bytes: 0, ..other.clone() });
+                let known =
+                    watched.others.entry(other.pid).or_insert_with(|| OtherProcess { bytes: 0, ..other.clone() });
                 known.bytes = known.bytes.max(other.bytes);
             }
             let (reserved, direct) = (sum(Source::Torch), sum(Source::Driver));
@@ -70,15 +76,15 @@ impl GapWatch {
     }
 
     /// What a device's GPU said last before a moment: used, and its size.
-    pub(crate) fn used_at(&self, facts: &Facts, key: SpaceKey, at_ns: u64) -> (Option<u64>, Option<u64>) {
-        let Some(watched) = gpu_of(facts, key).and_then(|gpu| self.gpus.get(&gpu)) else { return (None, None) };
+    pub(crate) fn used_at(&self, key: SpaceKey, at_ns: u64) -> (Option<u64>, Option<u64>) {
+        let Some(watched) = self.gpu_of.get(key).and_then(|gpu| self.gpus.get(&gpu)) else { return (None, None) };
         let place = watched.looks.partition_point(|look| look.at_ns <= at_ns);
         (place.checked_sub(1).and_then(|last| watched.looks.get(last)).map(|look| look.used), watched.total)
     }
 
     /// The most any look found used in a part of time, on a device's GPU.
-    pub(crate) fn most_used(&self, facts: &Facts, key: SpaceKey, from_ns: u64, to_ns: u64) -> Option<u64> {
-        let watched = self.gpus.get(&gpu_of(facts, key)?)?;
+    pub(crate) fn most_used(&self, key: SpaceKey, from_ns: u64, to_ns: u64) -> Option<u64> {
+        let watched = self.gpus.get(&self.gpu_of.get(key)?)?;
         let from = watched.looks.partition_point(|look| look.at_ns < from_ns);
         watched.looks[from..].iter().take_while(|look| look.at_ns < to_ns).map(|look| look.used).max()
     }
@@ -89,14 +95,30 @@ impl GapWatch {
     }
 }
 
-/// NVML's index of a device: known where there is one GPU, or where the process has memory on one only. CUDA's own
-/// numbers are in another order.
-pub(crate) fn gpu_of(facts: &Facts, key: SpaceKey) -> Option<u32> {
-    let all: BTreeSet<u32> = facts.gpu_seconds.iter().take(64).map(|sample| sample.gpu).collect();
-    let only = |gpus: &BTreeSet<u32>| if gpus.len() == 1 { gpus.first().copied() } else { None };
-    only(&all).or_else(|| {
-        only(&facts.gpu_processes.iter().filter(|row| row.pid == key.pid).map(|row| row.gpu).collect())
-    })
+/// NVML's index of the GPU a process is on: known where there is one GPU, or where the process has memory on one only.
+/// CUDA's own numbers are in another order.
+#[derive(Debug, Default)]
+struct GpuOf {
+    only: Option<u32>,
+    by_pid: BTreeMap<u32, Option<u32>>,
+}
+
+impl GpuOf {
+    fn new(facts: &Facts) -> Self {
+        let all: BTreeSet<u32> = facts.gpu_seconds.iter().map(|sample| sample.gpu).collect();
+        let mut by_pid: BTreeMap<u32, Option<u32>> = BTreeMap::new();
+        for row in &facts.gpu_processes {
+            let known = by_pid.entry(row.pid).or_insert(Some(row.gpu));
+            if *known != Some(row.gpu) {
+                *known = None;
+            }
+        }
+        Self { only: all.first().copied().filter(|_| all.len() == 1), by_pid }
+    }
+
+    fn get(&self, key: SpaceKey) -> Option<u32> {
+        self.only.or_else(|| self.by_pid.get(&key.pid).copied().flatten())
+    }
 }
 
 fn others_at(facts: &Facts, gpu: u32, at_ns: u64) -> Vec<OtherProcess> {
@@ -119,8 +141,7 @@ fn gap(gpu: u32, watched: &Watched) -> Option<Gap> {
     let mut hidden: Vec<f64> = looks.iter().map(|look| look.hidden() as f64).collect();
     let most = hidden.iter().copied().fold(0.0, f64::max);
     let usual = median(&mut hidden);
-    let points: Vec<(f64, f64)> =
-        looks.iter().map(|look| (look.at_ns as f64 / 1e9, look.hidden() as f64)).collect();
+    let points: Vec<(f64, f64)> = looks.iter().map(|look| (look.at_ns as f64 / 1e9, look.hidden() as f64)).collect();
     let (trend, drift) = trend(&spread(&points, MOST_LOOKS), usual, most);
     let mut others: Vec<OtherProcess> = watched.others.values().cloned().collect();
     others.sort_by_key(|other| std::cmp::Reverse(other.bytes));

@@ -149,7 +149,10 @@ fn onset(kept: &Kept, looks: usize, warm: usize) -> Option<usize> {
     // It may have begun in the warm-up, if it looked the same then.
     let mut sizes: Vec<f64> = keeping[first..].iter().map(|look| kept.bytes[*look] as f64).collect();
     let usual = median(&mut sizes);
-    while first > 0 && keeping[first] - keeping[first - 1] <= far && kept.bytes[keeping[first - 1]] as f64 <= 3.0 * usual {
+    while first > 0
+        && keeping[first] - keeping[first - 1] <= far
+        && kept.bytes[keeping[first - 1]] as f64 <= 3.0 * usual
+    {
         first -= 1;
     }
     let onset = keeping[first];

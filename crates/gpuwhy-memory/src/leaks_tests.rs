@@ -70,7 +70,8 @@ fn a_slow_leak_in_noise_has_the_right_slope() {
     for seed in 0..20 {
         let mut dice = Dice(seed);
         let mut pieces: Vec<(u64, u64, u64)> = (0..300).map(|step| (step, 100 << 10, 0)).collect();
-        pieces.extend((0..300).flat_map(|step| [(step, 60 * MB, 1), (step, dice.below(20) * MB / 2, 1 + dice.below(5))]));
+        pieces
+            .extend((0..300).flat_map(|step| [(step, 60 * MB, 1), (step, dice.below(20) * MB / 2, 1 + dice.below(5))]));
         let fit = leak(verdict(300, pieces));
         let off = (fit.per_look / f64::from(100 << 10) - 1.0).abs();
         assert!(off < 0.02, "seed {seed}: {fit:?}");

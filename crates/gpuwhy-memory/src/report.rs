@@ -86,9 +86,11 @@ pub struct SpaceReport {
     pub timeline: Vec<TimelinePoint>,
 }
 
-/// Allocations and frees; what is live is the difference.
+/// Allocations and frees of the span: `live_before` + `alloc_bytes` − `free_bytes` = `live_bytes`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Balance {
+    /// Bytes of seen allocations that were live when the span began.
+    pub live_before: u64,
     /// Allocations that were seen.
     pub allocs: u64,
     /// Their bytes.
@@ -101,7 +103,7 @@ pub struct Balance {
     pub unknown_frees: u64,
     /// Their bytes.
     pub unknown_free_bytes: u64,
-    /// Bytes of seen allocations that are live: `alloc_bytes` − `free_bytes`.
+    /// Bytes of seen allocations that are live at the end.
     pub live_bytes: u64,
     /// How many those are.
     pub live: u64,

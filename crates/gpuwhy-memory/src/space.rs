@@ -86,12 +86,15 @@ pub(crate) struct Space {
     pub(crate) grid: Grid,
     /// What was live at the last look; until then nothing.
     pub(crate) at_last_look: Option<Vec<Held>>,
+    /// Allocations and frees until then, from the first look on.
+    pub(crate) between_looks: (u64, u64),
     from_ns: u64,
     live: HashMap<u64, Live>,
     site_of: HashMap<Option<u64>, u32>,
     moved_since_peak: Vec<u32>,
     moved_since_look: Vec<u32>,
     next_look: usize,
+    at_first_look: (u64, u64),
     begun: bool,
 }
 
@@ -110,12 +113,14 @@ impl Space {
             timeline: Timeline::new(from_ns, to_ns),
             grid,
             at_last_look: None,
+            between_looks: (0, 0),
             from_ns,
             live: HashMap::new(),
             site_of: HashMap::new(),
             moved_since_peak: Vec::new(),
             moved_since_look: Vec::new(),
             next_look: 0,
+            at_first_look: (0, 0),
             begun: false,
         }
     }
@@ -230,11 +235,13 @@ impl Space {
 
     /// What must be noted before something changes at this moment.
     fn before(&mut self, at: u64) {
-        while let Some(due) = self.grid.at.get(self.next_look).copied().filter(|due| *due < at) {
-            self.look(due);
+        while self.grid.at.get(self.next_look).is_some_and(|due| *due < at) {
+            self.look();
         }
         if !self.begun && at >= self.from_ns {
             self.begun = true;
+            let Balance { live, live_bytes, .. } = self.balance;
+            self.balance = Balance { live_before: live_bytes, live, live_bytes, ..Balance::default() };
             // What there was when the span began counts for its peak.
             if self.preexisting.is_some() {
                 self.note_totals(self.from_ns);
@@ -242,8 +249,11 @@ impl Space {
         }
     }
 
-    fn look(&mut self, _at: u64) {
+    fn look(&mut self) {
         let look = self.next_look as u32;
+        if look == 0 {
+            self.at_first_look = (self.balance.allocs, self.balance.frees);
+        }
         for site in std::mem::take(&mut self.moved_since_look) {
             let Some(one) = self.sites.get_mut(site as usize) else { continue };
             one.moved_since_look = false;
@@ -261,6 +271,9 @@ impl Space {
             for site in &mut self.sites {
                 site.kept.sort_unstable();
             }
+            let Balance { allocs, frees, .. } = self.balance;
+            let (before, freed_before) = self.at_first_look;
+            self.between_looks = (allocs.saturating_sub(before), frees.saturating_sub(freed_before));
             self.at_last_look = Some(self.held());
         }
     }

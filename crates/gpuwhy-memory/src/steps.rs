@@ -15,8 +15,10 @@ use std::collections::{BTreeMap, HashMap};
 pub const FEWEST: usize = 8;
 /// How even distances must be: 1 is always the same number of launches.
 const EVEN: f64 = 0.8;
-/// Marks must be found in this part of the time in which the process is at work.
+/// Marks must be found in this part of the time in which the process is at work, and up to this part before its end: what
+/// repeats while a model is loaded are no steps.
 const COVERED: f64 = 0.4;
+const UP_TO_END: f64 = 0.2;
 /// Call sites followed in a process, and passes kept of all of them together (16 bytes each).
 const MOST_SITES: usize = 1 << 14;
 const MOST_PASSES: usize = 1 << 22;
@@ -148,14 +150,16 @@ impl StepFinder {
 
 impl Process {
     fn pass(&mut self, site: Site, class_rank: u8, launches: u64, at: u64) {
-        self.launches += launches;
+        self.launches = self.launches.saturating_add(launches);
         let active = self.active_ns.get_or_insert((at, at));
         active.1 = at;
         let known = self.sites.len();
         let entry = match self.sites.entry(site) {
             std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
             std::collections::hash_map::Entry::Vacant(_) if known >= MOST_SITES => return,
-            std::collections::hash_map::Entry::Vacant(entry) => entry.insert(Passes { class_rank, ..Passes::default() }),
+            std::collections::hash_map::Entry::Vacant(entry) => {
+                entry.insert(Passes { class_rank, ..Passes::default() })
+            }
         };
         entry.count += 1;
         if entry.dropped {
@@ -206,7 +210,8 @@ impl Process {
             _ => Certainty::Low,
         };
         let middle = |pick: fn(&(u64, u64)) -> u64| {
-            let mut all: Vec<f64> = passes.windows(2).map(|pair| (pick(&pair[1]) - pick(&pair[0])) as f64).collect();
+            let mut all: Vec<f64> =
+                passes.windows(2).map(|pair| pick(&pair[1]).saturating_sub(pick(&pair[0])) as f64).collect();
             median(&mut all) as u64
         };
         ProcessSteps {
@@ -231,21 +236,19 @@ struct Candidate<'a> {
 /// from the median. A site in a loop of a step has one large distance among small ones, and is far from even.
 fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64)) -> Option<Candidate<'a>> {
     let (first, last) = (passes.passes.first()?, passes.passes.last()?);
-    let covered = (last.0 - first.0) as f64;
-    if passes.dropped || passes.passes.len() < FEWEST || covered < COVERED * (active.1 - active.0) as f64 {
+    let (covered, at_work) = (last.0.saturating_sub(first.0) as f64, active.1.saturating_sub(active.0) as f64);
+    let reaches_end = active.1.saturating_sub(last.0) as f64 <= UP_TO_END * at_work;
+    if passes.dropped || passes.passes.len() < FEWEST || covered < COVERED * at_work || !reaches_end {
         return None;
     }
-    // Without launches, time has to do; it is never as even.
-    let by_launches = last.1 > first.1;
-    let pick = |pass: &(u64, u64)| if by_launches { pass.1 } else { pass.0 };
     let mut distances: Vec<f64> =
-        passes.passes.windows(2).map(|pair| (pick(&pair[1]) - pick(&pair[0])) as f64).collect();
+        passes.passes.windows(2).map(|pair| pair[1].1.saturating_sub(pair[0].1) as f64).collect();
     let middle = median(&mut distances);
     let (sum, off) = distances.iter().fold((0.0, 0.0), |(sum, off), d| (sum + d, off + (d - middle).abs()));
+    // Where nothing is launched, nothing repeats that is a step.
     if sum <= 0.0 || middle <= 0.0 {
         return None;
     }
     let even = 1.0 - off / sum;
-    let least = if by_launches { EVEN } else { EVEN / 2.0 };
-    (even >= least).then_some(Candidate { site, passes, even })
+    (even >= EVEN).then_some(Candidate { site, passes, even })
 }

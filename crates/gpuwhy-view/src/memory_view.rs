@@ -205,7 +205,8 @@ fn holder_name(holder: &Holder) -> String {
 }
 
 fn holders(rows: &[Holder], of: u64) -> Table {
-    let mut table = table([("bytes", Align::Right), ("share", Align::Right), ("pieces", Align::Right), ("line", Align::Left)]);
+    let mut table =
+        table([("bytes", Align::Right), ("share", Align::Right), ("pieces", Align::Right), ("line", Align::Left)]);
     for holder in rows.iter().take(HOLDERS) {
         table.push(vec![
             units::bytes(holder.bytes),
@@ -228,7 +229,12 @@ fn peak_lines(space: &SpaceReport, style: Style) -> Vec<String> {
     if space.peak_preexisting > 0 {
         let bytes = space.peak_preexisting;
         let share = units::percent(bytes as f64, space.peak_allocated as f64);
-        table.push(vec![units::bytes(bytes), share, String::new(), "pre-existing: older than the recording".to_owned()]);
+        table.push(vec![
+            units::bytes(bytes),
+            share,
+            String::new(),
+            "pre-existing: older than the recording".to_owned(),
+        ]);
     }
     indented(&table, style)
 }
@@ -366,9 +372,18 @@ fn gap_lines(gaps: &[Gap]) -> Vec<String> {
             Trend::Drifting => format!("drifting, {}/s", units::bytes(gap.drift_per_second.abs() as u64)),
         };
         lines.push(format!("  GPU {}: {}{total} used", gap.gpu, units::bytes(gap.used)));
-        lines.push(format!("    {} reserved by the job's PyTorch, {} past it", units::bytes(gap.reserved), units::bytes(gap.direct)));
+        lines.push(format!(
+            "    {} reserved by the job's PyTorch, {} past it",
+            units::bytes(gap.reserved),
+            units::bytes(gap.direct)
+        ));
         for other in gap.others.iter().take(HOLDERS) {
-            lines.push(format!("    {} of {} {}, not of this job", units::bytes(other.bytes), safe(&other.name), other.pid));
+            lines.push(format!(
+                "    {} of {} {}, not of this job",
+                units::bytes(other.bytes),
+                safe(&other.name),
+                other.pid
+            ));
         }
         lines.push(format!(
             "    {} hidden: CUDA contexts, NCCL, workspaces of libraries ({trend}, {} looks)",

@@ -6,7 +6,7 @@
 mod common;
 
 use common::jobs::{assert_nothing_lost, report as said_report};
-use common::{GPUWHY, Place, can_trace, one_at_a_time, refusal, sim, succeed, text};
+use common::{GPUWHY, Place, can_trace, number, one_at_a_time, refusal, sim, succeed, text};
 use serde_json::Value;
 use simgpu::log::detail::{Detail, Report};
 use std::process::{Command, Output};
@@ -141,6 +141,13 @@ fn one_tensor_a_step_is_a_leak_from_the_step_it_began_in() {
     assert_eq!(leak["certainty"], "high", "{leak:#}");
     let fix = told.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
     assert!(fix.contains(".item()") && fix.contains("detached clone"), "{fix}");
+    // An explanation of the run has it, too, and leaves it in the file.
+    let mut explain = Command::new(GPUWHY);
+    let explained = succeed(explain.args(["explain", "--json", "--db"]).arg(told.place.db()));
+    let explained: Value = serde_json::from_slice(&explained.stdout).unwrap();
+    assert!(explained["findings"].as_array().unwrap().contains(told.finding("memory_leak")), "{explained:#}");
+    let stored = "SELECT COUNT(*) FROM causal_chains WHERE kind = 'memory_leak'";
+    assert_eq!(number(&told.place.run_file(), stored), 1);
     // The same in words, and only what was asked for.
     let all = shown(&told.place, &[]);
     for part in ["memory_leak", &told.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"] {

@@ -8,6 +8,7 @@ mod damage;
 mod facts;
 mod findings;
 mod guarded;
+mod memory;
 mod off_cpu;
 mod place;
 mod queries;

@@ -15,8 +15,7 @@ const SCHEMA: &str = "gpuwhy.memory/1";
 
 pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     let part = Part { from: args.from, to: args.to, since: args.since, pids: args.pid.clone() };
-    let examined =
-        output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.db)?, &part))?;
+    let examined = output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.db)?, &part))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         serde_json::to_writer_pretty(&mut out, &json(&args.db.display().to_string(), &examined)?)?;

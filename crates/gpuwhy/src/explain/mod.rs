@@ -4,7 +4,9 @@
 mod facts;
 mod keep;
 
+use crate::memory;
 use anyhow::bail;
+use gpuwhy_model::Finding;
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
@@ -47,17 +49,19 @@ pub(crate) fn explain(reader: &Reader, part: &Part) -> anyhow::Result<Explained>
         ControlFlow::Continue(())
     })?;
     let mut failed = None;
-    let report = explainer.finish(&mut |ids| match stacks(reader, ids) {
+    let mut report = explainer.finish(&mut |ids| match stacks(reader, ids) {
         Ok(words) => words,
         Err(error) => {
             failed = Some(error);
             HashMap::new()
         }
     });
-    match failed {
-        Some(error) => Err(error.into()),
-        None => Ok(Explained { report, session }),
+    if let Some(error) = failed {
+        return Err(error.into());
     }
+    report.findings.extend(memory::findings(reader, part)?);
+    Finding::sort(&mut report.findings);
+    Ok(Explained { report, session })
 }
 
 /// The asked-for part, ns since the run began.

@@ -7,7 +7,7 @@ mod source;
 use crate::explain::{Part, span};
 use anyhow::bail;
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, Report, SiteFact, StepFinder};
-use gpuwhy_model::{Class, ops, units};
+use gpuwhy_model::{Class, Finding, Severity, ops, units};
 use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 use source::Sources;
 use std::collections::HashMap;
@@ -56,13 +56,20 @@ pub(crate) fn examine(reader: &Reader, part: &Part) -> anyhow::Result<Examined> 
     }
 }
 
+/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
+/// that allocate is accounted for there already.
+pub(crate) fn findings(reader: &Reader, part: &Part) -> anyhow::Result<Vec<Finding>> {
+    let mut found = examine(reader, part)?.report.findings;
+    found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
+    Ok(found)
+}
+
 fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo]) -> Facts {
     let process = |one: gpuwhy_store::Process| (one.pid, ProcessFact { pid: one.pid, name: one.name });
     Facts {
         from_ns,
         to_ns,
         only: only.to_vec(),
-        started: run.session.command.is_some(),
         lost: run.loss.iter().filter(|row| is_memory(row)).map(|row| row.count).sum(),
         notes: notes(let_go, to_ns),
         processes: run.processes.into_iter().map(process).collect(),
@@ -85,7 +92,9 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     let before = |action: &'static str| let_go.iter().find(move |one| one.action == action && one.at_ns <= to_ns);
     if let Some(one) = before("sample") {
         let at = units::time(one.at_ns);
-        notes.push(format!("from {at} on the budget was tight: some allocations have no line (trace with --budget none)"));
+        notes.push(format!(
+            "from {at} on the budget was tight: some allocations have no line (trace with --budget none)"
+        ));
     }
     if let Some(one) = before("detach") {
         let (at, op) = (units::time(one.at_ns), one.op.as_deref().unwrap_or("something"));
