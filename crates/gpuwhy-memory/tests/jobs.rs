@@ -4,11 +4,13 @@
 
 mod synth;
 
+use gpuwhy_memory::Report;
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_model::MemoryEvent;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
-use synth::{Dice, Job, PID};
+use std::collections::BTreeSet;
+use synth::{Dice, Job};
 
 const MB: u64 = 1 << 20;
 
@@ -354,5 +356,70 @@ fn nothing_breaks_on_nonsense() {
     }
     let report = Job::default().examine();
     assert!(report.spaces.is_empty() && report.findings.is_empty() && report.verdict.contains("No GPU memory"));
-    let _ = PID;
+}
+
+fn keys_in(value: &serde_json::Value, keys: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(object) => object.iter().for_each(|(key, inner)| {
+            keys.insert(key.clone());
+            keys_in(inner, keys);
+        }),
+        serde_json::Value::Array(list) => list.iter().for_each(|inner| keys_in(inner, keys)),
+        _ => {}
+    }
+}
+
+/// A job that has everything a report can tell.
+fn eventful() -> Report {
+    let mut job = Job::default();
+    for number in 0..100 {
+        job.now += 100_000_000;
+        if number < 20 {
+            job.alloc(MB, 2);
+        }
+        job.alloc(MB, 1);
+        let own = job.malloc(MB, 3);
+        (0..5).for_each(|_| job.launch(4));
+        job.wait(5);
+        job.free_device(own, 6);
+    }
+    job.refuse(50 * MB, 2);
+    job.exit(0, 9);
+    let mut facts = job.facts();
+    facts.gpu_seconds = looks(&job, |_| 79_000 * MB);
+    let at = |sample: &GpuSample| GpuProcess { at_ns: sample.at_ns, pid: 9, bytes: Some(MB), ..GpuProcess::default() };
+    facts.gpu_processes = facts.gpu_seconds.iter().map(at).collect();
+    job.examine_with(facts)
+}
+
+#[test]
+fn every_key_of_the_json_is_documented_and_there() {
+    let report = eventful();
+    let mut value = serde_json::to_value(&report).unwrap();
+    // Findings are described where explanations are.
+    let findings = value.as_object_mut().unwrap().insert("findings".into(), serde_json::json!([])).unwrap();
+    let mut real = BTreeSet::new();
+    keys_in(&value, &mut real);
+    let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let text = std::fs::read_to_string(docs.join("memory-json.md")).unwrap();
+    let first_column = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
+    let documented: BTreeSet<String> = first_column
+        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
+        .map(|word| word.trim_end_matches("[]").to_owned())
+        .filter(|word| !["schema", "run", "start_monotonic_ns"].contains(&word.as_str()))
+        .collect();
+    let missing: Vec<&String> = documented.difference(&real).collect();
+    assert!(missing.is_empty(), "described but not there: {missing:?}");
+    let told = |key: &str| text.contains(&format!("`{key}`")) || text.contains(&format!("`{key}[]`"));
+    let silent: Vec<&String> = real.iter().filter(|key| !told(key)).collect();
+    assert!(silent.is_empty(), "there but not described: {silent:?}");
+    let explained = std::fs::read_to_string(docs.join("explain-json.md")).unwrap();
+    for finding in findings.as_array().unwrap() {
+        for key in [&finding["kind"], &finding["root_cause"]["kind"]] {
+            let word = format!("`{}`", key.as_str().unwrap());
+            assert!(explained.contains(&word), "{word} is not in explain-json.md");
+        }
+    }
+    let kinds: BTreeSet<&str> = report.findings.iter().map(|finding| finding.kind.as_str()).collect();
+    assert_eq!(kinds, BTreeSet::from(["hidden_memory", "memory_leak", "oom"]));
 }

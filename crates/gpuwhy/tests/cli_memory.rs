@@ -5,8 +5,8 @@
 
 mod common;
 
-use common::jobs::{assert_nothing_lost, report as said_report};
-use common::{GPUWHY, Place, can_trace, number, one_at_a_time, refusal, sim, succeed, text};
+use common::jobs::{Waiting, assert_nothing_lost, report as said_report};
+use common::{GPUWHY, Place, Tracing, can_trace, number, one_at_a_time, refusal, sim, succeed, text};
 use serde_json::Value;
 use simgpu::log::detail::{Detail, Report};
 use std::process::{Command, Output};
@@ -296,6 +296,31 @@ fn what_a_killed_job_held_is_known() {
     let of = |mark: &str| rows.iter().find(|row| row["line"] == told.line(mark)).unwrap()["bytes"].clone();
     assert_eq!(of("leak"), told.truth["kept_bytes"]);
     assert_eq!(of("model"), 64 * 768 * 1024);
+}
+
+#[test]
+fn what_is_older_than_the_attach_is_pre_existing() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut command = Command::new("python3");
+    command.arg(&sim().memjob_py).args(["leak", "--steps", "80", "--onset", "20", "--hold"]);
+    command.env("SIMGPU_LOG", place.log()).env("SIMGPU_LOG_LEVEL", "full");
+    let mut job = Waiting::start(&mut command);
+    let tracing = Tracing::start(place.trace().args(["--pid", &job.pid.to_string()]), &place, 3);
+    tracing.wait_for_process(job.pid);
+    job.go();
+    let truth = said_report(&job.end_well());
+    assert!(tracing.end().status.success(), "it ends with the job");
+    let told = Told { memory: json(&place, &[]), truth, place };
+    let space = told.space();
+    assert_eq!(space["preexisting"], 64 * 768 * 1024, "{space:#}");
+    assert_eq!(space["peak_preexisting"], space["preexisting"], "the model stays: {space:#}");
+    let most = allocator_reports(&told.place).iter().map(|report| report.total_allocated).max().unwrap();
+    assert_eq!(space["peak_allocated"], most);
+    told.assert_leak("leak");
+    assert!(shown(&told.place, &["--at-peak"]).contains("pre-existing"));
 }
 
 #[test]

@@ -181,7 +181,12 @@ def main():
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--kernel-us", type=float, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    job = Job(parser.parse_args())
+    parser.add_argument("--hold", action="store_true", help="with the model made, say so and wait for a line")
+    options = parser.parse_args()
+    job = Job(options)
+    if options.hold:
+        print("ready %d" % os.getpid(), flush=True)
+        sys.stdin.readline()
     try:
         steps = job.run()
     except simtorch.OutOfMemoryError:
