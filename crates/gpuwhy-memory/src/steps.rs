@@ -9,6 +9,8 @@ use crate::robust::median;
 use gpuwhy_model::MemoryEvent;
 use gpuwhy_model::ops::{Class, OpId, TorchOp, torch_op};
 use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
 /// Fewer passes show no pattern.
@@ -21,7 +23,7 @@ const COVERED: f64 = 0.4;
 const UP_TO_END: f64 = 0.2;
 /// Call sites followed in a process, and passes kept of all of them together (16 bytes each).
 const MOST_SITES: usize = 1 << 14;
-const MOST_PASSES: usize = 1 << 22;
+const MOST_PASSES: usize = 1 << 21;
 
 /// How sure it is that the marks are steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -155,11 +157,9 @@ impl Process {
         active.1 = at;
         let known = self.sites.len();
         let entry = match self.sites.entry(site) {
-            std::collections::hash_map::Entry::Occupied(entry) => entry.into_mut(),
-            std::collections::hash_map::Entry::Vacant(_) if known >= MOST_SITES => return,
-            std::collections::hash_map::Entry::Vacant(entry) => {
-                entry.insert(Passes { class_rank, ..Passes::default() })
-            }
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(_) if known >= MOST_SITES => return,
+            Entry::Vacant(entry) => entry.insert(Passes { class_rank, ..Passes::default() }),
         };
         entry.count += 1;
         if entry.dropped {
@@ -172,11 +172,13 @@ impl Process {
         }
     }
 
-    /// What is passed most often is inside of steps: half of what is kept is let go, the commonest sites first.
+    /// What is passed most often is inside of steps: half of what is kept is let go, the commonest sites first; those that
+    /// wait for the GPU, which mark steps best, last.
     fn drop_commonest(&mut self) {
-        let mut by_count: Vec<&mut Passes> = self.sites.values_mut().filter(|passes| !passes.dropped).collect();
-        by_count.sort_by_key(|passes| std::cmp::Reverse(passes.passes.len()));
-        for passes in by_count {
+        let mut kept: Vec<(&Site, &mut Passes)> = self.sites.iter_mut().filter(|(_, passes)| !passes.dropped).collect();
+        // Of equals always the same.
+        kept.sort_by_key(|(site, passes)| (Reverse(passes.passes.len() >> passes.class_rank), **site));
+        for (_, passes) in kept {
             if self.kept <= MOST_PASSES / 2 {
                 break;
             }
@@ -251,4 +253,33 @@ fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64)) -> Option<C
     }
     let even = 1.0 - off / sum;
     (even >= EVEN).then_some(Candidate { site, passes, even })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More passes than are kept: the site that waits once a step still marks the steps.
+    #[test]
+    fn a_long_run_keeps_its_marks() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        let steps = MOST_PASSES as u64 / 10;
+        for step in 0..steps {
+            for launch in 0..24 {
+                process.pass(site(launch), 1, 1, step * 100 + launch);
+            }
+            process.pass(site(99), 4, 0, step * 100 + 50);
+        }
+        assert!(process.kept <= MOST_PASSES);
+        let found = process.steps();
+        assert_eq!((found.marks.len() as u64, found.launches, found.step_ns), (steps, 24, 100));
+        assert_eq!(found.marker, Some((OpId(99), Some(99))));
+    }
+
+    #[test]
+    fn the_step_of_a_moment() {
+        let steps = ProcessSteps { marks: vec![10, 20, 30], ..ProcessSteps::default() };
+        assert_eq!([0, 10, 11, 30, 31].map(|at| steps.step_at(at)), [1, 1, 2, 3, 4]);
+    }
 }

@@ -82,8 +82,8 @@ fn effect(leak: &Leak) -> Vec<String> {
 
 /// From how much of the time something stayed.
 fn stayed(leak: &Leak) -> String {
-    let of = if leak.bytes_per_step.is_some() { "steps looked at" } else { "parts of the time" };
-    format!("something stayed from {} of {} {of}", units::count(leak.looks_with_growth), units::count(leak.looks))
+    let of = if leak.bytes_per_step.is_some() { "steps" } else { "parts of the time" };
+    format!("some stayed from {} of {} {of}", units::count(leak.looks_with_growth), units::count(leak.looks))
 }
 
 fn sure(leak: &Leak) -> (Confidence, String) {

@@ -29,12 +29,12 @@ pub(crate) fn examine(reader: &Reader, part: &Part) -> anyhow::Result<Examined> 
     }
     let end = Some(to.saturating_add(1));
     let mut finder = StepFinder::new(from, to);
-    reader.replay_memory(from, end, |event| {
+    // From the beginning, whatever part is asked about: whether a process has tensors, and what is live, began before.
+    reader.replay_memory(0, end, |event| {
         finder.feed(event);
         ControlFlow::Continue(())
     })?;
     let mut analyser = Analyser::new(facts, finder.finish());
-    // From the beginning, whatever part is asked about: what is live then may have been allocated long before.
     reader.replay_memory(0, end, |event| {
         analyser.feed(event);
         ControlFlow::Continue(())
