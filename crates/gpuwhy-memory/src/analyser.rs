@@ -7,7 +7,7 @@ use crate::gap::GapWatch;
 use crate::grid::Grid;
 use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
 use crate::lines::{LineKey, Lines};
-use crate::oom::{BEFORE_NS, EndRecord, OomLog, OomRecord};
+use crate::oom::{EndRecord, OomLog, OomRecord};
 use crate::report::{End, Growth, Leak, Oom, Report, Source, SpaceReport, StepsReport};
 use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
 use crate::steps::{Certainty, ProcessSteps};
@@ -25,6 +25,8 @@ const EVEN_LOOKS: usize = 24;
 /// A process at work frees one of so many allocations at least, or launches so much in a step.
 const FREED_PART: u64 = 4;
 const WORK_LAUNCHES: u64 = 4;
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
 
 /// Plays a run's memory events and tells what they come to.
 pub struct Analyser {
@@ -94,7 +96,7 @@ impl Analyser {
             space.free(event.at_ns, event.address, event.bytes, told);
         } else if event.op == torch_op(TorchOp::OutOfMemory) {
             space.told(event.at_ns, event.allocated, event.reserved);
-            let (held, unseen) = (space.held(), space.unseen());
+            let (held, unseen, before) = (space.held(), space.unseen(), space.recent.iter().copied().collect());
             self.out_of_memory(OomRecord {
                 at_ns: event.at_ns,
                 key,
@@ -105,6 +107,7 @@ impl Analyser {
                 unseen,
                 stack: event.stack,
                 held,
+                before,
             });
         }
     }
@@ -149,7 +152,7 @@ impl Analyser {
             let device = call.device.unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid: call.pid, device, source: Source::Driver };
             let space = self.space(key);
-            let (allocated, held) = (space.allocated, space.held());
+            let (allocated, held, before) = (space.allocated, space.held(), space.recent.iter().copied().collect());
             self.out_of_memory(OomRecord {
                 at_ns: call.start_ns,
                 key,
@@ -160,6 +163,7 @@ impl Analyser {
                 unseen: 0,
                 stack: call.stack,
                 held,
+                before,
             });
         }
     }
@@ -196,6 +200,7 @@ impl Analyser {
         let held = |(key, space): (&SpaceKey, &Space)| (*key, space.allocated, space.held());
         let of_it = self.spaces.iter().filter(|(key, _)| signal != 0 && key.pid == call.pid);
         let held = of_it.map(held).collect();
+        self.spaces.iter_mut().filter(|(key, _)| key.pid == call.pid).for_each(|(_, space)| space.ended = true);
         self.ooms.ends.insert(call.pid, EndRecord { at_ns: call.start_ns, pid: call.pid, code, signal, held });
     }
 
@@ -326,7 +331,9 @@ impl Analyser {
         for leak in leaks {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
-            let (Some(used), Some(total)) = self.gap.used_at(*key, self.facts.to_ns) else { continue };
+            // Not at the very end: the process may be gone by then.
+            let end = space.grid.at.last().copied().unwrap_or(self.facts.to_ns);
+            let (Some(used), Some(total)) = self.gap.used_at(*key, end) else { continue };
             let cached = space.peak_reserved.0.max(space.reserved).saturating_sub(space.peak.0);
             let left = total.saturating_sub(used).saturating_add(cached) as f64;
             let rate = rates.get(&(leak.pid, leak.device)).copied().unwrap_or(0.0);
@@ -382,8 +389,10 @@ impl Analyser {
         let (device_used, device_total) = self.gap.used_at(record.key, record.at_ns);
         let fact = lines.fact(record.stack);
         let space = self.spaces.get(&record.key);
-        let recent = |at: u64| at <= record.at_ns && at + BEFORE_NS >= record.at_ns;
-        let before = space.map(|space| space.timeline.clone().points(record.at_ns)).unwrap_or_default();
+        let mut before = record.before.clone();
+        for point in &mut before {
+            point.device_used = self.gap.most_used(record.key, point.at_ns, point.at_ns + SECOND);
+        }
         Oom {
             at_ns: record.at_ns,
             step: self.step_at(record.key.pid, record.at_ns),
@@ -401,7 +410,7 @@ impl Analyser {
             stack_id: record.stack.map(u64::cast_signed),
             live: space.map(|space| lines.of_space(space, &record.held)).unwrap_or_default(),
             preexisting: record.unseen,
-            before: before.into_iter().filter(|point| recent(point.at_ns)).collect(),
+            before,
         }
     }
 
@@ -442,7 +451,7 @@ impl Analyser {
         if report.spaces.is_empty() {
             notes.push("no process allocated GPU memory in this time".to_owned());
         }
-        if !report.spaces.is_empty() && self.facts.gpu_seconds.iter().all(|sample| sample.memory_used.is_none()) {
+        if !report.spaces.is_empty() && report.gaps.is_empty() {
             notes.push("the device's own figures (NVML) are not known: nothing is said of what is hidden".to_owned());
         }
         notes

@@ -56,9 +56,20 @@ pub(crate) fn is_scattered(oom: &Oom) -> bool {
     oom.asked > 0 && unused >= oom.asked && unused >= oom.reserved / LEFT_OVER
 }
 
+/// Whether one request is for more than all that was in use, or than the device has.
+pub(crate) fn is_too_large(oom: &Oom) -> bool {
+    oom.asked > oom.allocated || oom.device_total.is_some_and(|total| oom.asked >= total)
+}
+
 /// What to do when memory ran out.
 pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     let mut fixes = Vec::new();
+    if is_too_large(oom) {
+        let line = oom.line.as_deref().unwrap_or("the request");
+        let text =
+            format!("{line}: check the shape of what it makes, or make it in parts (smaller batch, shorter sequence)");
+        return vec![fix(text, oom.asked)];
+    }
     let of_it = leaks.iter().filter(|leak| leak.pid == oom.pid && leak.device == oom.device);
     for leak in of_it {
         let line = leak.line.as_deref().unwrap_or("a line without a name");

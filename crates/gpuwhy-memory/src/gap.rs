@@ -56,12 +56,13 @@ impl GapWatch {
     pub(crate) fn advance(&mut self, before_ns: u64, facts: &Facts, spaces: &BTreeMap<SpaceKey, Space>) {
         while let Some(sample) = facts.gpu_seconds.get(self.next).filter(|sample| sample.at_ns < before_ns) {
             self.next += 1;
-            let Some(used) = sample.memory_used else { continue };
+            // A driver that does not tell may say 0.
+            let Some(used) = sample.memory_used.filter(|_| sample.memory_total != Some(0)) else { continue };
             let (watched, gpu_of) = (self.gpus.entry(sample.gpu).or_default(), &self.gpu_of);
             watched.total = sample.memory_total.or(watched.total);
             let sum = |source: Source| {
                 let on = |key: &SpaceKey| key.source == source && gpu_of.get(*key) == Some(sample.gpu);
-                spaces.iter().filter(|(key, _)| on(key)).map(|(_, space)| space.reserved).sum()
+                spaces.iter().filter(|(key, space)| on(key) && !space.ended).map(|(_, space)| space.reserved).sum()
             };
             let mut others = 0;
             for other in others_at(facts, sample.gpu, sample.at_ns) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What there was when memory ran out, or a signal ended the process.
 
+use crate::report::TimelinePoint;
 use crate::space::{Held, SpaceKey};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -24,6 +25,8 @@ pub(crate) struct OomRecord {
     pub(crate) unseen: u64,
     pub(crate) stack: Option<u64>,
     pub(crate) held: Vec<Held>,
+    /// The time before.
+    pub(crate) before: Vec<TimelinePoint>,
 }
 
 /// A process ended.

@@ -6,9 +6,10 @@
 //! the events did.
 
 use crate::grid::Grid;
-use crate::report::{Balance, Source};
+use crate::oom::BEFORE_NS;
+use crate::report::{Balance, Source, TimelinePoint};
 use crate::timeline::Timeline;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 /// Which memory. Device 255: not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -19,6 +20,8 @@ pub(crate) struct SpaceKey {
 }
 
 pub(crate) const UNKNOWN_DEVICE: u8 = u8::MAX;
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
 
 impl SpaceKey {
     pub(crate) fn device(self) -> Option<u32> {
@@ -84,6 +87,10 @@ pub(crate) struct Space {
     pub(crate) sites: Vec<Site>,
     pub(crate) timeline: Timeline,
     pub(crate) grid: Grid,
+    /// The process has ended, and all its memory with it.
+    pub(crate) ended: bool,
+    /// The last minutes, second by second, where something changed.
+    pub(crate) recent: VecDeque<TimelinePoint>,
     /// What was live at the last look; until then nothing.
     pub(crate) at_last_look: Option<Vec<Held>>,
     /// Allocations and frees until then, from the first look on.
@@ -112,6 +119,8 @@ impl Space {
             sites: Vec::new(),
             timeline: Timeline::new(from_ns, to_ns),
             grid,
+            ended: false,
+            recent: VecDeque::new(),
             at_last_look: None,
             between_looks: (0, 0),
             from_ns,
@@ -243,7 +252,7 @@ impl Space {
             let Balance { live, live_bytes, .. } = self.balance;
             self.balance = Balance { live_before: live_bytes, live, live_bytes, ..Balance::default() };
             // What there was when the span began counts for its peak.
-            if self.preexisting.is_some() {
+            if self.preexisting.is_some() && !self.ended {
                 self.note_totals(self.from_ns);
             }
         }
@@ -285,8 +294,29 @@ impl Space {
         }
     }
 
+    fn note_recent(&mut self, at: u64) {
+        let second = at - at % SECOND;
+        let (allocated, reserved) = (self.allocated, self.reserved);
+        match self.recent.back_mut().filter(|point| point.at_ns == second) {
+            Some(point) => {
+                point.allocated = point.allocated.max(allocated);
+                point.allocated_least = point.allocated_least.min(allocated);
+                point.reserved = point.reserved.max(reserved);
+            }
+            None => {
+                while self.recent.front().is_some_and(|point| point.at_ns + BEFORE_NS < second) {
+                    self.recent.pop_front();
+                }
+                let point =
+                    TimelinePoint { at_ns: second, allocated, allocated_least: allocated, reserved, device_used: None };
+                self.recent.push_back(point);
+            }
+        }
+    }
+
     fn note_totals(&mut self, at: u64) {
         self.timeline.set(at, self.allocated, self.reserved);
+        self.note_recent(at);
         if self.reserved > self.peak_reserved.0 {
             self.peak_reserved = (self.reserved, at);
             self.allocated_at_peak_reserved = self.allocated;

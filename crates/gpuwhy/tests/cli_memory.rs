@@ -276,6 +276,7 @@ fn a_refusal_that_was_caught_ended_nothing() {
     let oom = &told.memory["ooms"][0];
     assert_eq!((&oom["fatal"], &oom["asked"], &oom["step"]), (&false.into(), &(1_u64 << 40).into(), &30.into()));
     assert_eq!(oom["line"], told.line("caught"), "{oom:#}");
+    assert_eq!(told.finding("oom")["root_cause"]["kind"], "large_request");
     assert!(oom["stack"][0].as_str().unwrap().contains("simcuda.py"), "{oom:#}");
 }
 

@@ -36,6 +36,7 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
     } else {
         format!("{} of {reserved} reserved were not in use at the peak", units::bytes(unused))
     };
+    let time = (one.driver_ns > 0).then(|| format!("{} in calls that allocate and free", units::time(one.driver_ns)));
     let left = format!("left {} of {reserved} unused", units::percent(unused as f64, one.peak_reserved as f64));
     let state = format!("{} segments, {} given back", units::count(one.segments), units::count(one.returned));
     Some(Finding {
@@ -45,7 +46,7 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
         pid: Some(one.pid),
         chain: vec![memory_link(who(facts, one.pid, one.device), left, None, state, None)],
         root_cause: RootCause { pid: Some(one.pid), name: Some(facts.name(one.pid)), ..cause(one, churns) },
-        effect: vec![format!("{} in calls that allocate and free", units::time(one.driver_ns))],
+        effect: time.into_iter().collect(),
         fixes: fixes::fragmentation(one),
         confidence: if churns { Confidence::High } else { Confidence::Medium },
         confidence_reason:

@@ -32,7 +32,7 @@ pub(super) fn finding(oom: &Oom, report: &Report, facts: &Facts) -> Finding {
     }
 }
 
-/// A leak, if there is one; memory in too small pieces; or whoever held most.
+/// A request for more than there can be; a leak, if there is one; memory in too small pieces; or whoever held most.
 fn cause(oom: &Oom, report: &Report) -> RootCause {
     let because = |kind: &str, line: Option<String>, detail: String| RootCause {
         kind: kind.to_owned(),
@@ -40,6 +40,10 @@ fn cause(oom: &Oom, report: &Report) -> RootCause {
         line,
         ..RootCause::default()
     };
+    if fixes::is_too_large(oom) {
+        let detail = format!("{} asked for more at once than all that was in use", named(oom.line.as_ref()));
+        return because("large_request", oom.line.clone(), detail);
+    }
     if let Some(leak) = report.leaks.iter().find(|leak| leak.pid == oom.pid && leak.device == oom.device) {
         let (by, held) = (named(leak.line.as_ref()), units::bytes(leak.grown_bytes));
         return because("leak", leak.line.clone(), format!("{by} leaks {}: it held {held}", rate(leak)));
