@@ -7,8 +7,8 @@ mod synth;
 use gpuwhy_memory::Report;
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
-use gpuwhy_model::MemoryEvent;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
+use gpuwhy_model::{Confidence, MemoryEvent};
 use std::collections::BTreeSet;
 use synth::{Dice, Job};
 
@@ -79,9 +79,72 @@ fn without_a_pattern_there_is_time_alone() {
     let seconds = (job.now - job.events[0].at_ns()) as f64 / 1e9;
     let rate = 1000.0 * MB as f64 / seconds;
     assert!((leak.bytes_per_second / rate - 1.0).abs() < 0.05, "{leak:?} instead of {rate}");
-    if report.steps[0].certainty == Certainty::None {
-        assert_eq!((leak.bytes_per_step, leak.onset_step), (None, None));
+    assert_eq!(report.steps[0].certainty, Certainty::None);
+    assert_eq!((leak.bytes_per_step, leak.onset_step, leak.certainty), (None, None, Certainty::None));
+    let found = report.findings.iter().find(|finding| finding.kind == "memory_leak").unwrap();
+    assert!(found.title.contains("a second") && found.confidence == Confidence::Low, "{found:#?}");
+}
+
+#[test]
+fn a_long_run_is_looked_at_in_groups_of_steps_and_loses_no_precision() {
+    let mut job = Job::default();
+    for number in 1..=3000 {
+        if number >= 700 {
+            job.alloc(512 * 3, 77);
+        }
+        step(&mut job, number, 1);
     }
+    let report = job.examine();
+    let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
+    assert_eq!((leak.line.as_deref(), leak.onset_step), (Some("job.py:77"), Some(700)));
+    assert_eq!((leak.bytes_per_step, leak.pieces_per_step), (Some(1536.0), Some(1.0)));
+    assert_eq!(leak.grown_bytes, 1536 * 2301);
+}
+
+#[test]
+fn a_program_without_pytorch_that_is_refused_memory_has_its_story() {
+    let mut job = Job::default();
+    job.malloc(30 * MB, 1);
+    job.launch(2);
+    job.malloc(90 * MB, 3);
+    let Some(MemoryEvent::Call(call)) = job.events.last_mut() else { panic!() };
+    (call.ret, call.arg1) = (2, None);
+    let report = job.examine();
+    let oom = &report.ooms[0];
+    assert_eq!((oom.asked, oom.allocated, oom.line.as_deref()), (90 * MB, 30 * MB, Some("job.py:3")));
+    assert_eq!((oom.live[0].line.as_deref(), oom.live[0].bytes), (Some("job.py:1"), 30 * MB));
+}
+
+/// Two processes of one job: one leaks, the other does not.
+#[test]
+fn processes_are_told_apart() {
+    let mut job = Job::default();
+    let mut all = Vec::new();
+    for (pid, leaks) in [(1, true), (2, false)] {
+        job = Job { now: 0, ..Job::default() };
+        for number in 0..60 {
+            if leaks {
+                job.alloc(MB, 9);
+            }
+            step(&mut job, number, 1);
+        }
+        for event in &mut job.events {
+            match event {
+                MemoryEvent::Tensor(tensor) => tensor.pid = pid,
+                MemoryEvent::Call(call) => call.pid = pid,
+            }
+        }
+        all.append(&mut job.events);
+    }
+    all.sort_by_key(MemoryEvent::at_ns);
+    job.now = all.last().unwrap().at_ns();
+    job.events = all;
+    let report = job.examine();
+    let found: Vec<(u32, Option<&str>)> = report.leaks.iter().map(|leak| (leak.pid, leak.line.as_deref())).collect();
+    assert_eq!(found, [(1, Some("job.py:9"))]);
+    assert_eq!(report.steps.iter().map(|steps| steps.steps).collect::<Vec<_>>(), [60, 60]);
+    let only = job.examine_with(gpuwhy_memory::Facts { only: vec![2], ..job.facts() });
+    assert!(only.leaks.is_empty() && only.spaces.iter().all(|space| space.pid == 2));
 }
 
 #[test]
