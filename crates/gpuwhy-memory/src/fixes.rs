@@ -20,6 +20,10 @@ pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
     let source = fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default();
     let has = |words: &[&str]| words.iter().any(|word| source.contains(word));
     let mut fixes = Vec::new();
+    if leak.line.is_none() {
+        let text = "trace again with --budget none, and without --no-stack, to see which line it is";
+        fixes.push(fix(text.to_owned(), 0));
+    }
     let text = if has(&["retain_graph=True", "create_graph=True"]) {
         format!(
             "{line}: do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"

@@ -198,7 +198,9 @@ impl Process {
         even.sort_by_key(|one| (one.passes.passes[0].0, one.site));
         let counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
         let votes = |count: u64| counts.iter().filter(|other| other.abs_diff(count) <= 1 + count / 50).count();
-        let best = even.iter().rev().max_by(|a, b| {
+        // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
+        let calls = even.iter().any(|one| one.passes.class_rank > 0);
+        let best = even.iter().rev().filter(|one| !calls || one.passes.class_rank > 0).max_by(|a, b| {
             let rank = |one: &Candidate<'_>| (votes(one.passes.count), one.passes.class_rank);
             // Fewer passes are longer steps.
             rank(a).cmp(&rank(b)).then(b.passes.count.cmp(&a.passes.count)).then(a.even.total_cmp(&b.even))
@@ -275,6 +277,24 @@ mod tests {
         let found = process.steps();
         assert_eq!((found.marks.len() as u64, found.launches, found.step_ns), (steps, 24, 100));
         assert_eq!(found.marker, Some((OpId(99), Some(99))));
+    }
+
+    /// Reports have stacks for three quarters of the run only; the wait has its own all the time.
+    #[test]
+    fn tensors_that_lose_their_stacks_do_not_mark_steps() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        for step in 0..100 {
+            for tensor in 0..5 {
+                process.pass(site(if step < 85 { tensor } else { 9 }), 0, 0, step * 100 + tensor);
+            }
+            process.pass(site(20), 1, 1, step * 100 + 40);
+            process.pass(site(20), 1, 1, step * 100 + 41);
+            process.pass(site(30), 4, 0, step * 100 + 50);
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
+        assert_eq!(found.certainty, Certainty::Medium, "nobody else agrees");
     }
 
     #[test]
