@@ -7,6 +7,7 @@
 pub mod compare;
 mod error;
 pub mod explain;
+pub mod memory;
 pub mod part;
 pub mod profile;
 pub mod runs;
@@ -15,4 +16,5 @@ pub mod stats;
 
 pub use error::{Error, Result};
 pub use explain::Explained;
+pub use memory::Examined;
 pub use part::Part;

@@ -28,6 +28,6 @@ pub use histogram::Histogram;
 pub use host::{CpuRun, MovedWait, OffCpu, Reason, ThreadSums, Wait, WokenBy};
 pub use loss::LossCause;
 pub use ops::{Class, Library, Op, OpId};
-pub use replay::Event;
+pub use replay::{Event, MemoryEvent};
 pub use sample::Samples;
 pub use told::{Communicator, FunctionName, Split, TensorEvent, Transfer, Unwatched};

@@ -3,6 +3,7 @@
 
 use crate::event::Call;
 use crate::host::{CpuRun, MovedWait, OffCpu};
+use crate::told::TensorEvent;
 
 /// Something that happened in a run. Times are nanoseconds since the run began, and stacks are ids of the run file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,33 @@ impl Event {
             Self::Call(call) => call.calls(),
             Self::Off(off) => off.times(),
             Self::Run(_) | Self::Moved(_) => 1,
+        }
+    }
+}
+
+/// Something that matters to GPU memory. Times are nanoseconds since the run began, and stacks are ids of the run file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryEvent {
+    /// PyTorch's allocator reports.
+    Tensor(TensorEvent),
+    /// A call, or what the kernel told of: a process that ended.
+    Call(Call),
+}
+
+impl MemoryEvent {
+    /// When it began.
+    pub fn at_ns(&self) -> u64 {
+        match self {
+            Self::Tensor(event) => event.at_ns,
+            Self::Call(call) => call.start_ns,
+        }
+    }
+
+    /// The process.
+    pub fn pid(&self) -> u32 {
+        match self {
+            Self::Tensor(event) => event.pid,
+            Self::Call(call) => call.pid,
         }
     }
 }

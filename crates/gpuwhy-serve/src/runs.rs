@@ -10,7 +10,7 @@ use crate::folders::Folders;
 use crate::text::{LONG, clean};
 use crate::work::Work;
 use gpuwhy_ask::stats::Stats;
-use gpuwhy_ask::{Explained, Part};
+use gpuwhy_ask::{Examined, Explained, Part};
 use gpuwhy_store::{Limits, Reader, Session, TimeIndex};
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -113,6 +113,7 @@ pub(crate) struct Run {
     readers: Mutex<Vec<Reader>>,
     explained: Mutex<Remembered<Explained>>,
     stats: Mutex<Remembered<Stats>>,
+    examined: Mutex<Remembered<Examined>>,
     /// `None`: not made yet; `Some(None)`: too large to keep.
     index: Mutex<Option<Option<Arc<TimeIndex>>>>,
 }
@@ -128,6 +129,7 @@ impl Run {
             readers: Mutex::new(vec![reader]),
             explained: Mutex::default(),
             stats: Mutex::default(),
+            examined: Mutex::default(),
             index: Mutex::new(None),
         })
     }
@@ -186,6 +188,16 @@ impl Run {
         let stats = Arc::new(gpuwhy_ask::stats::stats(&*self.reader(work)?, part)?);
         lock(&self.stats).put(part, &stats, stats.session.stop_unix_ns.is_some());
         Ok(stats)
+    }
+
+    /// What is known of its memory in a part.
+    pub(crate) fn examined(&self, part: &Part, work: &Work) -> Result<Arc<Examined>, ToolError> {
+        if let Some(known) = lock(&self.examined).get(part) {
+            return Ok(known);
+        }
+        let examined = Arc::new(gpuwhy_ask::memory::examine(&*self.reader(work)?, part)?);
+        lock(&self.examined).put(part, &examined, examined.session.stop_unix_ns.is_some());
+        Ok(examined)
     }
 
     /// The run itself.

@@ -61,6 +61,7 @@ pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::Owner;
 pub use reader::Reader;
+pub use replay::LetGo;
 pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackTrace, StackUnit,

@@ -68,7 +68,7 @@ pub fn title_line(finding: &Finding, style: Style) -> String {
 }
 
 /// A finding as [`Finding::to_text`] lays it out, fitted to the terminal.
-fn finding_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
+pub(crate) fn finding_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
     let (text, width) = (finding.to_text(), width.min(BLOCK));
     let mut lines = text.lines();
     let label = format!("[{}]", finding.severity.label());
@@ -102,7 +102,7 @@ fn severity(text: &str, severity: Severity, style: Style) -> String {
 }
 
 /// Adds lines under a heading, if there are any.
-fn section(lines: &mut Vec<String>, heading: &str, body: Vec<String>, style: Style) {
+pub(crate) fn section(lines: &mut Vec<String>, heading: &str, body: Vec<String>, style: Style) {
     if body.is_empty() {
         return;
     }
@@ -113,7 +113,7 @@ fn section(lines: &mut Vec<String>, heading: &str, body: Vec<String>, style: Sty
     lines.extend(body);
 }
 
-fn list(texts: &[String], width: usize) -> Vec<String> {
+pub(crate) fn list(texts: &[String], width: usize) -> Vec<String> {
     texts.iter().flat_map(|text| wrap(&format!("  {}", units::safe(text, 1000)), width.min(PROSE), 4)).collect()
 }
 

@@ -3,6 +3,7 @@
 //! is somebody else's business.
 
 pub mod explain_view;
+pub mod memory_view;
 pub mod ops_table;
 mod paths;
 pub mod per_process;
@@ -14,6 +15,7 @@ pub mod table;
 mod wrap;
 
 pub use explain_view::ExplainView;
+pub use memory_view::{MemorySection, MemoryView};
 pub use ops_table::{OpRow, OpsTable};
 pub use per_process::ProcessCalls;
 pub use stacks_view::StacksReport;

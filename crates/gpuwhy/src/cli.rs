@@ -19,6 +19,7 @@ Examples:
   sudo gpuwhy trace -- python3 train.py          start a job and trace it
   sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
   gpuwhy explain                                 where did the time go, and why?
+  gpuwhy memory                                  what is GPU memory used for, and does it leak?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
   gpuwhy merge -o all.db node0.db node1.db       one run file of several
@@ -37,6 +38,8 @@ pub(crate) enum Command {
     Trace(Trace),
     /// Tell where the time went, and why
     Explain(Explain),
+    /// Tell what GPU memory was used for: peak, leaks, fragmentation, what is hidden, why it ran out
+    Memory(Memory),
     /// Tell which lines of Python made the calls, waited or were running
     Stacks(Stacks),
     /// Ask a run file with SQL
@@ -262,6 +265,54 @@ pub(crate) struct Explain {
     /// Exit with 3 if a finding is as bad as this, or worse
     #[arg(long, value_enum, value_name = "SEVERITY")]
     pub(crate) fail_on: Option<FailOn>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Without a section: the verdict, what was found, and all sections, the most important first.
+Leaks are lines whose allocations stay from step to step; caches that fill, warm-up and what is given back are none.
+The JSON has everything and is described in docs/memory-json.md.
+
+Examples:
+  gpuwhy memory
+  gpuwhy memory --leaks                                which lines keep what they allocate?
+  gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
+  gpuwhy memory --oom                                  why did it run out?
+  gpuwhy memory --since 120s --json | jq .leaks")]
+pub(crate) struct Memory {
+    /// The run file
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    pub(crate) db: PathBuf,
+    /// Only these processes (may be given several times)
+    #[arg(long, value_name = "PID")]
+    pub(crate) pid: Vec<u32>,
+    /// From this moment on, counted from the run's beginning: 90s, 2m
+    #[arg(long, value_name = "TIME", value_parser = moment)]
+    pub(crate) from: Option<Duration>,
+    /// Up to this moment
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub(crate) to: Option<Duration>,
+    /// Only the last part of the run, so long
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with_all = ["from", "to"])]
+    pub(crate) since: Option<Duration>,
+    /// Lines that keep what they allocate, and those that only look like it
+    #[arg(long)]
+    pub(crate) leaks: bool,
+    /// What was in use when most was, by line
+    #[arg(long)]
+    pub(crate) at_peak: bool,
+    /// Memory reserved and not used, and what goes back and forth between PyTorch and the driver
+    #[arg(long)]
+    pub(crate) fragmentation: bool,
+    /// What the device uses beyond what PyTorch reserved
+    #[arg(long)]
+    pub(crate) gap: bool,
+    /// Every time memory ran out: what was asked, what was in use
+    #[arg(long)]
+    pub(crate) oom: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

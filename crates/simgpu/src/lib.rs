@@ -60,6 +60,9 @@ const FILES: &[(&str, &[u8], u32)] = &[
     ("trouble_data.py", include_bytes!("../py/trouble_data.py"), 0o644),
     ("trouble_host.py", include_bytes!("../py/trouble_host.py"), 0o644),
     ("trouble_options.py", include_bytes!("../py/trouble_options.py"), 0o644),
+    ("memjob.py", include_bytes!("../py/memjob.py"), 0o755),
+    ("site-packages/simcuda.py", include_bytes!("../py/simcuda.py"), 0o644),
+    ("site-packages/simtorch.py", include_bytes!("../py/site-packages/simtorch.py"), 0o644),
     ("bystander.py", include_bytes!("../py/bystander.py"), 0o755),
 ];
 
@@ -100,6 +103,8 @@ pub struct Installed {
     pub train_py: PathBuf,
     /// A training program with one known trouble, to run with `python3`.
     pub trouble_py: PathBuf,
+    /// A training program whose memory does something known, to run with `python3`.
+    pub memjob_py: PathBuf,
     /// What runs beside it: a process that takes a CPU's or the GPU's time.
     pub bystander_py: PathBuf,
 }
@@ -113,7 +118,9 @@ pub struct Installed {
 ///
 /// Whatever the file system reports.
 pub fn install(dir: &Path) -> io::Result<Installed> {
-    fs::create_dir_all(dir.join("cet"))?;
+    for folder in ["cet", "site-packages"] {
+        fs::create_dir_all(dir.join(folder))?;
+    }
     let dir = dir.canonicalize()?;
     for (name, contents, mode) in FILES {
         let path = dir.join(name);
@@ -139,6 +146,7 @@ pub fn install(dir: &Path) -> io::Result<Installed> {
         throwjob: dir.join("throwjob"),
         train_py: dir.join("train.py"),
         trouble_py: dir.join("trouble.py"),
+        memjob_py: dir.join("memjob.py"),
         bystander_py: dir.join("bystander.py"),
         dir,
     })

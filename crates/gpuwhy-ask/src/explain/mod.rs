@@ -4,7 +4,8 @@
 mod facts;
 mod keep;
 
-use crate::{Error, Part, Result};
+use crate::{Error, Part, Result, memory};
+use gpuwhy_model::Finding;
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
@@ -36,17 +37,19 @@ pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
         ControlFlow::Continue(())
     })?;
     let mut failed = None;
-    let report = explainer.finish(&mut |ids| match stacks(reader, ids) {
+    let mut report = explainer.finish(&mut |ids| match stacks(reader, ids) {
         Ok(words) => words,
         Err(error) => {
             failed = Some(error);
             HashMap::new()
         }
     });
-    match failed {
-        Some(error) => Err(error.into()),
-        None => Ok(Explained { report, session }),
+    if let Some(error) = failed {
+        return Err(error.into());
     }
+    report.findings.extend(memory::findings(reader, part)?);
+    Finding::sort(&mut report.findings);
+    Ok(Explained { report, session })
 }
 
 fn stacks(reader: &Reader, ids: &[u64]) -> gpuwhy_store::Result<HashMap<u64, StackFact>> {

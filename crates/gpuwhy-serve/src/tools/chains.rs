@@ -142,7 +142,7 @@ impl Finding {
     }
 
     /// Leaves the chain and all but the best fix to who asks for them.
-    fn brief(&mut self) -> bool {
+    pub(super) fn brief(&mut self) -> bool {
         let shortened = !self.chain.is_empty() || self.fixes.len() > 1;
         self.chain.clear();
         self.fixes.truncate(1);

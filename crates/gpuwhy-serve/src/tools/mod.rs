@@ -4,6 +4,7 @@
 mod chains;
 mod check;
 mod compare;
+mod memory;
 mod page;
 mod place;
 mod profile;
@@ -121,6 +122,13 @@ pub(crate) fn all() -> Vec<ToolEntry> {
             "The run in equal pieces of time: launches, calls, time waiting for the GPU, bytes moved, how busy the GPU was. With at \
              (and window) the moments around one time, and the longest calls and waits there with their lines.",
             timeline::answer,
+        ),
+        tool(
+            "get_memory",
+            "GPU memory",
+            "GPU memory by process and device: in use, reserved, exact peak and which lines held it, leaks by line with MB a step and \
+             when memory runs out, out-of-memory records. section: leaks, at_peak, at_end, timeline, fragmentation, gap, oom.",
+            memory::answer,
         ),
         tool(
             "compare_runs",

@@ -3,7 +3,7 @@
 
 use super::Span;
 use super::contexts::Contexts;
-use gpuwhy_model::{Call, CpuRun, Event, MovedWait, OffCpu};
+use gpuwhy_model::{Call, CpuRun, Event, MovedWait, OffCpu, TensorEvent};
 use rusqlite::{Connection, Row, Rows, Statement};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -39,9 +39,7 @@ pub(super) struct Statements<'a> {
 
 impl<'a> Statements<'a> {
     pub(super) fn prepare(db: &'a Connection, span: Span) -> rusqlite::Result<Self> {
-        let sql = "SELECT start, duration, context, arg0, arg1, weight FROM call_
-            WHERE start >= ?1 AND start < ?2 ORDER BY start";
-        let calls = bound(db.prepare(sql)?, span)?;
+        let calls = prepare_calls(db, span)?;
         let sql = "SELECT start, duration, ready, context, waker, cpus, object, timeout, weight FROM off_
             WHERE start >= ?1 AND start < ?2 ORDER BY start";
         let offs = bound(db.prepare(sql)?, span)?;
@@ -49,6 +47,24 @@ impl<'a> Statements<'a> {
             WHERE start >= ?1 AND start < ?2 ORDER BY start, tid";
         Ok(Self { calls, offs, moved: bound(db.prepare(sql)?, span)? })
     }
+}
+
+/// Calls in the order of their start.
+pub(super) fn prepare_calls(db: &Connection, span: Span) -> rusqlite::Result<Statement<'_>> {
+    let sql = "SELECT start, duration, context, arg0, arg1, weight FROM call_
+        WHERE start >= ?1 AND start < ?2 ORDER BY start";
+    bound(db.prepare(sql)?, span)
+}
+
+/// The allocator's reports; `None` in a file of an earlier version.
+pub(super) fn prepare_tensors(db: &Connection, span: Span) -> rusqlite::Result<Option<Statement<'_>>> {
+    let known = db.prepare("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'tensor_'")?.exists([])?;
+    if !known {
+        return Ok(None);
+    }
+    let sql = "SELECT start, context, bytes, address, allocated, reserved FROM tensor_
+        WHERE start >= ?1 AND start < ?2 ORDER BY start";
+    bound(db.prepare(sql)?, span).map(Some)
 }
 
 fn bound(mut statement: Statement<'_>, span: Span) -> rusqlite::Result<Statement<'_>> {
@@ -79,6 +95,35 @@ impl Calls<'_> {
         }
         front.at = END;
         Ok(())
+    }
+}
+
+/// Reports of PyTorch's allocator.
+pub(super) struct Tensors<'s>(pub(super) Option<Rows<'s>>);
+
+impl Tensors<'_> {
+    /// The next, and when it was made.
+    #[inline]
+    pub(super) fn next(&mut self, contexts: &mut Contexts<'_>) -> rusqlite::Result<Option<(i64, TensorEvent)>> {
+        let Some(rows) = &mut self.0 else { return Ok(None) };
+        while let Some(row) = rows.next()? {
+            let Some(known) = contexts.call(row.get(1)?)? else { continue };
+            let at: i64 = row.get(0)?;
+            let event = TensorEvent {
+                at_ns: unsigned(at),
+                pid: known.pid,
+                tid: known.tid,
+                op: known.op,
+                device: known.device.unwrap_or(0),
+                bytes: unsigned(row.get(2)?),
+                address: row.get::<_, i64>(3)?.cast_unsigned(),
+                allocated: unsigned(row.get(4)?),
+                reserved: unsigned(row.get(5)?),
+                stack: known.stack,
+            };
+            return Ok(Some((at, event)));
+        }
+        Ok(None)
     }
 }
 

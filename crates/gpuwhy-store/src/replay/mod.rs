@@ -7,6 +7,7 @@
 
 mod contexts;
 mod cursors;
+mod memory;
 
 use crate::{Reader, Result};
 use contexts::Contexts;
@@ -14,6 +15,8 @@ use cursors::{Calls, END, Front, Moved, Offs, Runs, Statements};
 use gpuwhy_model::Event;
 use rusqlite::Connection;
 use std::ops::ControlFlow;
+
+pub use memory::LetGo;
 
 impl Reader {
     /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, until that breaks off. Times

@@ -9,6 +9,7 @@ mod facts;
 mod findings;
 mod guarded;
 mod index;
+mod memory;
 mod merge;
 mod off_cpu;
 mod place;

@@ -6,6 +6,7 @@ mod demo;
 mod explain;
 mod hold;
 mod mcp;
+mod memory;
 mod merge;
 mod per_process;
 mod profile;
@@ -18,22 +19,14 @@ use std::process::ExitCode;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
-    let only_files = matches!(
-        command,
-        Command::Explain(_)
-            | Command::Stacks(_)
-            | Command::Query(_)
-            | Command::Merge(_)
-            | Command::Profile(_)
-            | Command::Mcp(_)
-    );
-    if only_files {
+    if reads_only(&command) {
         crate::trace::privileges::renounce()?;
     }
     match command {
         Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Explain(args) => explain::run(&args),
+        Command::Memory(args) => memory::run(&args),
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Merge(args) => merge::run(&args),
@@ -42,4 +35,10 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Demo(args) => demo::run(&args),
         Command::Hold(args) => hold::run(&args),
     }
+}
+
+/// Commands that look at files, for which nobody needs root's rights.
+fn reads_only(command: &Command) -> bool {
+    let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
+    explains || matches!(command, Command::Query(_) | Command::Merge(_) | Command::Profile(_) | Command::Mcp(_))
 }

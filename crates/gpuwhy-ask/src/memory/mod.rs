@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a run file to what is known about its GPU memory: the store's events are handed to gpuwhy-memory, twice, first for
+//! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
+
+mod source;
+
+use crate::{Error, Part, Result};
+pub use gpuwhy_memory::report::{Holder, Report};
+use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
+use gpuwhy_model::{Class, Finding, Severity, ops, units};
+use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
+use source::Sources;
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+
+/// What is known, and the run it is of.
+#[derive(Debug, Clone)]
+pub struct Examined {
+    /// What is known.
+    pub report: Report,
+    /// The run.
+    pub session: Session,
+}
+
+/// Examines a run's memory, or that of a part of it.
+pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
+    let session = reader.session()?;
+    let (from, to) = part.span(session.duration_ns)?;
+    let facts = gather(reader.facts(from, Some(to))?, from, to, &part.pids, &reader.memory_let_go()?);
+    if let Some(pid) = part.pids.iter().find(|pid| !facts.processes.contains_key(pid)) {
+        return Err(Error::UnknownProcess { pid: *pid });
+    }
+    let end = Some(to.saturating_add(1));
+    let mut finder = StepFinder::new(from, to);
+    // From the beginning, whatever part is asked about: whether a process has tensors, and what is live, began before.
+    reader.replay_memory(0, end, |event| {
+        finder.feed(event);
+        ControlFlow::Continue(())
+    })?;
+    let mut analyser = Analyser::new(facts, finder.finish());
+    reader.replay_memory(0, end, |event| {
+        analyser.feed(event);
+        ControlFlow::Continue(())
+    })?;
+    let mut failed = None;
+    let report = analyser.finish(&mut |ids| match reader.stack_text(ids) {
+        Ok(texts) => {
+            let mut sources = Sources::default();
+            texts.into_iter().map(|(id, trace)| (id, site(trace, &mut sources))).collect()
+        }
+        Err(error) => {
+            failed = Some(error);
+            HashMap::new()
+        }
+    });
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(Examined { report, session }),
+    }
+}
+
+/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
+/// that allocate is accounted for there already.
+pub fn findings(reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
+    let mut found = examine(reader, part)?.report.findings;
+    found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
+    Ok(found)
+}
+
+fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo]) -> Facts {
+    let process = |one: gpuwhy_store::Process| (one.pid, ProcessFact { pid: one.pid, name: one.name });
+    Facts {
+        from_ns,
+        to_ns,
+        only: only.to_vec(),
+        lost: run.loss.iter().filter(|row| is_memory(row)).map(|row| row.count).sum(),
+        notes: notes(let_go, to_ns),
+        processes: run.processes.into_iter().map(process).collect(),
+        gpu_seconds: run.gpu_seconds,
+        gpu_processes: run.gpu_processes,
+    }
+}
+
+/// Whether an allocation, a free or a report was lost. What is not known may be any.
+fn is_memory(row: &LossRow) -> bool {
+    let memory = |name: &str| {
+        let class = ops::table().iter().find(|op| op.name == name).map(|op| op.class);
+        matches!(class, Some(Class::Alloc | Class::Free | Class::Tensor))
+    };
+    row.loses_event && row.op.as_deref().is_none_or(memory)
+}
+
+fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
+    let mut notes = Vec::new();
+    let before = |action: &'static str| let_go.iter().find(move |one| one.action == action && one.at_ns <= to_ns);
+    if let Some(one) = before("sample") {
+        let at = units::time(one.at_ns);
+        notes.push(format!(
+            "from {at} on the budget was tight: some allocations have no line (trace with --budget none)"
+        ));
+    }
+    if let Some(one) = before("detach") {
+        let (at, op) = (units::time(one.at_ns), one.op.as_deref().unwrap_or("something"));
+        notes.push(format!("from {at} on {op} was not followed, to stay within the budget: live bytes are not exact"));
+    }
+    notes
+}
+
+/// A stack in the words of the analysis.
+fn site(trace: StackTrace, sources: &mut Sources) -> SiteFact {
+    let place = trace.top_line;
+    let (mut line, mut function, mut source) = (None, None, None);
+    if let Some((at, name)) = place.as_deref().and_then(|place| place.rsplit_once(' ')) {
+        line = Some(at.rsplit('/').next().unwrap_or(at).to_owned());
+        function = Some(name.to_owned());
+        if let Some((file, number)) = at.rsplit_once(':') {
+            source = number.parse().ok().and_then(|number| sources.line(file, number));
+        }
+    }
+    let frame = |frame: gpuwhy_store::StackFrame| {
+        let line = frame.line.map_or_else(|| "?".to_owned(), |line| line.to_string());
+        format!("{}:{line} {}", frame.file, frame.function)
+    };
+    SiteFact { line, place, function, source, frames: trace.frames.into_iter().map(frame).collect() }
+}

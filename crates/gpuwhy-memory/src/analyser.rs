@@ -1,0 +1,492 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The second pass over a run's events: every allocation and free, in order, into the report.
+
+use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
+use crate::facts::{Facts, SiteFact};
+use crate::gap::GapWatch;
+use crate::grid::Grid;
+use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
+use crate::lines::{LineKey, Lines};
+use crate::oom::{EndRecord, OomLog, OomRecord};
+use crate::report::{End, Growth, Leak, Oom, Report, Source, SpaceReport, StepsReport};
+use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
+use crate::steps::{Certainty, ProcessSteps};
+use crate::{findings, fragmentation};
+use gpuwhy_model::ops::{Class, KernelOp, TorchOp, kernel_op, torch_op};
+use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// CUDA's and the driver's code for a lack of memory.
+const OUT_OF_MEMORY: i32 = 2;
+/// Calls of a thread that may still turn out to be PyTorch's.
+const MOST_PENDING: usize = 64;
+/// Even growth over so many looks is certain.
+const EVEN_LOOKS: usize = 24;
+/// A process at work frees one of so many allocations at least, or launches so much in a step.
+const FREED_PART: u64 = 4;
+const WORK_LAUNCHES: u64 = 4;
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
+
+/// Plays a run's memory events and tells what they come to.
+pub struct Analyser {
+    facts: Facts,
+    steps: BTreeMap<u32, ProcessSteps>,
+    spaces: BTreeMap<SpaceKey, Space>,
+    drivers: BTreeMap<u32, DriverSide>,
+    gap: GapWatch,
+    ooms: OomLog,
+}
+
+impl Analyser {
+    /// With what the first pass found.
+    pub fn new(facts: Facts, steps: BTreeMap<u32, ProcessSteps>) -> Self {
+        Self {
+            gap: GapWatch::new(&facts),
+            facts,
+            steps,
+            spaces: BTreeMap::new(),
+            drivers: BTreeMap::new(),
+            ooms: OomLog::default(),
+        }
+    }
+
+    /// The next event, in the order of time, from the run's beginning on.
+    pub fn feed(&mut self, event: &MemoryEvent) {
+        if !self.facts.wants(event.pid()) || event.at_ns() > self.facts.to_ns {
+            return;
+        }
+        self.gap.advance(event.at_ns(), &self.facts, &self.spaces);
+        match event {
+            MemoryEvent::Tensor(tensor) => self.tensor(tensor),
+            MemoryEvent::Call(call) => self.call(call),
+        }
+    }
+
+    fn space(&mut self, key: SpaceKey) -> &mut Space {
+        let (from, to, steps) = (self.facts.from_ns, self.facts.to_ns, &self.steps);
+        self.spaces.entry(key).or_insert_with(|| {
+            let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, to));
+            Space::new(grid, from, to)
+        })
+    }
+
+    fn driver(&mut self, pid: u32) -> &mut DriverSide {
+        let asked_from = self.facts.from_ns;
+        let (mut from, mut to) = (asked_from, self.facts.to_ns);
+        if let Some(steps) = self.steps.get(&pid).filter(|steps| steps.active_ns.1 > steps.active_ns.0) {
+            (from, to) = (from.max(steps.active_ns.0), to.min(steps.active_ns.1));
+        }
+        self.drivers.entry(pid).or_insert_with(|| DriverSide::new(asked_from, from, to))
+    }
+
+    fn has_torch(&self, pid: u32) -> bool {
+        self.steps.get(&pid).is_some_and(|steps| steps.has_tensors)
+    }
+
+    fn tensor(&mut self, event: &TensorEvent) {
+        let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
+        let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
+        self.take_direct(event.pid, direct);
+        let told = Some((event.allocated, event.reserved));
+        let space = self.space(key);
+        if event.op == torch_op(TorchOp::Alloc) {
+            space.alloc(event.at_ns, event.address, event.bytes, event.stack, told);
+        } else if event.op == torch_op(TorchOp::Free) {
+            space.free(event.at_ns, event.address, event.bytes, told);
+        } else if event.op == torch_op(TorchOp::OutOfMemory) {
+            space.told(event.at_ns, event.allocated, event.reserved);
+            let (held, unseen, before) = (space.held(), space.unseen(), space.recent.iter().copied().collect());
+            self.out_of_memory(OomRecord {
+                at_ns: event.at_ns,
+                key,
+                tid: event.tid,
+                asked: event.bytes,
+                allocated: event.allocated,
+                reserved: event.reserved,
+                unseen,
+                stack: event.stack,
+                held,
+                before,
+            });
+        }
+    }
+
+    fn out_of_memory(&mut self, record: OomRecord) {
+        if record.at_ns >= self.facts.from_ns {
+            self.ooms.push(record);
+        }
+    }
+
+    fn call(&mut self, call: &Call) {
+        if call.flags.inner {
+            return;
+        }
+        if call.op == kernel_op(KernelOp::ProcessExit) {
+            self.ended(call);
+        } else if call.op == kernel_op(KernelOp::OomKill) {
+            self.ooms.killed_for_memory.insert(call.pid);
+        }
+        match is_device_memory(call) {
+            Some(Class::Alloc) => self.take(call),
+            Some(_) => self.give(call),
+            None => {
+                // Work for the GPU: what the thread took before was not for PyTorch's allocator.
+                let works =
+                    call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
+                if works && let Some(driver) = self.drivers.get_mut(&call.pid) {
+                    let direct = driver.settle(call.tid);
+                    self.take_direct(call.pid, direct);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, call: &Call) {
+        let has_torch = self.has_torch(call.pid);
+        let driver = self.driver(call.pid);
+        driver.alloc(call);
+        let direct = if has_torch { driver.settle_beyond(MOST_PENDING) } else { driver.settle(call.tid) };
+        self.take_direct(call.pid, direct);
+        if call.ret == OUT_OF_MEMORY && !has_torch && !call.flags.unfinished {
+            let device = call.device.unwrap_or(UNKNOWN_DEVICE);
+            let key = SpaceKey { pid: call.pid, device, source: Source::Driver };
+            let space = self.space(key);
+            let (allocated, held, before) = (space.allocated, space.held(), space.recent.iter().copied().collect());
+            self.out_of_memory(OomRecord {
+                at_ns: call.start_ns,
+                key,
+                tid: call.tid,
+                asked: call.arg0.unwrap_or(0),
+                allocated,
+                reserved: allocated,
+                unseen: 0,
+                stack: call.stack,
+                held,
+                before,
+            });
+        }
+    }
+
+    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
+        for one in taken {
+            let device = one.device.unwrap_or(UNKNOWN_DEVICE);
+            let key = SpaceKey { pid, device, source: Source::Driver };
+            self.space(key).alloc(one.at_ns, one.pointer, one.bytes, one.stack, None);
+        }
+    }
+
+    fn give(&mut self, call: &Call) {
+        let freed = self.driver(call.pid).free(call);
+        match (freed, call.arg1) {
+            (Freed::Segment { device, bytes }, _) => {
+                let key = SpaceKey { pid: call.pid, device, source: Source::Torch };
+                self.space(key).returned(call.start_ns, bytes);
+            }
+            (Freed::Direct { bytes }, Some(pointer)) => {
+                // Freed by a thread whose current device may be another.
+                let of_it = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
+                let mut spaces = self.spaces.iter_mut().filter(|(key, _)| of_it(key));
+                if let Some((_, space)) = spaces.find(|(_, space)| space.has(pointer)) {
+                    space.free(call.start_ns, pointer, bytes, None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, call: &Call) {
+        let (code, signal) = (call.arg0.unwrap_or(0), call.arg1.unwrap_or(0));
+        let held = |(key, space): (&SpaceKey, &Space)| (*key, space.allocated, space.held());
+        let of_it = self.spaces.iter().filter(|(key, _)| signal != 0 && key.pid == call.pid);
+        let held = of_it.map(held).collect();
+        self.spaces.iter_mut().filter(|(key, _)| key.pid == call.pid).for_each(|(_, space)| space.ended = true);
+        self.ooms.ends.insert(call.pid, EndRecord { at_ns: call.start_ns, pid: call.pid, code, signal, held });
+    }
+
+    /// The report. `resolve` puts stacks into words; those it does not know are missing.
+    pub fn finish(mut self, resolve: &mut dyn FnMut(&[u64]) -> HashMap<u64, SiteFact>) -> Report {
+        let pids: Vec<u32> = self.drivers.keys().copied().collect();
+        for pid in pids {
+            let direct = self.driver(pid).settle_all();
+            self.take_direct(pid, direct);
+        }
+        for space in self.spaces.values_mut() {
+            space.finish(self.facts.to_ns);
+        }
+        self.gap.advance(u64::MAX, &self.facts, &self.spaces);
+        let lines = Lines::new(resolve(&self.stacks()));
+        let mut report = Report { from_ns: self.facts.from_ns, to_ns: self.facts.to_ns, ..Report::default() };
+        report.steps = self.steps_told(&lines);
+        self.judge_all(&lines, &mut report);
+        report.fragmentation = fragmentation::accounts(&self.spaces, &self.drivers, &lines);
+        report.gaps = self.gap.finish();
+        report.ooms = self.ooms.records().map(|record| self.oom_told(record, &lines)).collect();
+        report.oom_count = self.ooms.count;
+        report.ends = self.ends_told(&lines);
+        report.spaces = self.spaces_told(&lines);
+        report.notes = self.notes(&report);
+        report.findings = findings::all(&report, &self.facts, &lines);
+        report.verdict = findings::verdict(&report);
+        report
+    }
+
+    /// Every stack that something is said about.
+    fn stacks(&self) -> Vec<u64> {
+        let sites = self.spaces.values().flat_map(|space| space.sites.iter().filter_map(|site| site.stack));
+        let ooms = self.ooms.records().filter_map(|record| record.stack);
+        let returned = self.drivers.values().flat_map(|driver| driver.devices.values());
+        let returned = returned.flat_map(|sums| sums.returned_by.keys().filter_map(|stack| *stack));
+        let marks = self.steps.values().filter_map(|steps| steps.marker.and_then(|marker| marker.1));
+        let all: BTreeSet<u64> = sites.chain(ooms).chain(returned).chain(marks).collect();
+        all.into_iter().collect()
+    }
+
+    fn steps_told(&self, lines: &Lines) -> Vec<StepsReport> {
+        let used: BTreeSet<u32> = self.spaces.keys().map(|key| key.pid).collect();
+        let told = |(pid, steps): (&u32, &ProcessSteps)| StepsReport {
+            pid: *pid,
+            certainty: steps.certainty,
+            steps: steps.marks.len() as u64,
+            step_ns: steps.step_ns,
+            launches: steps.launches,
+            marker_op: steps.marker.and_then(|marker| marker.0.get()).map(|op| op.name.clone()),
+            marker_line: lines.line(steps.marker.and_then(|marker| marker.1)),
+        };
+        self.steps.iter().filter(|(pid, _)| used.contains(pid)).map(told).collect()
+    }
+
+    fn judge_all(&self, lines: &Lines, report: &mut Report) {
+        for (key, space) in self.spaces.iter().filter(|(key, space)| self.works(**key, space)) {
+            for series in series_by_line(space, lines, space.grid.at.len()).into_values() {
+                match judge(&series.sum, &space.grid, space.peak.0) {
+                    Verdict::Leak(fit) => report.leaks.push(self.leak(*key, space, &series, &fit, lines)),
+                    Verdict::Grew(kind, settled) => {
+                        let at = settled.and_then(|look| space.grid.at.get(look)).copied();
+                        report.growths.push(Growth {
+                            pid: key.pid,
+                            device: key.device(),
+                            line: lines.line(series.stack),
+                            kind,
+                            bytes: series.sum.live.iter().copied().max().unwrap_or(0),
+                            settled_ns: at,
+                            settled_step: at.and_then(|at| self.step_at(key.pid, at)),
+                        });
+                    }
+                    Verdict::Fine => {}
+                }
+            }
+        }
+        report.leaks.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
+        report.growths.sort_by_key(|growth| std::cmp::Reverse(growth.bytes));
+        self.foretell(&mut report.leaks);
+    }
+
+    /// Whether the process works, and does not just load: it frees some of what it allocates, or launches much in a step.
+    /// All that is loaded stays, piece after piece, and leaks nothing.
+    fn works(&self, key: SpaceKey, space: &Space) -> bool {
+        let (allocs, frees) = space.between_looks;
+        let launches = self.steps.get(&key.pid).map_or(0, |steps| steps.launches);
+        frees.saturating_mul(FREED_PART) >= allocs || launches >= WORK_LAUNCHES
+    }
+
+    /// The step a moment is in, where there are steps.
+    fn step_at(&self, pid: u32, at_ns: u64) -> Option<u64> {
+        let steps = self.steps.get(&pid).filter(|steps| steps.certainty != Certainty::None);
+        steps.map(|steps| steps.step_at(at_ns))
+    }
+
+    fn leak(&self, key: SpaceKey, space: &Space, series: &OneLine, fit: &LeakFit, lines: &Lines) -> Leak {
+        let certainty = self.steps.get(&key.pid).map_or(Certainty::None, |steps| steps.certainty);
+        let stride = space.grid.stride.max(1) as f64;
+        let per_step = |per_look: f64| (certainty != Certainty::None).then_some(per_look / stride);
+        let sure = if fit.even && fit.looks >= EVEN_LOOKS { Certainty::High } else { Certainty::Medium };
+        Leak {
+            pid: key.pid,
+            device: key.device(),
+            line: lines.line(series.stack),
+            function: lines.fact(series.stack).and_then(|fact| fact.function.clone()),
+            stack_id: series.stack.map(u64::cast_signed),
+            bytes_per_step: per_step(fit.per_look),
+            bytes_per_second: fit.per_second,
+            pieces_per_step: per_step(fit.pieces_per_look),
+            piece_bytes: fit.piece_bytes,
+            onset_ns: fit.onset_ns,
+            onset_step: self.step_at(key.pid, fit.onset_ns),
+            grown_bytes: fit.grown_bytes,
+            looks: fit.looks as u64,
+            looks_with_growth: fit.keeping as u64,
+            out_of_memory_in_ns: None,
+            out_of_memory_in_steps: None,
+            certainty: certainty.min(sure),
+        }
+    }
+
+    /// When memory runs out: what the device has left, and what PyTorch has and does not use, over all leaks' rates.
+    fn foretell(&self, leaks: &mut [Leak]) {
+        let mut rates: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
+        for leak in leaks.iter() {
+            *rates.entry((leak.pid, leak.device)).or_default() += leak.bytes_per_second;
+        }
+        for leak in leaks {
+            let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
+            let Some((key, space)) = torch else { continue };
+            // Not at the very end: the process may be gone by then.
+            let end = space.grid.at.last().copied().unwrap_or(self.facts.to_ns);
+            let (Some(used), Some(total)) = self.gap.used_at(*key, end) else { continue };
+            let cached = space.peak_reserved.0.max(space.reserved).saturating_sub(space.peak.0);
+            let left = total.saturating_sub(used).saturating_add(cached) as f64;
+            let rate = rates.get(&(leak.pid, leak.device)).copied().unwrap_or(0.0);
+            if rate > 0.0 {
+                let seconds = left / rate;
+                leak.out_of_memory_in_ns = Some((seconds * 1e9).min(9e18) as u64);
+                leak.out_of_memory_in_steps = leak
+                    .bytes_per_step
+                    .filter(|bytes| *bytes > 0.0)
+                    .map(|bytes| (seconds * leak.bytes_per_second / bytes) as u64);
+            }
+        }
+    }
+
+    fn spaces_told(&mut self, lines: &Lines) -> Vec<SpaceReport> {
+        let mut all = Vec::new();
+        for (key, space) in &self.spaces {
+            let end = self.steps.get(&key.pid).map_or(self.facts.to_ns, |steps| steps.active_ns.1);
+            let until = self.ooms.ends.get(&key.pid).map_or(self.facts.to_ns, |ended| ended.at_ns.max(end));
+            let mut timeline = space.timeline.clone().points(until.min(self.facts.to_ns));
+            let mut next = timeline.iter().map(|point| point.at_ns).skip(1).collect::<Vec<_>>();
+            next.push(self.facts.to_ns);
+            for (point, to) in timeline.iter_mut().zip(next) {
+                point.device_used = self.gap.most_used(*key, point.at_ns, to);
+            }
+            let at_peak = space.sites.iter().map(|site| (site.stack, site.peak_bytes, site.peak_count));
+            let now = space.held();
+            let at_end: &[Held] = space.at_last_look.as_deref().unwrap_or(&now);
+            all.push(SpaceReport {
+                pid: key.pid,
+                name: self.facts.name(key.pid),
+                device: key.device(),
+                source: key.source,
+                allocated: space.allocated,
+                reserved: space.reserved,
+                peak_allocated: space.peak.0,
+                peak_allocated_at_ns: space.peak.1,
+                peak_reserved: space.peak_reserved.0,
+                peak_reserved_at_ns: space.peak_reserved.1,
+                preexisting: space.preexisting.unwrap_or(0),
+                peak_preexisting: space.peak.0.saturating_sub(space.peak_seen),
+                balance: space.balance,
+                at_peak: lines.holders(at_peak),
+                at_end: lines.of_space(space, at_end),
+                timeline,
+            });
+        }
+        all.sort_by_key(|space| std::cmp::Reverse(space.peak_reserved.max(space.peak_allocated)));
+        all
+    }
+
+    fn oom_told(&self, record: &OomRecord, lines: &Lines) -> Oom {
+        let (device_used, device_total) = self.gap.used_at(record.key, record.at_ns);
+        let fact = lines.fact(record.stack);
+        let space = self.spaces.get(&record.key);
+        let mut before = record.before.clone();
+        for point in &mut before {
+            point.device_used = self.gap.most_used(record.key, point.at_ns, point.at_ns + SECOND);
+        }
+        Oom {
+            at_ns: record.at_ns,
+            step: self.step_at(record.key.pid, record.at_ns),
+            pid: record.key.pid,
+            tid: record.tid,
+            device: record.key.device(),
+            asked: record.asked,
+            allocated: record.allocated,
+            reserved: record.reserved,
+            device_used,
+            device_total,
+            fatal: self.ooms.is_fatal(record),
+            line: lines.line(record.stack),
+            stack: fact.map(|fact| fact.frames.clone()).unwrap_or_default(),
+            stack_id: record.stack.map(u64::cast_signed),
+            live: space.map(|space| lines.of_space(space, &record.held)).unwrap_or_default(),
+            preexisting: record.unseen,
+            before,
+        }
+    }
+
+    fn ends_told(&self, lines: &Lines) -> Vec<End> {
+        let told = |end: &EndRecord| {
+            let held = end.held.iter().filter_map(|(key, _, held)| Some((self.spaces.get(key)?, held)));
+            let stack = |space: &Space, site: u32| space.sites.get(site as usize).and_then(|site| site.stack);
+            let by_stack = held.flat_map(|(space, held)| {
+                held.iter().map(move |(site, bytes, count)| (stack(space, *site), *bytes, *count))
+            });
+            End {
+                at_ns: end.at_ns,
+                pid: end.pid,
+                name: self.facts.name(end.pid),
+                signal: u32::try_from(end.signal).unwrap_or(u32::MAX),
+                oom_killed: self.ooms.killed_for_memory.contains(&end.pid),
+                allocated: end.held.iter().map(|held| held.1).sum(),
+                live: lines.holders(by_stack),
+            }
+        };
+        let by_signal = |end: &&EndRecord| end.signal != 0 && !end.held.is_empty();
+        self.ooms.ends.values().filter(by_signal).map(told).collect()
+    }
+
+    fn notes(&self, report: &Report) -> Vec<String> {
+        let mut notes = self.facts.notes.clone();
+        if self.facts.lost > 0 {
+            notes.push(format!(
+                "{} allocations or frees were lost: live bytes by line may be off, totals are PyTorch's own",
+                self.facts.lost
+            ));
+        }
+        let older: u64 = report.spaces.iter().map(|space| space.preexisting).sum();
+        if older > 0 {
+            let bytes = gpuwhy_model::units::bytes(older);
+            notes.push(format!("{bytes} were allocated before the recording: which lines did is not known"));
+        }
+        if report.spaces.is_empty() {
+            notes.push("no process allocated GPU memory in this time".to_owned());
+        }
+        if !report.spaces.is_empty() && report.gaps.is_empty() {
+            notes.push("the device's own figures (NVML) are not known: nothing is said of what is hidden".to_owned());
+        }
+        notes
+    }
+}
+
+/// A line's memory, and the stack that kept most of it.
+struct OneLine {
+    sum: LineSeries,
+    stack: Option<u64>,
+    most: u64,
+}
+
+/// The series of all lines that held anything at a look.
+fn series_by_line(space: &Space, lines: &Lines, looks: usize) -> BTreeMap<LineKey, OneLine> {
+    let mut all: BTreeMap<LineKey, OneLine> = BTreeMap::new();
+    for site in &space.sites {
+        let live = site.series(looks);
+        if live.iter().all(|bytes| *bytes == 0) {
+            continue;
+        }
+        let kept: u64 = site.kept.iter().map(|piece| piece.1).sum();
+        let one = all.entry(lines.key(site.stack)).or_insert_with(|| OneLine {
+            sum: LineSeries { live: vec![0; looks], kept: Vec::new() },
+            stack: site.stack,
+            most: 0,
+        });
+        one.sum.live.iter_mut().zip(live).for_each(|(sum, bytes)| *sum += bytes);
+        one.sum.kept.extend(&site.kept);
+        if kept > one.most {
+            (one.most, one.stack) = (kept, site.stack);
+        }
+    }
+    for one in all.values_mut() {
+        one.sum.kept.sort_unstable();
+    }
+    all
+}

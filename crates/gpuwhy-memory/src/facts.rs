@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What the analysis is told. Times are nanoseconds since the run began.
+
+use gpuwhy_model::sample::{GpuProcess, GpuSample};
+use std::collections::BTreeMap;
+
+/// A process of the run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ProcessFact {
+    /// Process id.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+}
+
+/// Everything the analysis is told beforehand.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// The span that is asked about.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// Only these processes; empty for all.
+    pub only: Vec<u32>,
+    /// The traced processes, by their ids.
+    pub processes: BTreeMap<u32, ProcessFact>,
+    /// GPUs, second by second, by NVML; in the order of time.
+    pub gpu_seconds: Vec<GpuSample>,
+    /// Who has memory on which GPU, by NVML; in the order of time.
+    pub gpu_processes: Vec<GpuProcess>,
+    /// Reports of the allocator and calls that allocate or free which were lost.
+    pub lost: u64,
+    /// What is not certain about the recording, in words.
+    pub notes: Vec<String>,
+}
+
+impl Facts {
+    /// The process's name, or `pid N`.
+    pub fn name(&self, pid: u32) -> String {
+        self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
+    }
+
+    /// Whether a process is asked about.
+    pub fn wants(&self, pid: u32) -> bool {
+        self.only.is_empty() || self.only.contains(&pid)
+    }
+
+    /// The span's length.
+    pub fn wall_ns(&self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
+}
+
+/// Where a stack stands, in words. Names are from the traced world: not safe to print as they are.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SiteFact {
+    /// The innermost line of the user's code as people say it, `train.py:138`.
+    pub line: Option<String>,
+    /// The same with its whole path: what tells one line from another.
+    pub place: Option<String>,
+    /// The function that line is in.
+    pub function: Option<String>,
+    /// The frames, innermost first, each `file:line function`.
+    pub frames: Vec<String>,
+    /// The text of that line, where the source could be read. Only looked at, never shown.
+    pub source: Option<String>,
+}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What a whole GPU says: memory nobody sees, and too little left.
+
+use super::{blank, memory_link};
+use crate::fixes;
+use crate::report::{Gap, OtherProcess, Report, Trend};
+use gpuwhy_model::{Confidence, Finding, Link, RootCause, Severity, units};
+
+/// Hidden memory that is told: the part of the device.
+const HIDDEN_PART: f64 = 0.1;
+/// A device as full as this is at risk.
+const FULL: f64 = 0.92;
+
+pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
+    let others: u64 = gap.others.iter().map(|other| other.bytes).sum();
+    let total = gap.memory_total.filter(|total| *total > 0)?;
+    let most = gap.hidden.max(others);
+    if (most as f64) < HIDDEN_PART * total as f64 && gap.trend != Trend::Drifting {
+        return None;
+    }
+    let trend = trend(gap);
+    let by_others = others > gap.hidden;
+    let (bytes, gpu) = (units::bytes(most), gap.gpu);
+    let title = if by_others {
+        format!("{bytes} of GPU {gpu} belong to other processes")
+    } else {
+        format!("{bytes} of GPU {gpu} are used beyond what PyTorch reserved ({trend})")
+    };
+    let severity = if gap.trend == Trend::Drifting { Severity::Medium } else { Severity::Low };
+    Some(Finding {
+        lost_bytes: most,
+        chain: chain(gap, total),
+        root_cause: cause(gap, by_others),
+        effect: vec![format!("that memory is not there for tensors ({trend})")],
+        fixes: fixes::hidden(gap),
+        confidence: Confidence::Medium,
+        confidence_reason: "the driver's figure of the whole device, once a second, less what was seen being taken"
+            .into(),
+        ..blank("hidden_memory", severity, title)
+    })
+}
+
+fn trend(gap: &Gap) -> String {
+    match gap.trend {
+        Trend::Steady => "steady".to_owned(),
+        Trend::Transient => format!("at times {}", units::bytes(gap.hidden_most)),
+        Trend::Drifting => format!("drifting by {} a second", units::bytes(gap.drift_per_second.abs() as u64)),
+    }
+}
+
+fn name(other: &OtherProcess) -> String {
+    format!("{} {}", other.name, other.pid)
+}
+
+fn chain(gap: &Gap, total: u64) -> Vec<Link> {
+    let whole = memory_link(
+        format!("GPU {}", gap.gpu),
+        format!("has {} of {} in use", units::bytes(gap.used), units::bytes(total)),
+        None,
+        format!("{} reserved, {} taken past it", units::bytes(gap.reserved), units::bytes(gap.direct)),
+        Some(format!("SELECT timestamp, memory_used FROM gpu_seconds WHERE gpu = {}", gap.gpu)),
+    );
+    let others = gap.others.iter().take(3).map(|other| {
+        memory_link(name(other), format!("has {}", units::bytes(other.bytes)), None, "not of this job".into(), None)
+    });
+    std::iter::once(whole).chain(others).collect()
+}
+
+fn cause(gap: &Gap, by_others: bool) -> RootCause {
+    if let Some(other) = gap.others.first().filter(|_| by_others) {
+        return RootCause {
+            kind: "other_process".into(),
+            pid: Some(other.pid),
+            name: Some(name(other)),
+            detail: format!("{} uses the same GPU", name(other)),
+            line: None,
+        };
+    }
+    let detail = "CUDA contexts, NCCL buffers and workspaces of libraries are not PyTorch's".to_owned();
+    RootCause { kind: "outside_allocator".into(), detail, ..RootCause::default() }
+}
+
+pub(super) fn risk(gap: &Gap, report: &Report) -> Option<Finding> {
+    let total = gap.memory_total.filter(|total| *total > 0)?;
+    if report.oom_count > 0 || (gap.peak_used as f64) < FULL * total as f64 {
+        return None;
+    }
+    let left = units::bytes(total.saturating_sub(gap.peak_used));
+    let full = format!("was {} full", units::percent(gap.peak_used as f64, total as f64));
+    let state = format!("{} in use", units::bytes(gap.peak_used));
+    let title = format!("GPU {} had {left} of {} left at its fullest", gap.gpu, units::bytes(total));
+    Some(Finding {
+        chain: vec![memory_link(format!("GPU {}", gap.gpu), full, None, state, None)],
+        root_cause: RootCause {
+            kind: "little_room".into(),
+            detail: format!("{left} are left for a larger batch, another size or a leak"),
+            ..RootCause::default()
+        },
+        fixes: fixes::risk(total),
+        confidence_reason: "the device's own figure".into(),
+        ..blank("oom_risk", Severity::Medium, title)
+    })
+}

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A line that keeps what it allocates.
+
+use super::{blank, memory_link, named, rate, who};
+use crate::facts::Facts;
+use crate::fixes;
+use crate::lines::Lines;
+use crate::report::{Leak, Report};
+use crate::steps::Certainty;
+use gpuwhy_model::{Confidence, Finding, RootCause, Severity, units};
+
+/// A leak that leaves less time than this is critical, ns.
+const SOON_NS: u64 = 600_000_000_000;
+/// One that has taken this part of the peak is serious.
+const MUCH: f64 = 0.02;
+
+pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines) -> Finding {
+    let line = named(leak.line.as_ref());
+    let onset = match leak.onset_step {
+        Some(step) => format!("step {step} ({})", units::time(leak.onset_ns)),
+        None => units::time(leak.onset_ns),
+    };
+    let (grown, pieces) = (units::bytes(leak.grown_bytes), pieces(leak));
+    let stack = leak.stack_id.map(|id| format!("SELECT timestamp, bytes FROM allocations WHERE stack_id = {id}"));
+    let (confidence, confidence_reason) = sure(leak);
+    let more = format!("holds {grown} more since {onset}");
+    let title = format!("{line} leaks {}: {grown} since {onset}", rate(leak));
+    Finding {
+        lost_bytes: leak.grown_bytes,
+        pid: Some(leak.pid),
+        chain: vec![
+            memory_link(who(facts, leak.pid, leak.device), more, None, stayed(leak), None),
+            memory_link(line.clone(), pieces.clone(), None, "allocated, never freed".into(), stack),
+        ],
+        root_cause: RootCause {
+            kind: "kept_tensors".into(),
+            pid: Some(leak.pid),
+            name: leak.function.clone(),
+            detail: format!("{line} {pieces}"),
+            line: leak.line.clone(),
+        },
+        effect: effect(leak),
+        fixes: fixes::leak(leak, lines.fact(leak.stack_id.map(i64::cast_unsigned))),
+        confidence,
+        confidence_reason,
+        ..blank("memory_leak", severity(leak, report), title)
+    }
+}
+
+fn severity(leak: &Leak, report: &Report) -> Severity {
+    let ran_out = report.ooms.iter().any(|oom| oom.pid == leak.pid && oom.device == leak.device);
+    let of_it = report.spaces.iter().filter(|space| space.pid == leak.pid && space.device == leak.device);
+    let peak = of_it.map(|space| space.peak_allocated).max().unwrap_or(0);
+    if ran_out || leak.out_of_memory_in_ns.is_some_and(|ns| ns < SOON_NS) {
+        Severity::Critical
+    } else if leak.grown_bytes as f64 >= MUCH * peak as f64 {
+        Severity::High
+    } else {
+        Severity::Medium
+    }
+}
+
+/// What each step keeps.
+fn pieces(leak: &Leak) -> String {
+    let size = units::bytes(leak.piece_bytes);
+    match leak.pieces_per_step {
+        Some(each) if each >= 1.5 => format!("keeps {:.0} pieces of about {size} from every step", each),
+        Some(each) if each >= 0.95 => format!("keeps one piece of {size} from every step"),
+        Some(each) if each > 0.0 => format!("keeps a piece of {size} about every {:.0} steps", 1.0 / each),
+        _ => format!("keeps pieces of {size}"),
+    }
+}
+
+fn effect(leak: &Leak) -> Vec<String> {
+    let mut effect = vec![format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64))];
+    if let Some(ns) = leak.out_of_memory_in_ns {
+        let steps = leak.out_of_memory_in_steps.map(|n| format!(" ({} steps)", units::count(n))).unwrap_or_default();
+        effect.push(format!("memory runs out {}{steps} after the end of this recording", units::time(ns)));
+    }
+    effect
+}
+
+/// From how much of the time something stayed.
+fn stayed(leak: &Leak) -> String {
+    let of = if leak.bytes_per_step.is_some() { "steps" } else { "parts of the time" };
+    format!("some stayed from {} of {} {of}", units::count(leak.looks_with_growth), units::count(leak.looks))
+}
+
+fn sure(leak: &Leak) -> (Confidence, String) {
+    let stayed = stayed(leak);
+    match leak.certainty {
+        Certainty::High => (Confidence::High, stayed),
+        Certainty::Medium => (Confidence::Medium, format!("{stayed}; there are few steps, or they are uneven")),
+        Certainty::Low => (Confidence::Medium, format!("{stayed}; steps are not certain")),
+        Certainty::None => {
+            (Confidence::Low, format!("{stayed}; no steps were found, so a cache that fills looks the same"))
+        }
+    }
+}

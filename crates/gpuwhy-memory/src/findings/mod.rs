@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What is said about memory: findings of the common type, and the verdict.
+
+mod device;
+mod driver;
+mod leak;
+mod oom;
+
+use crate::facts::Facts;
+use crate::lines::{Lines, NO_LINE};
+use crate::report::{GrowthKind, Leak, Report, Source};
+use gpuwhy_model::{Confidence, Finding, Link, RootCause, Severity, units};
+
+/// All findings, worst first.
+pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding> {
+    let mut found: Vec<Finding> = report.leaks.iter().map(|one| leak::finding(one, report, facts, lines)).collect();
+    found.extend(report.ooms.last().map(|one| oom::finding(one, report, facts)));
+    found.extend(report.fragmentation.iter().filter_map(|one| driver::fragmentation(one, report, facts)));
+    found.extend(report.fragmentation.iter().filter_map(|one| driver::latency(one, facts)));
+    found.extend(report.gaps.iter().filter_map(device::hidden));
+    found.extend(report.gaps.iter().filter_map(|gap| device::risk(gap, report)));
+    Finding::sort(&mut found);
+    found
+}
+
+/// A finding that costs nothing yet, and of which nothing else is known.
+fn blank(kind: &str, severity: Severity, title: String) -> Finding {
+    Finding {
+        kind: kind.to_owned(),
+        severity,
+        title,
+        lost_ns: 0,
+        lost_bytes: 0,
+        share: 0.0,
+        pid: None,
+        tid: None,
+        chain: Vec::new(),
+        root_cause: RootCause::default(),
+        effect: Vec::new(),
+        fixes: Vec::new(),
+        confidence: Confidence::High,
+        confidence_reason: String::new(),
+    }
+}
+
+/// A line's name, or that it has none.
+fn named(line: Option<&String>) -> String {
+    line.cloned().unwrap_or_else(|| NO_LINE.to_owned())
+}
+
+fn who(facts: &Facts, pid: u32, device: Option<u32>) -> String {
+    let device = device.map_or_else(|| "a GPU".to_owned(), |device| format!("cuda:{device}"));
+    format!("{} {pid} on {device}", facts.name(pid))
+}
+
+fn memory_link(who: String, what: String, line: Option<String>, state: String, evidence: Option<String>) -> Link {
+    Link { layer: "memory".into(), who, what, line, state, ns: 0, evidence }
+}
+
+/// `1.05 MB a step`, or a second where there are no steps.
+pub(crate) fn rate(leak: &Leak) -> String {
+    match leak.bytes_per_step {
+        Some(bytes) => format!("{} a step", units::bytes(bytes.round() as u64)),
+        None => format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64)),
+    }
+}
+
+/// The report in a few sentences.
+pub(crate) fn verdict(report: &Report) -> String {
+    let mut said = Vec::new();
+    if let Some(oom) = report.ooms.last() {
+        let times = if report.oom_count > 1 { format!(" {} times", report.oom_count) } else { String::new() };
+        let line = oom.line.as_deref().unwrap_or(NO_LINE);
+        said.push(format!("Memory ran out{times}: {line} asked for {}.", units::bytes(oom.asked)));
+    }
+    for leak in report.leaks.iter().take(3) {
+        let line = leak.line.as_deref().unwrap_or(NO_LINE);
+        let since = leak.onset_step.map_or_else(|| units::time(leak.onset_ns), |step| format!("step {step}"));
+        said.push(format!("{line} leaks {} since {since}.", rate(leak)));
+    }
+    if said.is_empty() && !report.spaces.is_empty() {
+        said.push("No leak was found.".to_owned());
+    }
+    if let Some(space) = report.spaces.iter().find(|space| space.source == Source::Torch).or(report.spaces.first()) {
+        let most = space.at_peak.first();
+        let by = most.map_or_else(String::new, |most| {
+            let line = most.line.as_deref().unwrap_or(NO_LINE);
+            format!(", the most of it by {line} ({})", units::bytes(most.bytes))
+        });
+        said.push(format!(
+            "At most {} were in use at {}{by}; {} were reserved.",
+            units::bytes(space.peak_allocated),
+            units::time(space.peak_allocated_at_ns),
+            units::bytes(space.peak_reserved)
+        ));
+    }
+    let settled = report.growths.iter().filter(|growth| growth.kind == GrowthKind::Settled).count();
+    if report.leaks.is_empty() && settled > 0 {
+        let lines = if settled == 1 { "1 line".to_owned() } else { format!("{settled} lines") };
+        said.push(format!("{lines} grew at first and settled: warm-up or a full cache, not a leak."));
+    }
+    if said.is_empty() {
+        said.push("No GPU memory was allocated in this time.".to_owned());
+    }
+    said.join(" ")
+}

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What to do about memory, by the pattern that was seen.
+
+use crate::facts::SiteFact;
+use crate::report::{Fragmentation, Gap, Leak, Oom};
+use gpuwhy_model::{Fix, units};
+
+/// PyTorch gives a number as much as this.
+const SCALAR: u64 = 512;
+/// A twentieth of what is reserved is left over in any job.
+const LEFT_OVER: u64 = 20;
+
+fn fix(text: String, saves_bytes: u64) -> Fix {
+    Fix { text, saves_ns: 0, saves_bytes }
+}
+
+/// What to do about a line that keeps what it allocates. The source of the line, where it could be read, says how.
+pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
+    let line = leak.line.as_deref().unwrap_or("that line");
+    let source = fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default();
+    let has = |words: &[&str]| words.iter().any(|word| source.contains(word));
+    let mut fixes = Vec::new();
+    if leak.line.is_none() {
+        let text = "trace again with --budget none, and without --no-stack, to see which line it is";
+        fixes.push(fix(text.to_owned(), 0));
+    }
+    let text = if has(&["retain_graph=True", "create_graph=True"]) {
+        format!(
+            "{line}: do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"
+        )
+    } else if has(&["detach(", ".clone("]) {
+        format!(
+            "{line}: a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
+             .detach().cpu()"
+        )
+    } else if leak.piece_bytes <= SCALAR || has(&["loss"]) {
+        format!("{line}: keep loss.item() instead of the tensor, which holds GPU memory and its whole graph")
+    } else if has(&[".append(", ".extend(", "+=", "] ="]) {
+        format!(
+            "{line}: what is kept in a list or dict stays on the GPU; keep .item() scalars or .detach().cpu(), or clear it"
+        )
+    } else if has(&["cudaMalloc", "malloc("]) {
+        format!("{line}: free what it allocates before the next step")
+    } else {
+        format!(
+            "{line}: find what keeps its tensors (a list, dict, closure or attribute) and drop them each step; if only values \
+             are needed, keep .item() scalars or .detach().cpu()"
+        )
+    };
+    fixes.push(fix(text, leak.grown_bytes));
+    if leak.piece_bytes > SCALAR {
+        fixes.push(fix("if it is meant to be a cache, give it a limit".to_owned(), 0));
+    }
+    fixes
+}
+
+/// Whether enough was reserved and free, and more than what is left over anywhere.
+pub(crate) fn is_scattered(oom: &Oom) -> bool {
+    let unused = oom.reserved.saturating_sub(oom.allocated);
+    oom.asked > 0 && unused >= oom.asked && unused >= oom.reserved / LEFT_OVER
+}
+
+/// Whether one request is for more than all that was in use, or than the device has.
+pub(crate) fn is_too_large(oom: &Oom) -> bool {
+    oom.asked > oom.allocated || oom.device_total.is_some_and(|total| oom.asked >= total)
+}
+
+/// What to do when memory ran out.
+pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
+    let mut fixes = Vec::new();
+    if is_too_large(oom) {
+        let line = oom.line.as_deref().unwrap_or("the request");
+        let text =
+            format!("{line}: check the shape of what it makes, or make it in parts (smaller batch, shorter sequence)");
+        return vec![fix(text, oom.asked)];
+    }
+    let of_it = leaks.iter().filter(|leak| leak.pid == oom.pid && leak.device == oom.device);
+    for leak in of_it {
+        let line = leak.line.as_deref().unwrap_or("a line without a name");
+        fixes.push(fix(format!("stop the leak at {line} (see memory_leak)"), leak.grown_bytes));
+    }
+    let unused = oom.reserved.saturating_sub(oom.allocated);
+    if is_scattered(oom) {
+        let text =
+            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: enough memory was reserved, but not in one piece";
+        fixes.push(fix(text.to_owned(), unused));
+    }
+    if let Some(most) = oom.live.first().filter(|most| fixes.is_empty() && most.bytes > oom.allocated / 4) {
+        let line = most.line.as_deref().unwrap_or("code without a Python line");
+        fixes.push(fix(
+            format!("most is held by {line}: a smaller batch, gradient checkpointing or lower precision there"),
+            0,
+        ));
+    }
+    if fixes.is_empty() {
+        fixes.push(fix("use a smaller batch, gradient checkpointing or lower precision".to_owned(), 0));
+    }
+    fixes
+}
+
+/// What to do about memory that PyTorch has and cannot use.
+pub(crate) fn fragmentation(one: &Fragmentation) -> Vec<Fix> {
+    let mut fixes = Vec::new();
+    if one.retaken_bytes > 0
+        && let Some(by) = one.returned_by.first()
+    {
+        let line = by.line.as_deref().unwrap_or("the code that does");
+        let text =
+            format!("do not call torch.cuda.empty_cache() at {line} in every step: what it gives back is taken again");
+        fixes.push(Fix { text, saves_ns: one.churn_ns, saves_bytes: 0 });
+    }
+    let unused = one.peak_reserved.saturating_sub(one.allocated_then);
+    let text =
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, so that segments can grow instead of being left over";
+    fixes.push(fix(text.to_owned(), unused));
+    fixes.push(fix("pad batches to few sizes: every new size takes segments that others do not fit in".to_owned(), 0));
+    fixes
+}
+
+/// What to do about a driver that takes ever longer.
+pub(crate) fn latency(one: &Fragmentation) -> Vec<Fix> {
+    let mut fixes = Vec::new();
+    if let Some(by) = one.past_allocator.first().and_then(|holder| holder.line.as_deref()) {
+        fixes.push(Fix {
+            text: format!("allocate once, before the loop, instead of at {by}"),
+            saves_ns: one.late_ns,
+            saves_bytes: 0,
+        });
+    }
+    let text =
+        "let PyTorch's allocator keep what it has (no empty_cache(), few sizes): it then need not ask the driver";
+    fixes.push(Fix { text: text.to_owned(), saves_ns: if fixes.is_empty() { one.late_ns } else { 0 }, saves_bytes: 0 });
+    fixes
+}
+
+/// What to do about memory that nobody sees.
+pub(crate) fn hidden(gap: &Gap) -> Vec<Fix> {
+    let mut fixes = Vec::new();
+    for other in gap.others.iter().filter(|other| other.bytes > 0).take(3) {
+        let name = if other.name.is_empty() { "another process" } else { &other.name };
+        fixes.push(fix(format!("stop {name} (pid {}), or give it another GPU", other.pid), other.bytes));
+    }
+    fixes.push(fix(
+        "every process has a CUDA context of its own: fewer processes on a GPU; CUDA_MODULE_LOADING=LAZY loads fewer kernels"
+            .to_owned(),
+        0,
+    ));
+    fixes.push(fix(
+        "libraries: CUBLAS_WORKSPACE_CONFIG=:4096:2 and NCCL_BUFFSIZE bound what cuBLAS and NCCL take beside PyTorch"
+            .to_owned(),
+        0,
+    ));
+    fixes
+}
+
+/// What to do before memory runs out.
+pub(crate) fn risk(total: u64) -> Vec<Fix> {
+    let text = format!(
+        "leave room below {}: a slightly smaller batch, or expandable_segments:True against peaks of reservation",
+        units::bytes(total)
+    );
+    vec![fix(text, 0)]
+}

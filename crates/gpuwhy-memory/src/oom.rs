@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What there was when memory ran out, or a signal ended the process.
+
+use crate::report::TimelinePoint;
+use crate::space::{Held, SpaceKey};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Records kept: the first ones, and the last ones.
+const FIRST: usize = 8;
+const LAST: usize = 8;
+/// A process that ends within this time ended by it, ns.
+pub(crate) const FATAL_NS: u64 = 5_000_000_000;
+/// How far back the story goes, ns.
+pub(crate) const BEFORE_NS: u64 = 120_000_000_000;
+
+/// Memory ran out.
+#[derive(Debug, Clone)]
+pub(crate) struct OomRecord {
+    pub(crate) at_ns: u64,
+    pub(crate) key: SpaceKey,
+    pub(crate) tid: u32,
+    pub(crate) asked: u64,
+    pub(crate) allocated: u64,
+    pub(crate) reserved: u64,
+    pub(crate) unseen: u64,
+    pub(crate) stack: Option<u64>,
+    pub(crate) held: Vec<Held>,
+    /// The time before.
+    pub(crate) before: Vec<TimelinePoint>,
+}
+
+/// A process ended.
+#[derive(Debug, Clone)]
+pub(crate) struct EndRecord {
+    pub(crate) at_ns: u64,
+    pub(crate) pid: u32,
+    pub(crate) code: u64,
+    pub(crate) signal: u64,
+    /// What it held, by space; only where a signal ended it.
+    pub(crate) held: Vec<(SpaceKey, u64, Vec<Held>)>,
+}
+
+/// All that ran out and ended.
+#[derive(Debug, Default)]
+pub(crate) struct OomLog {
+    first: Vec<OomRecord>,
+    last: VecDeque<OomRecord>,
+    pub(crate) count: u64,
+    pub(crate) ends: BTreeMap<u32, EndRecord>,
+    pub(crate) killed_for_memory: BTreeSet<u32>,
+}
+
+impl OomLog {
+    pub(crate) fn push(&mut self, record: OomRecord) {
+        self.count += 1;
+        if self.first.len() < FIRST {
+            self.first.push(record);
+            return;
+        }
+        if self.last.len() == LAST {
+            self.last.pop_front();
+        }
+        self.last.push_back(record);
+    }
+
+    pub(crate) fn records(&self) -> impl Iterator<Item = &OomRecord> {
+        self.first.iter().chain(&self.last)
+    }
+
+    /// Whether the process ended by it: soon after, and not well.
+    pub(crate) fn is_fatal(&self, record: &OomRecord) -> bool {
+        self.ends.get(&record.key.pid).is_some_and(|end| {
+            let soon = end.at_ns >= record.at_ns && end.at_ns - record.at_ns <= FATAL_NS;
+            soon && (end.code != 0 || end.signal != 0)
+        })
+    }
+}

@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The job's steps, found from what repeats.
+//!
+//! A call site (thread, function, stack) that is passed once a step marks it: between two passes there are always about
+//! as many launches. Sites inside a loop of a step are passed unevenly, and sites passed now and then have fewer others
+//! like them. So: of the sites with even distances, those with the commonest count; of these, one that waits for the GPU.
+
+use crate::robust::median;
+use gpuwhy_model::MemoryEvent;
+use gpuwhy_model::ops::{Class, OpId, TorchOp, torch_op};
+use serde::Serialize;
+use std::cmp::Reverse;
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+
+/// Fewer passes show no pattern.
+pub const FEWEST: usize = 8;
+/// How even distances must be: 1 is always the same number of launches.
+const EVEN: f64 = 0.8;
+/// Marks must be found in this part of the time in which the process is at work, and up to this part before its end: what
+/// repeats while a model is loaded are no steps.
+const COVERED: f64 = 0.4;
+const UP_TO_END: f64 = 0.2;
+/// Call sites followed in a process, and passes kept of all of them together (16 bytes each).
+const MOST_SITES: usize = 1 << 14;
+const MOST_PASSES: usize = 1 << 21;
+
+/// How sure it is that the marks are steps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Certainty {
+    /// No pattern: there are no steps, only time.
+    #[default]
+    None,
+    /// Few passes, or uneven ones.
+    Low,
+    /// Even, but few or alone.
+    Medium,
+    /// Many, even, and several sites agree.
+    High,
+}
+
+/// The steps of a process.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ProcessSteps {
+    /// How sure.
+    pub certainty: Certainty,
+    /// What marks a step: the function, and the stack it is called from.
+    pub marker: Option<(OpId, Option<u64>)>,
+    /// When each step was marked, in order. Step 1 ends at the first.
+    pub marks: Vec<u64>,
+    /// Launches in a step, the median.
+    pub launches: u64,
+    /// A step's length, the median, ns.
+    pub step_ns: u64,
+    /// The first and the last moment at which the process launched, waited or allocated.
+    pub active_ns: (u64, u64),
+    /// Whether PyTorch's allocator reports in this process.
+    pub has_tensors: bool,
+}
+
+impl ProcessSteps {
+    /// The number of the step a moment is in, from 1 on.
+    pub fn step_at(&self, at_ns: u64) -> u64 {
+        self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+struct Site {
+    tid: u32,
+    op: OpId,
+    /// The stack; of a launch without one, the function.
+    place: u64,
+    stack: Option<u64>,
+}
+
+/// When a site was passed, and after how many of the process's launches.
+#[derive(Default)]
+struct Passes {
+    class_rank: u8,
+    count: u64,
+    passes: Vec<(u64, u64)>,
+    /// There were too many: no step's mark.
+    dropped: bool,
+}
+
+#[derive(Default)]
+struct Process {
+    launches: u64,
+    sites: HashMap<Site, Passes>,
+    kept: usize,
+    has_tensors: bool,
+    active_ns: Option<(u64, u64)>,
+}
+
+/// Finds the steps of every process. The first pass over a run's events.
+#[derive(Default)]
+pub struct StepFinder {
+    span: (u64, u64),
+    processes: BTreeMap<u32, Process>,
+}
+
+impl StepFinder {
+    /// Looks at a part of the run only.
+    pub fn new(from_ns: u64, to_ns: u64) -> Self {
+        Self { span: (from_ns, to_ns), processes: BTreeMap::new() }
+    }
+
+    /// The next event, in the order of time.
+    pub fn feed(&mut self, event: &MemoryEvent) {
+        let at = event.at_ns();
+        if let MemoryEvent::Tensor(tensor) = event {
+            self.processes.entry(tensor.pid).or_default().has_tensors = true;
+        }
+        if at < self.span.0 || at > self.span.1 {
+            return;
+        }
+        let (site, rank, launches) = match event {
+            MemoryEvent::Tensor(tensor) => {
+                if tensor.op != torch_op(TorchOp::Alloc) {
+                    return;
+                }
+                let place = tensor.stack.unwrap_or(0);
+                (Site { tid: tensor.tid, op: tensor.op, place, stack: tensor.stack }, 0, 0)
+            }
+            MemoryEvent::Call(call) => {
+                let Some(class) = call.op.get().map(|op| op.class) else { return };
+                let rank = match class {
+                    Class::Sync => 4,
+                    Class::Copy => 3,
+                    Class::Collective => 2,
+                    Class::Launch => 1,
+                    _ => return,
+                };
+                if call.flags.inner {
+                    return;
+                }
+                let place = call.stack.or(call.arg0.filter(|_| class == Class::Launch)).unwrap_or(0);
+                let launches = if class == Class::Launch { call.calls() } else { 0 };
+                (Site { tid: call.tid, op: call.op, place, stack: call.stack }, rank, launches)
+            }
+        };
+        self.processes.entry(event.pid()).or_default().pass(site, rank, launches, at);
+    }
+
+    /// The steps of every process that did anything.
+    pub fn finish(self) -> BTreeMap<u32, ProcessSteps> {
+        self.processes.into_iter().map(|(pid, process)| (pid, process.steps())).collect()
+    }
+}
+
+impl Process {
+    fn pass(&mut self, site: Site, class_rank: u8, launches: u64, at: u64) {
+        self.launches = self.launches.saturating_add(launches);
+        let active = self.active_ns.get_or_insert((at, at));
+        active.1 = at;
+        let known = self.sites.len();
+        let entry = match self.sites.entry(site) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(_) if known >= MOST_SITES => return,
+            Entry::Vacant(entry) => entry.insert(Passes { class_rank, ..Passes::default() }),
+        };
+        entry.count += 1;
+        if entry.dropped {
+            return;
+        }
+        entry.passes.push((at, self.launches));
+        self.kept += 1;
+        if self.kept > MOST_PASSES {
+            self.drop_commonest();
+        }
+    }
+
+    /// What is passed most often is inside of steps: half of what is kept is let go, the commonest sites first; those that
+    /// wait for the GPU, which mark steps best, last.
+    fn drop_commonest(&mut self) {
+        let mut kept: Vec<(&Site, &mut Passes)> = self.sites.iter_mut().filter(|(_, passes)| !passes.dropped).collect();
+        // Of equals always the same.
+        kept.sort_by_key(|(site, passes)| (Reverse(passes.passes.len() >> passes.class_rank), **site));
+        for (_, passes) in kept {
+            if self.kept <= MOST_PASSES / 2 {
+                break;
+            }
+            self.kept -= passes.passes.len();
+            passes.passes = Vec::new();
+            passes.dropped = true;
+        }
+    }
+
+    fn steps(self) -> ProcessSteps {
+        let active = self.active_ns.unwrap_or_default();
+        let has_tensors = self.has_tensors;
+        let nothing = ProcessSteps { active_ns: active, has_tensors, ..ProcessSteps::default() };
+        let mut even: Vec<Candidate<'_>> =
+            self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active)).collect();
+        // Ties are decided the same way every time.
+        even.sort_by_key(|one| (one.passes.passes[0].0, one.site));
+        let counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
+        let votes = |count: u64| counts.iter().filter(|other| other.abs_diff(count) <= 1 + count / 50).count();
+        // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
+        let calls = even.iter().any(|one| one.passes.class_rank > 0);
+        let best = even.iter().rev().filter(|one| !calls || one.passes.class_rank > 0).max_by(|a, b| {
+            let rank = |one: &Candidate<'_>| (votes(one.passes.count), one.passes.class_rank);
+            // Fewer passes are longer steps.
+            rank(a).cmp(&rank(b)).then(b.passes.count.cmp(&a.passes.count)).then(a.even.total_cmp(&b.even))
+        });
+        let Some(best) = best else { return nothing };
+        let passes = &best.passes.passes;
+        let agreed = votes(best.passes.count);
+        let certainty = match passes.len() {
+            16.. if best.even >= 0.95 && agreed >= 2 => Certainty::High,
+            12.. if best.even >= 0.9 => Certainty::Medium,
+            _ => Certainty::Low,
+        };
+        let middle = |pick: fn(&(u64, u64)) -> u64| {
+            let mut all: Vec<f64> =
+                passes.windows(2).map(|pair| pick(&pair[1]).saturating_sub(pick(&pair[0])) as f64).collect();
+            median(&mut all) as u64
+        };
+        ProcessSteps {
+            certainty,
+            marker: Some((best.site.op, best.site.stack)),
+            marks: passes.iter().map(|pass| pass.0).collect(),
+            launches: middle(|pass| pass.1),
+            step_ns: middle(|pass| pass.0),
+            active_ns: active,
+            has_tensors,
+        }
+    }
+}
+
+struct Candidate<'a> {
+    site: Site,
+    passes: &'a Passes,
+    even: f64,
+}
+
+/// A site that may mark steps, and how even the launches between its passes are: 1 less the part by which they differ
+/// from the median. A site in a loop of a step has one large distance among small ones, and is far from even.
+fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64)) -> Option<Candidate<'a>> {
+    let (first, last) = (passes.passes.first()?, passes.passes.last()?);
+    let (covered, at_work) = (last.0.saturating_sub(first.0) as f64, active.1.saturating_sub(active.0) as f64);
+    let reaches_end = active.1.saturating_sub(last.0) as f64 <= UP_TO_END * at_work;
+    if passes.dropped || passes.passes.len() < FEWEST || covered < COVERED * at_work || !reaches_end {
+        return None;
+    }
+    let mut distances: Vec<f64> =
+        passes.passes.windows(2).map(|pair| pair[1].1.saturating_sub(pair[0].1) as f64).collect();
+    let middle = median(&mut distances);
+    let (sum, off) = distances.iter().fold((0.0, 0.0), |(sum, off), d| (sum + d, off + (d - middle).abs()));
+    // Where nothing is launched, nothing repeats that is a step.
+    if sum <= 0.0 || middle <= 0.0 {
+        return None;
+    }
+    let even = 1.0 - off / sum;
+    (even >= EVEN).then_some(Candidate { site, passes, even })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// More passes than are kept: the site that waits once a step still marks the steps.
+    #[test]
+    fn a_long_run_keeps_its_marks() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        let steps = MOST_PASSES as u64 / 10;
+        for step in 0..steps {
+            for launch in 0..24 {
+                process.pass(site(launch), 1, 1, step * 100 + launch);
+            }
+            process.pass(site(99), 4, 0, step * 100 + 50);
+        }
+        assert!(process.kept <= MOST_PASSES);
+        let found = process.steps();
+        assert_eq!((found.marks.len() as u64, found.launches, found.step_ns), (steps, 24, 100));
+        assert_eq!(found.marker, Some((OpId(99), Some(99))));
+    }
+
+    /// Reports have stacks for three quarters of the run only; the wait has its own all the time.
+    #[test]
+    fn tensors_that_lose_their_stacks_do_not_mark_steps() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        for step in 0..100 {
+            for tensor in 0..5 {
+                process.pass(site(if step < 85 { tensor } else { 9 }), 0, 0, step * 100 + tensor);
+            }
+            process.pass(site(20), 1, 1, step * 100 + 40);
+            process.pass(site(20), 1, 1, step * 100 + 41);
+            process.pass(site(30), 4, 0, step * 100 + 50);
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
+        assert_eq!(found.certainty, Certainty::Medium, "nobody else agrees");
+    }
+
+    #[test]
+    fn the_step_of_a_moment() {
+        let steps = ProcessSteps { marks: vec![10, 20, 30], ..ProcessSteps::default() };
+        assert_eq!([0, 10, 11, 30, 31].map(|at| steps.step_at(at)), [1, 1, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `get_memory`: what GPU memory is used for, and what is wrong with it.
+
+use super::page::{Answer, Budget, Page, Paging, pop};
+use super::place::{RunHead, Where};
+use super::{Asked, Finding};
+use crate::error::ToolError;
+use crate::text::{LONG, NOTICE, clean};
+use gpuwhy_ask::memory::Report;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// The arguments.
+#[derive(Debug, Deserialize, JsonSchema)]
+pub(crate) struct Arguments {
+    #[serde(flatten)]
+    place: Where,
+    /// What to tell in entries (default: leaks)
+    #[serde(default)]
+    section: Section,
+    #[serde(flatten)]
+    paging: Paging,
+}
+
+/// A part of what is known.
+#[derive(Debug, Clone, Copy, Default, Deserialize, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Section {
+    /// Lines that keep what they allocate, then lines that grew and are no leak
+    #[default]
+    Leaks,
+    /// What was in use at the peak, by line
+    AtPeak,
+    /// What is in use at the end, by line
+    AtEnd,
+    /// Allocated and reserved over time
+    Timeline,
+    /// What is taken from the driver, and how well it is used
+    Fragmentation,
+    /// What the device says is used beyond what the job took
+    Gap,
+    /// Every time memory ran out, and processes that a signal ended
+    Oom,
+}
+
+impl Budget for Arguments {
+    fn bytes(&self) -> usize {
+        self.paging.bytes()
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Memory {
+    #[serde(flatten)]
+    head: RunHead,
+    /// What it comes to, in words
+    verdict: String,
+    /// Memory of each process on each device, most first
+    spaces: Vec<Space>,
+    /// What is wrong, worst first
+    findings: Vec<Finding>,
+    section: Section,
+    /// Objects as in gpuwhy.memory/1 (docs/memory-json.md); sizes are bytes, times ns since the run began
+    entries: Vec<serde_json::Map<String, Value>>,
+    #[serde(flatten)]
+    page: Page,
+    /// What cannot be known, and why
+    unknown: Vec<String>,
+    note: &'static str,
+}
+
+/// Memory of one process on one device.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Space {
+    pid: u32,
+    name: String,
+    device: Option<u32>,
+    /// torch: tensors of PyTorch's allocator; driver: calls to CUDA past it
+    source: String,
+    /// In use, and had from the driver, at the end
+    allocated: u64,
+    reserved: u64,
+    /// The most in use at any moment, exactly, and when
+    peak_allocated: u64,
+    peak_allocated_at_ns: u64,
+    /// Older than the recording
+    preexisting: u64,
+    /// Lines that held most at the peak
+    at_peak: Vec<String>,
+}
+
+impl Answer for Memory {
+    fn shorten(&mut self) -> bool {
+        // Findings say of leaks what entries say in numbers.
+        pop(&mut self.entries)
+            || self.spaces.len() > 2 && pop(&mut self.spaces)
+            || self.findings.iter_mut().skip(1).rev().any(Finding::brief)
+            || pop(&mut self.findings)
+            || self.spaces.iter_mut().rev().any(|space| space.at_peak.pop().is_some())
+            || pop(&mut self.unknown)
+            || self.entries.pop().is_some()
+    }
+
+    fn page(&mut self) -> Option<(&mut Page, usize)> {
+        Some((&mut self.page, self.entries.len()))
+    }
+}
+
+pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Memory, ToolError> {
+    let run = asked.runs.get(arguments.place.run.as_deref())?;
+    let examined = run.examined(&arguments.place.part()?, asked.work)?;
+    let report = &examined.report;
+    let (entries, page) = arguments.paging.cut(entries(report, arguments.section)?, 20, Some(&run))?;
+    let spaces = report.spaces.iter().map(|space| Space {
+        pid: space.pid,
+        name: clean(&space.name, 40),
+        device: space.device,
+        source: format!("{:?}", space.source).to_ascii_lowercase(),
+        allocated: space.allocated,
+        reserved: space.reserved,
+        peak_allocated: space.peak_allocated,
+        peak_allocated_at_ns: space.peak_allocated_at_ns,
+        preexisting: space.preexisting,
+        at_peak: space.at_peak.iter().take(3).map(holder).collect(),
+    });
+    Ok(Memory {
+        head: RunHead::new(&run.path, &examined.session),
+        verdict: clean(&report.verdict, 420),
+        spaces: spaces.collect(),
+        findings: report.findings.iter().map(|found| Finding::new(found, false)).collect(),
+        section: arguments.section,
+        entries,
+        page,
+        unknown: report.notes.iter().map(|note| clean(note, 200)).collect(),
+        note: NOTICE,
+    })
+}
+
+fn holder(holder: &gpuwhy_ask::memory::Holder) -> String {
+    let line = holder.line.as_deref().unwrap_or("no Python line");
+    clean(&format!("{line}: {} in {}", gpuwhy_model::units::bytes(holder.bytes), holder.count), 100)
+}
+
+/// The entries of a section, as the JSON of `gpuwhy memory` has them.
+fn entries(report: &Report, section: Section) -> Result<Vec<serde_json::Map<String, Value>>, ToolError> {
+    let first = report.spaces.first();
+    let json = match section {
+        Section::Leaks => [serde_json::to_value(&report.leaks), serde_json::to_value(&report.growths)],
+        Section::AtPeak => [serde_json::to_value(first.map(|space| &space.at_peak)), Ok(Value::Null)],
+        Section::AtEnd => [serde_json::to_value(first.map(|space| &space.at_end)), Ok(Value::Null)],
+        Section::Timeline => [serde_json::to_value(first.map(|space| &space.timeline)), Ok(Value::Null)],
+        Section::Fragmentation => [serde_json::to_value(&report.fragmentation), Ok(Value::Null)],
+        Section::Gap => [serde_json::to_value(&report.gaps), Ok(Value::Null)],
+        Section::Oom => [serde_json::to_value(&report.ooms), serde_json::to_value(&report.ends)],
+    };
+    let mut entries = Vec::new();
+    for list in json {
+        let list = list.map_err(|wrong| ToolError::Fault(wrong.to_string()))?;
+        if let Value::Array(list) = list {
+            entries.extend(list.into_iter().filter_map(|entry| match cleaned(entry) {
+                Value::Object(entry) => Some(entry),
+                _ => None,
+            }));
+        }
+    }
+    Ok(entries)
+}
+
+/// Every text in it clean and cut, and nothing that is null.
+fn cleaned(value: Value) -> Value {
+    match value {
+        Value::String(text) => clean(&text, LONG).into(),
+        Value::Array(list) => list.into_iter().map(cleaned).collect(),
+        Value::Object(object) => {
+            let kept = object.into_iter().filter(|(_, value)| !value.is_null());
+            Value::Object(kept.map(|(key, value)| (key, cleaned(value))).collect())
+        }
+        other => other,
+    }
+}

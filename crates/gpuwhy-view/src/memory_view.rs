@@ -1,0 +1,442 @@
+// SPDX-License-Identifier: Apache-2.0
+//! GPU memory on the screen: the verdict and what was found, then memory over time, who held it, what grew, what was
+//! reserved for nothing, what is hidden, and the times it ran out.
+
+use crate::explain_view::{finding_lines, list, section, verdict};
+use crate::style::Style;
+use crate::table::{Align, Table};
+use gpuwhy_memory::Report;
+use gpuwhy_memory::report::{Fragmentation, Gap, GrowthKind, Holder, Oom, Source, SpaceReport, TimelinePoint, Trend};
+use gpuwhy_memory::steps::Certainty;
+use gpuwhy_model::units;
+
+/// Lines shown of who holds memory.
+const HOLDERS: usize = 10;
+/// The chart: rows, and the most columns.
+const ROWS: usize = 8;
+const COLUMNS: usize = 72;
+/// No name is longer than this on a screen.
+const NAME: usize = 60;
+/// Frames shown of the stack that asked for too much.
+const FRAMES: usize = 6;
+
+/// A part of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemorySection {
+    /// The times memory ran out.
+    Oom,
+    /// What grows.
+    Leaks,
+    /// Who held memory when most was in use.
+    AtPeak,
+    /// Reserved and not used.
+    Fragmentation,
+    /// Used beyond what was reserved.
+    Gap,
+}
+
+impl MemorySection {
+    fn kinds(self) -> &'static [&'static str] {
+        match self {
+            Self::Oom => &["oom", "oom_risk"],
+            Self::Leaks => &["memory_leak"],
+            Self::AtPeak => &[],
+            Self::Fragmentation => &["fragmentation", "alloc_latency"],
+            Self::Gap => &["hidden_memory"],
+        }
+    }
+}
+
+/// What there is to show.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryView<'a> {
+    /// What is known.
+    pub report: &'a Report,
+    /// Only these parts; empty for all.
+    pub sections: &'a [MemorySection],
+}
+
+impl MemoryView<'_> {
+    /// All that was asked for, for a terminal of so many columns.
+    pub fn lines(&self, width: usize, style: Style) -> Vec<String> {
+        let report = self.report;
+        let all = self.sections.is_empty();
+        let mut lines = verdict(&report.verdict, width, style);
+        let wanted = |kind: &str| all || self.sections.iter().any(|section| section.kinds().contains(&kind));
+        for finding in report.findings.iter().filter(|finding| wanted(&finding.kind)) {
+            lines.push(String::new());
+            lines.extend(finding_lines(finding, width, style));
+        }
+        let has = |section: MemorySection| all || self.sections.contains(&section);
+        if all {
+            for space in &report.spaces {
+                section(&mut lines, &space_title(space), over_time(space, width, style), style);
+            }
+        }
+        if has(MemorySection::Oom) {
+            section(&mut lines, "Out of memory", oom_lines(report, style), style);
+        }
+        if has(MemorySection::Leaks) {
+            section(&mut lines, "Growth", growth_lines(report, style), style);
+            section(&mut lines, "Allocated and freed", balance_lines(report, style), style);
+        }
+        if has(MemorySection::AtPeak) {
+            for space in &report.spaces {
+                let title = format!("In use at the peak: {}", space_title(space));
+                section(&mut lines, &title, peak_lines(space, style), style);
+            }
+        }
+        if has(MemorySection::Fragmentation) {
+            section(&mut lines, "Taken from the driver", driver_lines(report, style), style);
+        }
+        if has(MemorySection::Gap) {
+            section(&mut lines, "The whole GPU", gap_lines(&report.gaps), style);
+        }
+        let unknown = list(&report.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
+        section(&mut lines, "What cannot be known", unknown, style);
+        lines
+    }
+}
+
+fn safe(text: &str) -> String {
+    units::safe(text, NAME)
+}
+
+fn device(device: Option<u32>) -> String {
+    device.map_or_else(|| "a GPU".to_owned(), |number| format!("cuda:{number}"))
+}
+
+fn space_title(space: &SpaceReport) -> String {
+    let by = match space.source {
+        Source::Torch => "PyTorch",
+        Source::Driver => "straight from the driver",
+    };
+    format!("{} {} on {}, {by}", safe(&space.name), space.pid, device(space.device))
+}
+
+fn table<const N: usize>(columns: [(&str, Align); N]) -> Table {
+    Table::new(columns.map(|(name, align)| (name.to_owned(), Some(align))))
+}
+
+fn indented(table: &Table, style: Style) -> Vec<String> {
+    if table.is_empty() { Vec::new() } else { table.lines(style).into_iter().map(|line| format!("  {line}")).collect() }
+}
+
+/// The exact peaks, and a chart.
+fn over_time(space: &SpaceReport, width: usize, style: Style) -> Vec<String> {
+    let exact = units::count(space.peak_allocated);
+    let mut lines = vec![format!(
+        "  peak {} ({exact} bytes) at {}; at the end {}",
+        units::bytes(space.peak_allocated),
+        units::time(space.peak_allocated_at_ns),
+        units::bytes(space.allocated)
+    )];
+    if space.source == Source::Torch {
+        lines.push(format!(
+            "  reserved at most {}, at the end {}: {} of it cached for later tensors",
+            units::bytes(space.peak_reserved),
+            units::bytes(space.reserved),
+            units::bytes(space.reserved.saturating_sub(space.allocated))
+        ));
+    }
+    if space.preexisting > 0 {
+        lines.push(format!("  pre-existing {}: allocated before the recording", units::bytes(space.preexisting)));
+    }
+    lines.extend(chart(&space.timeline, width, style));
+    lines
+}
+
+/// Rows of blocks: in use in full, reserved in grey.
+fn chart(points: &[TimelinePoint], width: usize, style: Style) -> Vec<String> {
+    let top = points.iter().map(|point| point.reserved.max(point.allocated)).max().unwrap_or(0);
+    let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
+    if top == 0 {
+        return Vec::new();
+    }
+    let columns = width.saturating_sub(14).clamp(10, COLUMNS).min(points.len());
+    let column = |i: usize| &points[points.len() * i / columns..(points.len() * (i + 1) / columns).max(1)];
+    let mut lines = Vec::new();
+    for row in (0..ROWS).rev() {
+        // A row is filled from its middle on.
+        let level = top as f64 * (row as f64 + 0.5) / ROWS as f64;
+        let label = if row == ROWS - 1 { units::bytes(top) } else { String::new() };
+        let mut line = format!("  {label:>9} ▏");
+        let (mut text, mut kind) = (String::new(), ' ');
+        for i in 0..columns {
+            let most = |pick: fn(&TimelinePoint) -> u64| column(i).iter().map(pick).max().unwrap_or(0) as f64;
+            let cell = match () {
+                () if most(|point| point.allocated) >= level => '█',
+                () if most(|point| point.reserved) >= level => '░',
+                () => ' ',
+            };
+            if cell != kind {
+                line += &painted(&std::mem::take(&mut text), kind, style);
+                kind = cell;
+            }
+            text.push(cell);
+        }
+        line += &painted(&text, kind, style);
+        lines.push(line.trim_end().to_owned());
+    }
+    let (from, to) = (units::time(first.at_ns), units::time(last.at_ns));
+    let gap = columns.saturating_sub(from.chars().count() + to.chars().count()).max(1);
+    lines.push(format!("  {:>9}  {from}{}{to}", "", " ".repeat(gap)));
+    let reserved = points.iter().any(|point| point.reserved > point.allocated);
+    let legend = if reserved { "█ in use  ░ reserved" } else { "█ in use" };
+    lines.push(style.dim(&format!("  {:>9}  {legend}", "")));
+    lines
+}
+
+fn painted(text: &str, kind: char, style: Style) -> String {
+    match kind {
+        '█' => style.green(text),
+        '░' => style.dim(text),
+        _ => text.to_owned(),
+    }
+}
+
+fn holder_name(holder: &Holder) -> String {
+    match (&holder.line, &holder.function) {
+        (Some(line), Some(function)) => safe(&format!("{line} {function}")),
+        (Some(line), None) => safe(line),
+        (None, Some(function)) => safe(function),
+        (None, None) => "no Python line".to_owned(),
+    }
+}
+
+fn holders(rows: &[Holder], of: u64) -> Table {
+    let mut table =
+        table([("bytes", Align::Right), ("share", Align::Right), ("pieces", Align::Right), ("line", Align::Left)]);
+    for holder in rows.iter().take(HOLDERS) {
+        table.push(vec![
+            units::bytes(holder.bytes),
+            units::percent(holder.bytes as f64, of as f64),
+            units::count(holder.count),
+            holder_name(holder),
+        ]);
+    }
+    let rest = rows.get(HOLDERS..).unwrap_or_default();
+    if !rest.is_empty() {
+        let (bytes, count) = rest.iter().fold((0, 0), |sum, holder| (sum.0 + holder.bytes, sum.1 + holder.count));
+        let share = units::percent(bytes as f64, of as f64);
+        table.push(vec![units::bytes(bytes), share, units::count(count), "the others".to_owned()]);
+    }
+    table
+}
+
+fn peak_lines(space: &SpaceReport, style: Style) -> Vec<String> {
+    let mut table = holders(&space.at_peak, space.peak_allocated);
+    if space.peak_preexisting > 0 {
+        let bytes = space.peak_preexisting;
+        let share = units::percent(bytes as f64, space.peak_allocated as f64);
+        table.push(vec![
+            units::bytes(bytes),
+            share,
+            String::new(),
+            "pre-existing: older than the recording".to_owned(),
+        ]);
+    }
+    indented(&table, style)
+}
+
+fn growth_lines(report: &Report, style: Style) -> Vec<String> {
+    let heads = [("", Align::Left), ("line", Align::Left), ("growth", Align::Left), ("since", Align::Left)];
+    let mut table = table(heads);
+    for leak in &report.leaks {
+        let line = leak.line.as_deref().map_or_else(|| "no Python line".to_owned(), safe);
+        let second = format!("{}/s", units::bytes(leak.bytes_per_second.round() as u64));
+        let growth = match leak.bytes_per_step {
+            Some(bytes) => format!("{} a step, {second}", units::bytes(bytes.round() as u64)),
+            None => second,
+        };
+        let since = leak.onset_step.map(|step| format!("step {step}, ")).unwrap_or_default();
+        table.push(vec!["leak".into(), line, growth, format!("{since}{}", units::time(leak.onset_ns))]);
+    }
+    for growth in report.growths.iter().take(HOLDERS) {
+        let line = growth.line.as_deref().map_or_else(|| "no Python line".to_owned(), safe);
+        let kind = match growth.kind {
+            GrowthKind::Settled => "settled",
+            GrowthKind::Sawtooth => "sawtooth",
+            GrowthKind::OneOff => "once",
+            GrowthKind::Renewed => "renewed",
+        };
+        let at = growth.settled_step.map(|step| format!("no more since step {step}")).unwrap_or_default();
+        table.push(vec![kind.into(), line, format!("at most {}, no leak", units::bytes(growth.bytes)), at]);
+    }
+    let mut lines = indented(&table, style);
+    for steps in &report.steps {
+        lines.push(format!("  {}", steps_line(steps)));
+    }
+    lines
+}
+
+fn steps_line(steps: &gpuwhy_memory::report::StepsReport) -> String {
+    let certainty = match steps.certainty {
+        Certainty::None => return format!("process {}: no steps were found, only time", steps.pid),
+        Certainty::Low => "not certain",
+        Certainty::Medium => "likely",
+        Certainty::High => "certain",
+    };
+    let op = steps.marker_op.as_deref().unwrap_or("a call");
+    let line = steps.marker_line.as_deref().map(|line| format!(" at {}", safe(line))).unwrap_or_default();
+    format!(
+        "process {}: {} steps of {}, {} launches each, by {}{line} ({certainty})",
+        steps.pid,
+        units::count(steps.steps),
+        units::time(steps.step_ns),
+        units::count(steps.launches),
+        safe(op)
+    )
+}
+
+fn balance_lines(report: &Report, style: Style) -> Vec<String> {
+    let heads = [
+        ("", Align::Left),
+        ("allocated", Align::Right),
+        ("freed", Align::Right),
+        ("live", Align::Right),
+        ("reserved", Align::Right),
+        ("cached, no leak", Align::Right),
+    ];
+    let mut table = table(heads);
+    for space in &report.spaces {
+        let balance = &space.balance;
+        let cached = if space.source == Source::Torch { space.reserved.saturating_sub(space.allocated) } else { 0 };
+        table.push(vec![
+            space_title(space),
+            format!("{} × {}", units::bytes(balance.alloc_bytes), units::count(balance.allocs)),
+            format!("{} × {}", units::bytes(balance.free_bytes), units::count(balance.frees)),
+            units::bytes(balance.live_bytes),
+            units::bytes(space.reserved),
+            units::bytes(cached),
+        ]);
+    }
+    indented(&table, style)
+}
+
+fn driver_lines(report: &Report, style: Style) -> Vec<String> {
+    report.fragmentation.iter().flat_map(|one| one_driver(one, style)).collect()
+}
+
+fn one_driver(one: &Fragmentation, style: Style) -> Vec<String> {
+    let mut lines = Vec::new();
+    if one.peak_reserved > 0 {
+        lines.push(format!(
+            "  {} of process {}: {} reserved at most, {} in use then ({} unused); {} segments, {} given back",
+            device(one.device),
+            one.pid,
+            units::bytes(one.peak_reserved),
+            units::bytes(one.allocated_then),
+            units::percent(one.peak_reserved.saturating_sub(one.allocated_then) as f64, one.peak_reserved as f64),
+            units::count(one.segments),
+            units::count(one.returned)
+        ));
+    }
+    if one.retaken_bytes > 0 {
+        let by = one.returned_by.first().map(|by| format!(", by {}", holder_name(by))).unwrap_or_default();
+        lines.push(format!(
+            "  {} given back{by}, {} of it taken again: {} in those calls",
+            units::bytes(one.returned_bytes),
+            units::bytes(one.retaken_bytes),
+            units::time(one.churn_ns)
+        ));
+    }
+    if !one.past_allocator.is_empty() {
+        let sum: u64 = one.past_allocator.iter().map(|holder| holder.bytes).sum();
+        lines.push("  past PyTorch's allocator:".to_owned());
+        lines.extend(indented(&holders(&one.past_allocator, sum), style).into_iter().map(|line| format!("  {line}")));
+    }
+    let busy: Vec<_> = one.latency.iter().filter(|window| window.calls > 0).collect();
+    if let (Some(first), Some(last)) = (busy.first(), busy.last()) {
+        let calls = busy.iter().map(|window| window.calls).sum();
+        lines.push(format!(
+            "  {} calls that allocate: median {} → {}, p99 {} → {}; {} in all, with frees",
+            units::count(calls),
+            units::time(first.p50_ns),
+            units::time(last.p50_ns),
+            units::time(first.p99_ns),
+            units::time(last.p99_ns),
+            units::time(one.driver_ns)
+        ));
+    }
+    lines
+}
+
+fn gap_lines(gaps: &[Gap]) -> Vec<String> {
+    let mut lines = Vec::new();
+    for gap in gaps {
+        let total = gap.memory_total.map(|total| format!(" of {}", units::bytes(total))).unwrap_or_default();
+        let trend = match gap.trend {
+            Trend::Steady => "steady".to_owned(),
+            Trend::Transient => format!("at times {}", units::bytes(gap.hidden_most)),
+            Trend::Drifting => format!("drifting, {}/s", units::bytes(gap.drift_per_second.abs() as u64)),
+        };
+        lines.push(format!("  GPU {}: {}{total} used", gap.gpu, units::bytes(gap.used)));
+        lines.push(format!(
+            "    {} reserved by the job's PyTorch, {} past it",
+            units::bytes(gap.reserved),
+            units::bytes(gap.direct)
+        ));
+        for other in gap.others.iter().take(HOLDERS) {
+            lines.push(format!(
+                "    {} of {} {}, not of this job",
+                units::bytes(other.bytes),
+                safe(&other.name),
+                other.pid
+            ));
+        }
+        lines.push(format!(
+            "    {} hidden: CUDA contexts, NCCL, workspaces of libraries ({trend}, {} looks)",
+            units::bytes(gap.hidden),
+            units::count(gap.looks)
+        ));
+    }
+    lines
+}
+
+fn oom_lines(report: &Report, style: Style) -> Vec<String> {
+    let mut lines = Vec::new();
+    if report.oom_count > report.ooms.len() as u64 {
+        lines.push(format!("  {} times; the first and the last:", units::count(report.oom_count)));
+    }
+    for oom in &report.ooms {
+        lines.extend(one_oom(oom, style));
+    }
+    for end in &report.ends {
+        let why = if end.oom_killed { " (the kernel, for want of main memory)" } else { "" };
+        lines.push(format!(
+            "  at {} signal {}{why} ended {} {}: {} were in use",
+            units::time(end.at_ns),
+            end.signal,
+            safe(&end.name),
+            end.pid,
+            units::bytes(end.allocated)
+        ));
+        lines.extend(indented(&holders(&end.live, end.allocated), style));
+    }
+    lines
+}
+
+fn one_oom(oom: &Oom, style: Style) -> Vec<String> {
+    let step = oom.step.map(|step| format!(" (step {step})")).unwrap_or_default();
+    let mut lines = vec![format!(
+        "  at {}{step} process {} asked for {} on {}: {} in use, {} reserved{}",
+        units::time(oom.at_ns),
+        oom.pid,
+        units::bytes(oom.asked),
+        device(oom.device),
+        units::bytes(oom.allocated),
+        units::bytes(oom.reserved),
+        if oom.fatal { "; the process ended" } else { "" }
+    )];
+    if let (Some(used), Some(total)) = (oom.device_used, oom.device_total) {
+        lines.push(format!("  the device had {} of {} in use", units::bytes(used), units::bytes(total)));
+    }
+    lines.extend(oom.stack.iter().take(FRAMES).map(|frame| style.dim(&format!("    {}", units::safe(frame, 120)))));
+    lines.extend(indented(&holders(&oom.live, oom.allocated), style));
+    lines
+}
+
+#[cfg(test)]
+#[path = "memory_view_tests.rs"]
+mod tests;

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `gpuwhy memory`: jobs whose memory does something known, really traced, on a simulated GPU. What they say of themselves
+//! and the simulated allocator's own log are the truth.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::jobs::{Waiting, assert_nothing_lost, report as said_report};
+use common::{GPUWHY, Place, Tracing, can_trace, number, one_at_a_time, refusal, sim, succeed, text};
+use serde_json::Value;
+use simgpu::log::detail::{Detail, Report};
+use std::process::{Command, Output};
+
+/// A traced memjob: what it said, and what gpuwhy says of its memory.
+struct Told {
+    place: Place,
+    truth: Value,
+    memory: Value,
+}
+
+fn trace(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Output {
+    let mut command = place.trace();
+    command.envs(env.iter().copied()).args(["--quiet", "--", "python3"]).arg(&sim().memjob_py).args(args);
+    command.output().unwrap()
+}
+
+impl Told {
+    fn new(args: &[&str]) -> Self {
+        let place = Place::new();
+        let output = trace(&place, args, &[]);
+        assert!(output.status.success(), "{}", text(&output));
+        Self::of(place, &output)
+    }
+
+    fn of(place: Place, output: &Output) -> Self {
+        assert_nothing_lost(&place.run_file());
+        let (truth, memory) = (said_report(&text(output)), json(&place, &[]));
+        Self { place, truth, memory }
+    }
+
+    /// The marked line of memjob.py.
+    fn line(&self, mark: &str) -> String {
+        format!("memjob.py:{}", self.truth["lines"][mark].as_u64().unwrap())
+    }
+
+    fn leaks(&self) -> &Vec<Value> {
+        self.memory["leaks"].as_array().unwrap()
+    }
+
+    fn finding(&self, kind: &str) -> &Value {
+        let found = self.memory["findings"].as_array().unwrap().iter().find(|finding| finding["kind"] == kind);
+        found.unwrap_or_else(|| panic!("no {kind}: {:#}", self.memory))
+    }
+
+    fn space(&self) -> &Value {
+        let spaces = self.memory["spaces"].as_array().unwrap();
+        spaces.iter().find(|space| space["source"] == "torch").unwrap_or_else(|| panic!("{:#}", self.memory))
+    }
+
+    /// The one leak there is must be the job's: its line, its slope within 2 %, its onset.
+    fn assert_leak(&self, mark: &str) -> &Value {
+        let [leak] = self.leaks().as_slice() else { panic!("one leak: {:#}", self.memory["leaks"]) };
+        assert_eq!(leak["line"], self.line(mark), "{leak:#}");
+        let (found, truth) = (leak["bytes_per_step"].as_f64().unwrap(), self.truth["bytes_per_step"].as_f64().unwrap());
+        assert!((found / truth - 1.0).abs() < 0.02, "{found} instead of {truth} a step: {leak:#}");
+        assert_eq!(leak["onset_step"], self.truth["onset"], "{leak:#}");
+        assert_eq!(self.finding("memory_leak")["root_cause"]["line"], self.line(mark));
+        self.assert_steps();
+        leak
+    }
+
+    fn assert_no_leak(&self) {
+        assert!(self.leaks().is_empty(), "{:#}", self.memory["leaks"]);
+        self.assert_steps();
+    }
+
+    /// As many steps as the job made, for certain.
+    fn assert_steps(&self) {
+        let steps = &self.memory["steps"][0];
+        assert_eq!((&steps["steps"], &steps["certainty"]), (&self.truth["steps"], &"high".into()), "{steps:#}");
+        assert_eq!(steps["launches"], 12, "{steps:#}");
+    }
+
+    /// The peak is the highest total the allocator ever reported, and what was live then adds up to it.
+    fn assert_exact_peak(&self) {
+        let reports = allocator_reports(&self.place);
+        let most = |pick: fn(&Report) -> u64| reports.iter().map(pick).max().unwrap();
+        let space = self.space();
+        assert_eq!(space["peak_allocated"], most(|report| report.total_allocated), "{space:#}");
+        assert_eq!(space["peak_reserved"], most(|report| report.total_reserved), "{space:#}");
+        let by_line: u64 = space["at_peak"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+        assert_eq!(by_line, most(|report| report.total_allocated), "{space:#}");
+        assert_eq!((&space["preexisting"], &space["peak_preexisting"]), (&0.into(), &0.into()));
+        let balance = &space["balance"];
+        let number = |key: &str| balance[key].as_u64().unwrap();
+        let allocs = reports.iter().filter(|report| report.size > 0).count() as u64;
+        assert_eq!((number("allocs"), number("lost_frees")), (allocs, 0));
+        assert_eq!(number("alloc_bytes") - number("free_bytes"), number("live_bytes"));
+    }
+
+    fn growth(&self, mark: &str) -> String {
+        let found = self.memory["growths"].as_array().unwrap().iter().find(|growth| growth["line"] == self.line(mark));
+        found.map_or_else(|| "none".to_owned(), |growth| growth["kind"].as_str().unwrap().to_owned())
+    }
+}
+
+/// What the simulated allocator reported, by its own log.
+fn allocator_reports(place: &Place) -> Vec<Report> {
+    let truth = place.truth();
+    let report = |call: simgpu::log::Call| match &call.detail {
+        Some(Detail::Report(report)) if !call.function.contains("OutOfMemory") => Some(*report),
+        _ => None,
+    };
+    truth.calls().filter_map(report).collect()
+}
+
+fn memory(place: &Place, args: &[&str]) -> Command {
+    let mut command = Command::new(GPUWHY);
+    command.args(["memory", "--db"]).arg(place.db()).args(args);
+    command
+}
+
+fn json(place: &Place, args: &[&str]) -> Value {
+    serde_json::from_slice(&succeed(memory(place, args).arg("--json")).stdout).unwrap()
+}
+
+fn shown(place: &Place, args: &[&str]) -> String {
+    String::from_utf8(succeed(&mut memory(place, args)).stdout).unwrap()
+}
+
+#[test]
+fn one_tensor_a_step_is_a_leak_from_the_step_it_began_in() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let told = Told::new(&["leak", "--onset", "40"]);
+    let leak = told.assert_leak("leak").clone();
+    told.assert_exact_peak();
+    assert_eq!(leak["grown_bytes"], told.truth["kept_bytes"], "to the byte: {leak:#}");
+    assert_eq!(leak["certainty"], "high", "{leak:#}");
+    let fix = told.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
+    assert!(fix.contains(".item()") && fix.contains("detached clone"), "{fix}");
+    // An explanation of the run has it, too, and leaves it in the file.
+    let mut explain = Command::new(GPUWHY);
+    let explained = succeed(explain.args(["explain", "--json", "--db"]).arg(told.place.db()));
+    let explained: Value = serde_json::from_slice(&explained.stdout).unwrap();
+    assert!(explained["findings"].as_array().unwrap().contains(told.finding("memory_leak")), "{explained:#}");
+    let stored = "SELECT COUNT(*) FROM causal_chains WHERE kind = 'memory_leak'";
+    assert_eq!(number(&told.place.run_file(), stored), 1);
+    // The same in words, and only what was asked for.
+    let all = shown(&told.place, &[]);
+    for part in ["memory_leak", &told.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"] {
+        assert!(all.contains(part), "{part} is missing in\n{all}");
+    }
+    assert!(!all.contains('\x1b'), "no terminal, no colours");
+    let peak = shown(&told.place, &["--at-peak"]);
+    assert!(peak.contains(&told.line("model")) && !peak.contains("Growth"), "{peak}");
+}
+
+#[test]
+fn the_same_leak_at_half_the_step_rate_leaks_as_much_a_step() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    for ms in ["4", "8"] {
+        let told = Told::new(&["leak", "--steps", "100", "--step-ms", ms]);
+        let leak = told.assert_leak("leak");
+        assert!(leak["bytes_per_second"].as_f64().unwrap() > 0.0, "{leak:#}");
+    }
+}
+
+#[test]
+fn a_slow_leak_in_noise_of_the_same_line_is_found() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let told = Told::new(&["slow_leak", "--steps", "300"]);
+    told.assert_leak("slow_leak");
+    told.assert_exact_peak();
+}
+
+#[test]
+fn what_is_bounded_is_no_leak() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    for (mode, kind) in [
+        ("healthy", "none"),
+        ("cache", "settled"),
+        ("renewed", "renewed"),
+        ("warmup", "none"),
+        ("sawtooth", "sawtooth"),
+    ] {
+        let told = Told::new(&[mode]);
+        told.assert_no_leak();
+        told.assert_exact_peak();
+        let said = if mode == "healthy" { "none".to_owned() } else { told.growth(mode) };
+        // A warm-up that is over before the first looks count has nothing left to be told of.
+        assert!(said == kind || mode == "warmup" && said == "settled", "{mode}: {said}");
+        assert!(told.memory["verdict"].as_str().unwrap().contains("No leak was found"), "{mode}");
+    }
+}
+
+#[test]
+fn what_empty_cache_gives_back_and_is_taken_again_is_told_by_line() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    let output = trace(&place, &["churn", "--steps", "60"], &[("SIMGPU_ALLOC_US", "300")]);
+    let told = Told::of(place, &output);
+    told.assert_no_leak();
+    let one = &told.memory["fragmentation"][0];
+    assert_eq!(one["returned_by"][0]["line"], told.line("churn"), "{one:#}");
+    // Every segment's allocation and free, by the simulated driver's own log.
+    let truth = told.place.truth();
+    let made = truth.calls().filter(|call| &*call.function == "cudaMalloc" && call.ret == 0);
+    let freed = truth.calls().filter(|call| &*call.function == "cudaFree");
+    assert_eq!((&one["segments"], &one["returned"]), (&made.count().into(), &freed.count().into()), "{one:#}");
+    assert_eq!(one["past_allocator"], serde_json::json!([]));
+    let found = told.finding("fragmentation");
+    assert_eq!(found["root_cause"]["kind"], "empty_cache", "{found:#}");
+    assert_eq!(found["root_cause"]["line"], told.line("churn"));
+}
+
+#[test]
+fn when_memory_runs_out_the_story_is_told() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    let settings = place.dir.path().join("nvml.conf");
+    std::fs::write(&settings, "count 1\nmemory_total 268435456\nmemory_used 200000000\n").unwrap();
+    let env = [("SIMGPU_MEM", "256M"), ("SIMGPU_NVML", settings.to_str().unwrap())];
+    let output = trace(&place, &["oom", "--steps", "2000"], &env);
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output));
+    let told = Told::of(place, &output);
+    let log = told.place.truth();
+    let refused: Vec<Report> = log
+        .calls()
+        .filter(|call| call.function.contains("OutOfMemory"))
+        .filter_map(|call| if let Some(Detail::Report(report)) = &call.detail { Some(*report) } else { None })
+        .collect();
+    let oom = &told.memory["ooms"][0];
+    assert_eq!(told.memory["oom_count"], refused.len());
+    let numbers = ["asked", "allocated", "reserved"].map(|key| oom[key].as_u64().unwrap());
+    assert_eq!(numbers, [refused[0].size.unsigned_abs(), refused[0].total_allocated, refused[0].total_reserved]);
+    assert_eq!(oom["fatal"], true, "{oom:#}");
+    let live: u64 = oom["live"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(live, refused[0].total_allocated, "what was live adds up: {oom:#}");
+    assert_eq!(oom["live"][0]["line"], told.line("leak"), "{oom:#}");
+    assert_eq!(oom["live"][0]["bytes"], told.truth["kept_bytes"], "{oom:#}");
+    let found = told.finding("oom");
+    assert_eq!((&found["severity"], &found["root_cause"]["kind"]), (&"critical".into(), &"leak".into()), "{found:#}");
+    assert_eq!(found["root_cause"]["line"], told.line("leak"), "{found:#}");
+    let story = shown(&told.place, &["--oom"]);
+    for part in ["Out of memory", "asked for", "the process ended", "stop the leak at", &told.line("leak")] {
+        assert!(story.contains(part), "{part} is missing in\n{story}");
+    }
+}
+
+#[test]
+fn a_refusal_that_was_caught_ended_nothing() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let told = Told::new(&["caught", "--steps", "60", "--onset", "30"]);
+    told.assert_no_leak();
+    let oom = &told.memory["ooms"][0];
+    assert_eq!((&oom["fatal"], &oom["asked"], &oom["step"]), (&false.into(), &(1_u64 << 40).into(), &30.into()));
+    assert_eq!(oom["line"], told.line("caught"), "{oom:#}");
+    assert_eq!(told.finding("oom")["root_cause"]["kind"], "large_request");
+    assert!(oom["stack"][0].as_str().unwrap().contains("simcuda.py"), "{oom:#}");
+}
+
+#[test]
+fn what_a_killed_job_held_is_known() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    let output = trace(&place, &["killed", "--steps", "60"], &[]);
+    assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output));
+    let told = Told::of(place, &output);
+    told.assert_leak("leak");
+    let end = &told.memory["ends"][0];
+    assert_eq!(end["signal"], 9, "{end:#}");
+    let rows = end["live"].as_array().unwrap();
+    let of = |mark: &str| rows.iter().find(|row| row["line"] == told.line(mark)).unwrap()["bytes"].clone();
+    assert_eq!(of("leak"), told.truth["kept_bytes"]);
+    assert_eq!(of("model"), 64 * 768 * 1024);
+}
+
+#[test]
+fn what_is_older_than_the_attach_is_pre_existing() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut command = Command::new("python3");
+    command.arg(&sim().memjob_py).args(["leak", "--steps", "80", "--onset", "20", "--hold"]);
+    command.env("SIMGPU_LOG", place.log()).env("SIMGPU_LOG_LEVEL", "full");
+    let mut job = Waiting::start(&mut command);
+    let tracing = Tracing::start(place.trace().args(["--pid", &job.pid.to_string()]), &place, 3);
+    tracing.wait_for_process(job.pid);
+    job.go();
+    let truth = said_report(&job.end_well());
+    assert!(tracing.end().status.success(), "it ends with the job");
+    let told = Told { memory: json(&place, &[]), truth, place };
+    let space = told.space();
+    assert_eq!(space["preexisting"], 64 * 768 * 1024, "{space:#}");
+    assert_eq!(space["peak_preexisting"], space["preexisting"], "the model stays: {space:#}");
+    let most = allocator_reports(&told.place).iter().map(|report| report.total_allocated).max().unwrap();
+    assert_eq!(space["peak_allocated"], most);
+    told.assert_leak("leak");
+    assert!(shown(&told.place, &["--at-peak"]).contains("pre-existing"));
+}
+
+#[test]
+fn parts_processes_and_files_that_are_not_there_are_refused_in_one_line() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let told = Told::new(&["leak", "--steps", "60"]);
+    let pid = told.truth["pid"].to_string();
+    assert_eq!(json(&told.place, &["--pid", &pid])["leaks"], told.memory["leaks"]);
+    assert!(refusal(&mut memory(&told.place, &["--pid", "1"]), 1).contains("is not in this run"));
+    assert!(refusal(&mut memory(&told.place, &["--from", "2h"]), 1).contains("nothing between"));
+    let mut nowhere = Command::new(GPUWHY);
+    refusal(nowhere.args(["memory", "--db", "/nowhere/run.db"]), 1);
+    // From the middle on: what was live before still is, and the peak is that of the part.
+    let (onset, peak) = (&told.leaks()[0]["onset_ns"], &told.space()["peak_allocated_at_ns"]);
+    let middle = u64::midpoint(onset.as_u64().unwrap(), peak.as_u64().unwrap());
+    let late = json(&told.place, &["--from", &format!("{}ms", middle as f64 / 1e6)]);
+    assert_eq!(late["spaces"][0]["peak_allocated"], told.space()["peak_allocated"]);
+    let balance = &late["spaces"][0]["balance"];
+    let number = |key: &str| balance[key].as_u64().unwrap();
+    assert!(number("live_before") > 64 * 768 * 1024, "the model, and what had leaked: {balance:#}");
+    assert_eq!(number("live_before") + number("alloc_bytes") - number("free_bytes"), number("live_bytes"));
+}
