@@ -10,6 +10,7 @@ use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use keep::keep;
 
@@ -22,8 +23,29 @@ pub struct Explained {
     pub session: Session,
 }
 
-/// Explains a run, or a part of it.
+/// Explains a run, or a part of it: where its time went, and, on a thread of its own meanwhile, what is wrong with its memory.
 pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
+    let (stop, path) = (AtomicBool::new(false), reader.path());
+    let (explained, memory) = std::thread::scope(|scope| {
+        let beside = std::thread::Builder::new().name("memory".into());
+        let beside = beside.spawn_scoped(scope, || memory::findings(&stop, &Reader::open(path)?, part));
+        let explained = explain_time(reader, part);
+        stop.store(explained.is_err(), Ordering::Relaxed);
+        let memory = match beside {
+            Ok(thread) => thread.join().unwrap_or_else(|fault| std::panic::resume_unwind(fault)),
+            // No thread is to be had: then one after the other.
+            Err(_) if explained.is_ok() => memory::findings(&stop, reader, part),
+            Err(_) => Ok(Vec::new()),
+        };
+        (explained, memory)
+    });
+    let mut explained = explained?;
+    explained.report.findings.extend(memory?);
+    Finding::sort(&mut explained.report.findings);
+    Ok(explained)
+}
+
+fn explain_time(reader: &Reader, part: &Part) -> Result<Explained> {
     let session = reader.session()?;
     let (from, to) = part.span(session.duration_ns)?;
     let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
@@ -37,19 +59,17 @@ pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
         ControlFlow::Continue(())
     })?;
     let mut failed = None;
-    let mut report = explainer.finish(&mut |ids| match stacks(reader, ids) {
+    let report = explainer.finish(&mut |ids| match stacks(reader, ids) {
         Ok(words) => words,
         Err(error) => {
             failed = Some(error);
             HashMap::new()
         }
     });
-    if let Some(error) = failed {
-        return Err(error.into());
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(Explained { report, session }),
     }
-    report.findings.extend(memory::findings(reader, part)?);
-    Finding::sort(&mut report.findings);
-    Ok(Explained { report, session })
 }
 
 fn stacks(reader: &Reader, ids: &[u64]) -> gpuwhy_store::Result<HashMap<u64, StackFact>> {

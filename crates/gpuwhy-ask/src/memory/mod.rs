@@ -12,6 +12,7 @@ use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 use source::Sources;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known, and the run it is of.
 #[derive(Debug, Clone)]
@@ -24,6 +25,12 @@ pub struct Examined {
 
 /// Examines a run's memory, or that of a part of it.
 pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
+    examine_unless(&AtomicBool::new(false), reader, part)
+}
+
+/// The same; what comes of it is worth nothing once it was told to stop.
+fn examine_unless(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Examined> {
+    let go_on = || if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let session = reader.session()?;
     let (from, to) = part.span(session.duration_ns)?;
     let facts = gather(reader.facts(from, Some(to))?, from, to, &part.pids, &reader.memory_let_go()?);
@@ -35,12 +42,12 @@ pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
     // From the beginning, whatever part is asked about: whether a process has tensors, and what is live, began before.
     reader.replay_memory(0, end, |event| {
         finder.feed(event);
-        ControlFlow::Continue(())
+        go_on()
     })?;
     let mut analyser = Analyser::new(facts, finder.finish());
     reader.replay_memory(0, end, |event| {
         analyser.feed(event);
-        ControlFlow::Continue(())
+        go_on()
     })?;
     let mut failed = None;
     let report = analyser.finish(&mut |ids| match reader.stack_text(ids) {
@@ -61,8 +68,8 @@ pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
 
 /// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
 /// that allocate is accounted for there already.
-pub fn findings(reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
-    let mut found = examine(reader, part)?.report.findings;
+pub(crate) fn findings(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
+    let mut found = examine_unless(stop, reader, part)?.report.findings;
     found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
     Ok(found)
 }
