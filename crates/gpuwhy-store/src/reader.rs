@@ -26,7 +26,8 @@ impl Reader {
     /// Opens a run file and checks that it is one this gpuwhy can read.
     pub fn open(path: &Path) -> Result<Self> {
         match std::fs::metadata(path) {
-            Ok(found) if found.is_dir() => return Err(Error::NotSqlite { path: path.into() }),
+            // A pipe would keep whoever opens it waiting for its other end.
+            Ok(found) if !found.is_file() => return Err(Error::NotSqlite { path: path.into() }),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::NotFound { path: path.into() });
             }
