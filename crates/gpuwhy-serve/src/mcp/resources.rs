@@ -32,12 +32,7 @@ impl Known {
 
     fn describe(self) -> Resource {
         let (name, title, what, mime) = match self {
-            Self::Schema => (
-                "schema",
-                "SQL schema",
-                "Views and columns of the run file, and SQL functions, for run_sql",
-                "text/plain",
-            ),
+            Self::Schema => ("schema", "SQL schema", "Views and columns of the run file, for run_sql", "text/plain"),
             Self::Glossary => {
                 ("glossary", "Glossary", "What the kinds of findings mean, and gpuwhy's other words", "text/plain")
             }
