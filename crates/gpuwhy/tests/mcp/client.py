@@ -71,6 +71,14 @@ def root_of(error):
     return f"{type(error).__name__}: {error}"
 
 
+# What the server said last, which not every error tells.
+statuses = []
+
+
+async def note_status(response):
+    statuses.append(response.status_code)
+
+
 def say(what):
     print(json.dumps(what, ensure_ascii=False), flush=True)
 
@@ -92,12 +100,13 @@ async def main(mode, transport, *rest):
     verify = ssl.create_default_context(cafile=certificate) if certificate else True
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     # Whether the server can be reached is not for this machine's proxies to say.
-    async with httpx2.AsyncClient(verify=verify, headers=headers, timeout=60, trust_env=False) as http:
+    settings = {"timeout": 60, "trust_env": False, "event_hooks": {"response": [note_status]}}
+    async with httpx2.AsyncClient(verify=verify, headers=headers, **settings) as http:
         await serve_test(streamable_http_client(url, http_client=http), mode)
 
 
 try:
     anyio.run(main, *sys.argv[1:])
 except Exception as error:
-    say({"failed": root_of(error)})
+    say({"failed": f"{root_of(error)} (HTTP {statuses[-1:]})"})
     sys.exit(1)
