@@ -28,19 +28,70 @@ need pkg-config command -v pkg-config
 need python3 command -v python3
 # Tests and measurements compare with perf.
 [ "${1:-build}" = build ] || need linux-perf command -v perf
-
-[ -z "$missing" ] && exit 0
-command -v apt-get >/dev/null 2>&1 || {
-  echo "please install these first:$missing (names as in Debian)" >&2
-  exit 1
-}
-missing=$(printf '%s\n' $missing | sort -u)
-sudo=""
-[ "$(id -u)" = 0 ] || sudo=sudo
-echo "installing:" $missing
-$sudo apt-get update -qq
-# Ubuntu has no linux-perf; its perf comes with the kernel's tools.
-if [ "${1:-build}" != build ] && ! apt-cache show linux-perf >/dev/null 2>&1; then
-  missing=$(printf '%s\n' $missing | sed 's/^linux-perf$/linux-tools-generic/')
+# The MCP server is tested with the clients that assistants are built on, and with TLS.
+if [ "${1:-build}" = test ]; then
+  need python3-venv python3 -c 'import ensurepip'
+  need nodejs command -v node
+  need npm command -v npm
+  need openssl command -v openssl
 fi
-DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing
+
+install_missing() {
+  command -v apt-get >/dev/null 2>&1 || {
+    echo "please install these first:$missing (names as in Debian)" >&2
+    exit 1
+  }
+  missing=$(printf '%s\n' $missing | sort -u)
+  sudo=""
+  [ "$(id -u)" = 0 ] || sudo=sudo
+  echo "installing:" $missing
+  $sudo apt-get update -qq
+  # Ubuntu has no linux-perf; its perf comes with the kernel's tools.
+  if [ "$1" != build ] && ! apt-cache show linux-perf >/dev/null 2>&1; then
+    missing=$(printf '%s\n' $missing | sed 's/^linux-perf$/linux-tools-generic/')
+  fi
+  DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing
+}
+
+# A tool in target/tools is as its lists say if the copies of them there are the same. They are copied last, so that what
+# broke off is done again. Then a command makes it, in an empty folder.
+tool() { # name, lists, command
+  folder=$tools/$1 lists=$2 make=$3
+  fresh=yes
+  for list in $lists; do
+    cmp -s "$wanted/$list" "$folder/.made-of/$list" || fresh=no
+  done
+  [ $fresh = yes ] && return
+  echo "installing into $folder"
+  rm -rf "$folder"
+  mkdir -p "$folder"
+  (cd "$folder" && "$make")
+  mkdir "$folder/.made-of"
+  for list in $lists; do
+    cp "$wanted/$list" "$folder/.made-of/"
+  done
+}
+
+python_client() {
+  python3 -m venv .
+  bin/pip install --quiet --disable-pip-version-check -r "$wanted/requirements.txt"
+}
+
+node_client() {
+  cp "$wanted/package.json" "$wanted/package-lock.json" .
+  npm ci --silent --no-audit --no-fund
+}
+
+[ -z "$missing" ] || install_missing "${1:-build}"
+if [ "${1:-build}" = test ]; then
+  root=$(cd "$(dirname "$0")/.." && pwd)
+  wanted=$root/crates/gpuwhy/tests/mcp
+  target=${CARGO_TARGET_DIR:-target}
+  case $target in
+  /*) ;;
+  *) target=$root/$target ;;
+  esac
+  tools=$target/tools
+  tool mcp-python requirements.txt python_client
+  tool mcp-node "package.json package-lock.json" node_client
+fi

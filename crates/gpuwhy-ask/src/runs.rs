@@ -24,12 +24,13 @@ pub struct RunInfo {
     pub state: RunState,
 }
 
-/// Run files (`*.db`) directly in a folder, the newest first. What is none is passed over.
-pub fn list(folder: &Path) -> Vec<RunInfo> {
+/// Run files (`*.db`) directly in a folder, of those that may be opened, the newest first. What is none is passed over.
+pub fn list(folder: &Path, may_open: &dyn Fn(&Path) -> bool) -> Vec<RunInfo> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let files =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "db"));
-    let mut runs: Vec<RunInfo> = files.take(MOST).filter_map(|path| info(&path)).collect();
+    let mut runs: Vec<RunInfo> =
+        files.take(MOST).filter(|path| may_open(path)).filter_map(|path| info(&path)).collect();
     runs.sort_by_key(|run| std::cmp::Reverse((run.session.start_unix_ns, run.modified)));
     runs
 }

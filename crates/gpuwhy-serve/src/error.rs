@@ -13,7 +13,10 @@ pub(crate) enum ToolError {
     Ask(#[from] gpuwhy_ask::Error),
     /// The run file.
     #[error(transparent)]
-    File(#[from] gpuwhy_store::Error),
+    File(gpuwhy_store::Error),
+    /// SQL that took too long.
+    #[error("stopped after {} s: narrow it with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
+    SlowSql(Duration),
     /// Stacks.
     #[error(transparent)]
     Stacks(#[from] gpuwhy_store::StackError),
@@ -48,6 +51,16 @@ pub(crate) enum ToolError {
     /// A fault.
     #[error("a fault in gpuwhy, please report it: {0}")]
     Fault(String),
+}
+
+impl From<gpuwhy_store::Error> for ToolError {
+    fn from(wrong: gpuwhy_store::Error) -> Self {
+        match wrong {
+            // In the words of who asks here: there is no flag to raise.
+            gpuwhy_store::Error::TimedOut { limit } => Self::SlowSql(limit),
+            wrong => Self::File(wrong),
+        }
+    }
 }
 
 /// Why the server cannot serve.

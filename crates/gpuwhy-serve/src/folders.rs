@@ -4,6 +4,7 @@
 use crate::Error;
 use crate::error::ToolError;
 use crate::text::{LONG, clean};
+use gpuwhy_ask::runs::RunInfo;
 use std::path::{Component, Path, PathBuf};
 
 /// Folders that may be read, as they really are: no link is left in their paths.
@@ -40,13 +41,30 @@ impl Folders {
             self.allowed.iter().map(|folder| folder.join(path)).collect()
         };
         // Whether something outside exists is not told either.
-        let inside = |place: &PathBuf| self.allowed.iter().any(|folder| place.starts_with(folder));
+        let inside = |place: &Path| self.allowed.iter().any(|folder| place.starts_with(folder));
         let found = places.iter().find_map(|place| place.canonicalize().ok());
         match found {
+            // A pipe would keep whoever opens it waiting for its other end.
+            Some(real) if inside(&real) && !(real.is_file() || real.is_dir()) => {
+                Err(ToolError::Arguments(format!("{} is neither a file nor a folder", clean(asked, LONG))))
+            }
             Some(real) if inside(&real) => Ok(real),
-            None if places.iter().any(inside) => Err(ToolError::NoRun { path: clean(asked, LONG) }),
+            None if places.iter().any(|place| inside(place)) => Err(ToolError::NoRun { path: clean(asked, LONG) }),
             _ => Err(forbidden()),
         }
+    }
+
+    /// Whether a file found in a folder that is allowed really lies in one: a link may lead anywhere.
+    pub(crate) fn holds(&self, path: &Path) -> bool {
+        path.canonicalize().is_ok_and(|real| self.allowed.iter().any(|folder| real.starts_with(folder)))
+    }
+
+    /// The run files directly in the folders, the newest first.
+    pub(crate) fn runs(&self) -> Vec<RunInfo> {
+        let found = self.allowed.iter().flat_map(|folder| gpuwhy_ask::runs::list(folder, &|path| self.holds(path)));
+        let mut runs: Vec<RunInfo> = found.collect();
+        runs.sort_by_key(|run| std::cmp::Reverse((run.session.start_unix_ns, run.modified)));
+        runs
     }
 
     fn told(&self) -> String {

@@ -6,7 +6,7 @@
 use crate::Error;
 use crate::mcp::Server;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode, header};
+use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
@@ -23,6 +23,7 @@ use std::time::Duration;
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
@@ -89,10 +90,13 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
         .with_cancellation_token(ended.clone());
     let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::clone(&sessions), config);
     let door = Arc::new(Door { mcp, sessions, token: http.token });
-    ready(listener.local_addr()?);
     let room = Arc::new(Semaphore::new(MOST));
-    let interrupted = interrupted();
+    // Before anybody hears of the address: who does may want this to end at once.
+    let interrupted = interrupted()?;
+    // A client that hangs up while it is answered is no reason to end, which is what this signal would do if nobody heard it.
+    let _hung_up = signal(SignalKind::pipe())?;
     tokio::pin!(interrupted);
+    ready(listener.local_addr()?);
     loop {
         let connection = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -103,7 +107,11 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { break };
+        let place = tokio::select! {
+            place = Arc::clone(&room).acquire_owned() => place,
+            () = &mut interrupted => break,
+        };
+        let Ok(place) = place else { break };
         let (door, tls) = (Arc::clone(&door), tls.clone());
         tokio::spawn(async move {
             welcome(connection, tls, door).await;
@@ -189,9 +197,13 @@ impl Door {
                 "too many sessions are open: end some, or wait for idle ones to end",
             );
         }
-        match self.mcp.clone().call(request).await {
-            Ok(reply) => reply,
+        let ends = request.method() == Method::DELETE;
+        let Ok(mut reply) = self.mcp.clone().call(request).await;
+        // The session has ended when this is said, and not every client takes "accepted" for that.
+        if ends && reply.status() == StatusCode::ACCEPTED {
+            *reply.status_mut() = StatusCode::OK;
         }
+        reply
     }
 
     /// The time this takes tells nothing of the token but its length.
@@ -211,18 +223,13 @@ fn refuse(status: StatusCode, why: &'static str) -> Reply {
     reply
 }
 
-/// Waits for Ctrl-C, or to be told to end.
-pub(crate) async fn interrupted() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (interrupt, end) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-    match (interrupt, end) {
-        (Ok(mut interrupt), Ok(mut end)) => {
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = end.recv() => {}
-            }
+/// Waits for Ctrl-C, or to be told to end; both are heard from this call on.
+pub(crate) fn interrupted() -> std::io::Result<impl Future<Output = ()>> {
+    let (mut interrupt, mut end) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = end.recv() => {}
         }
-        // Without handlers the signals end the process by themselves.
-        _ => std::future::pending().await,
-    }
+    })
 }

@@ -58,15 +58,26 @@ impl Config {
 /// Serves one client on standard input and output until it goes away.
 pub fn serve_stdio(config: Config) -> Result<(), Error> {
     let server = config.server()?;
-    runtime()?.block_on(stdio::serve(server))
+    serve(stdio::serve(server))
 }
 
 /// Serves over HTTP until it is interrupted. `ready` hears the address.
 pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::SocketAddr)) -> Result<(), Error> {
     let server = config.server()?;
-    runtime()?.block_on(http::serve(server, http, ready))
+    serve(http::serve(server, http, ready))
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Error> {
-    Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(16).enable_all().build()?)
+/// What SQLite may take of memory for all questions together, bytes. One that wants more fails; without this a query could make
+/// values until the machine has no memory left.
+const SQL_MEMORY: u64 = 1 << 30;
+
+fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
+    gpuwhy_store::limit_memory(SQL_MEMORY);
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    let runtime = threads.worker_threads(2).max_blocking_threads(16).enable_all().build()?;
+    let ended = runtime.block_on(serving);
+    // Nobody waits for what is still worked on, and a thread that reads standard input waits for a client that may never speak
+    // again: neither keeps the server from ending.
+    runtime.shutdown_background();
+    ended
 }

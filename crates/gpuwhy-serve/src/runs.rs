@@ -78,8 +78,7 @@ impl Runs {
     }
 
     fn newest(&self) -> Result<PathBuf, ToolError> {
-        let runs = self.folders.list().iter().flat_map(|folder| gpuwhy_ask::runs::list(folder));
-        let newest = runs.max_by_key(|run| run.session.start_unix_ns).map(|run| run.path);
+        let newest = self.folders.runs().into_iter().next().map(|run| run.path);
         let looked: Vec<_> = self.folders.list().iter().map(|folder| folder.join("*.db")).collect();
         let looked = || looked.iter().map(|path| clean(&path.to_string_lossy(), LONG)).collect::<Vec<_>>().join(", ");
         newest.ok_or_else(|| ToolError::NoRun { path: looked() })
@@ -91,15 +90,22 @@ impl Runs {
 struct Stamp {
     device: u64,
     inode: u64,
-    /// Changes with every commit, and when something is copied over it.
-    written: (i64, i64, u64),
+    /// Change with every commit, and when something is copied over it; the second even if the copy keeps its times.
+    written: (i64, i64),
+    changed: (i64, i64),
+    bytes: u64,
 }
 
 impl Stamp {
     fn of(path: &Path) -> Option<Self> {
         let found = std::fs::metadata(path).ok()?;
-        let written = (found.mtime(), found.mtime_nsec(), found.size());
-        Some(Self { device: found.dev(), inode: found.ino(), written })
+        Some(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            written: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+            bytes: found.size(),
+        })
     }
 }
 
@@ -134,7 +140,8 @@ impl Run {
         })
     }
 
-    /// Whether the file is this run. One that was only written on is.
+    /// Whether the file is this run. One that was only written on is; one that has ended is not written on, so whatever
+    /// happened to it, nothing remembered holds.
     fn is_still(&self, now: &Stamp) -> bool {
         let mut stamp = lock(&self.stamp);
         if *stamp == *now {
@@ -146,7 +153,7 @@ impl Run {
         // Written on, or copied over: readers that were open may have seen both.
         lock(&self.readers).clear();
         let session = Reader::open(&self.path).and_then(|reader| reader.session());
-        let same = session.is_ok_and(|session| session.start_unix_ns == self.began);
+        let same = session.is_ok_and(|session| session.start_unix_ns == self.began && session.stop_unix_ns.is_none());
         *stamp = now.clone();
         same
     }

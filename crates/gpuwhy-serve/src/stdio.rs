@@ -11,12 +11,21 @@ use rmcp::transport::Transport;
 use std::sync::Arc;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 /// The longest message, bytes.
 const LONGEST: usize = 1 << 20;
 
 /// Serves the client at the other end until it closes its end.
 pub(crate) async fn serve(server: Server) -> Result<(), Error> {
+    let interrupted = crate::http::interrupted()?;
+    tokio::select! {
+        ended = talk(server) => ended,
+        () = interrupted => Ok(()),
+    }
+}
+
+async fn talk(server: Server) -> Result<(), Error> {
     let lines = Lines::new(BufReader::new(tokio::io::stdin()), tokio::io::stdout());
     let service = match server.serve(lines).await {
         Ok(service) => service,
@@ -24,10 +33,7 @@ pub(crate) async fn serve(server: Server) -> Result<(), Error> {
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(wrong) => return Err(Error::Protocol(wrong.to_string())),
     };
-    tokio::select! {
-        ended = service.waiting() => ended.map(|_| ()).map_err(|wrong| Error::Protocol(wrong.to_string())),
-        _ = crate::http::interrupted() => Ok(()),
-    }
+    service.waiting().await.map(|_| ()).map_err(|wrong| Error::Protocol(wrong.to_string()))
 }
 
 /// Messages as lines.
@@ -38,11 +44,13 @@ struct Lines<R, W> {
     /// The line is too long: it is passed over up to its end.
     too_long: bool,
     output: Arc<Mutex<W>>,
+    /// Somebody is being told that a line could not be read. It goes on when waiting for it is interrupted.
+    telling: Option<JoinHandle<()>>,
 }
 
 impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
     fn new(input: R, output: W) -> Self {
-        Self { input, line: Vec::new(), too_long: false, output: Arc::new(Mutex::new(output)) }
+        Self { input, line: Vec::new(), too_long: false, output: Arc::new(Mutex::new(output)), telling: None }
     }
 
     /// Reads up to the end of a line; `None` at the end of everything. Nothing is lost if this is given up in the middle.
@@ -116,6 +124,11 @@ where
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         loop {
+            if let Some(telling) = &mut self.telling {
+                // How it ended is seen by who writes next.
+                let _ = telling.await;
+                self.telling = None;
+            }
             let refused = match self.next().await? {
                 Ok(line) if line.iter().all(u8::is_ascii_whitespace) => continue,
                 Ok(line) => match read(&line) {
@@ -125,7 +138,10 @@ where
                 Err(error) => Box::new(JsonRpcError::new(None, error)),
             };
             let output = Arc::clone(&self.output);
-            write(&output, &ServerJsonRpcMessage::Error(*refused)).await.ok()?;
+            let error = ServerJsonRpcMessage::Error(*refused);
+            self.telling = Some(tokio::spawn(async move {
+                let _ = write(&output, &error).await;
+            }));
         }
     }
 

@@ -34,11 +34,14 @@ fn visible(c: char) -> Option<char> {
         c if c.is_control() => None,
         // Zero-width characters, marks of direction, separators, variation selectors, tags, byte order marks.
         '\u{ad}'
+        | '\u{34f}'
         | '\u{61c}'
-        | '\u{180e}'
+        | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}'
         | '\u{2028}'..='\u{202e}'
         | '\u{2060}'..='\u{206f}' => None,
+        // Letters that are drawn as nothing.
+        '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{3164}' | '\u{ffa0}' | '\u{1d173}'..='\u{1d17a}' => None,
         '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e0fff}' => None,
         c => Some(c),
     }
@@ -50,7 +53,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_seen_is_gone_and_what_is_long_is_cut() {
-        assert_eq!(clean("a\x1b[2Jb\u{202e}c\u{200b}d\u{e0041}", 80), "a[2Jbcd");
+        assert_eq!(clean("a\x1b[2Jb\u{202e}c\u{200b}d\u{e0041}\u{3164}", 80), "a[2Jbcd");
         assert_eq!(clean("two\nlines", 80), "two lines");
         assert_eq!(clean("abcdef", 4), "abc…");
         assert_eq!(clean("abcd", 4), "abcd");

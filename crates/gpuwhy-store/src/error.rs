@@ -198,6 +198,9 @@ pub enum Error {
         /// Whether it were too many.
         many: bool,
     },
+    /// The query ran into the limit of memory.
+    #[error("this takes too much memory: ask for fewer or shorter values")]
+    TooMuchMemory,
     /// The query ran into its time limit.
     #[error("stopped after {} s; narrow it with a time range or raise --timeout", .limit.as_secs_f64())]
     TimedOut {

@@ -47,6 +47,14 @@ const TELLING_PRAGMAS: [&str; 12] = [
 const TELLING_WITHOUT_ARGUMENT: [&str; 6] =
     ["application_id", "user_version", "schema_version", "page_count", "page_size", "encoding"];
 
+/// Bounds what SQLite takes of memory in this process, bytes, for all readers together. A query that wants more fails with
+/// [`Error::TooMuchMemory`]; those that fit go on.
+pub fn limit_memory(most: u64) {
+    let limit = i64::try_from(most).unwrap_or(i64::MAX);
+    // It is the process's, whichever connection says it. One that cannot even be opened in memory has bigger problems.
+    let _ = Connection::open_in_memory().and_then(|db| db.pragma_update(None, "hard_heap_limit", limit));
+}
+
 /// How much a query may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
@@ -54,11 +62,14 @@ pub struct Limits {
     pub time: Duration,
     /// Rows; the query stops quietly after these and says so in [`Outcome::more`].
     pub rows: u64,
+    /// The largest text or blob it may make, bytes. The clock is not looked at inside a function, and some take a time that
+    /// grows with the square of this: searching 64 MB for 32 MB takes days.
+    pub value: i32,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { time: Duration::from_secs(30), rows: u64::MAX }
+        Self { time: Duration::from_secs(30), rows: u64::MAX, value: MAX_VALUE }
     }
 }
 
@@ -176,8 +187,12 @@ impl Reader {
         guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         let allowed = u64::try_from(limits.time.as_nanos()).unwrap_or(NEVER);
         guard.deadline.store(guard.now().saturating_add(allowed), Ordering::Relaxed);
+        let value =
+            |most: i32| self.db.set_limit(Limit::SQLITE_LIMIT_LENGTH, most).map_err(|source| self.error(source));
+        value(limits.value.min(MAX_VALUE))?;
         let outcome = self.run(sql, limits, on_row);
         guard.deadline.store(NEVER, Ordering::Relaxed);
+        value(MAX_VALUE)?;
         outcome
     }
 
@@ -221,6 +236,7 @@ impl Reader {
                 let what = self.guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
                 return Error::Refused { what: what.unwrap_or_else(|| "this".into()) };
             }
+            Some(ErrorCode::OutOfMemory) => return Error::TooMuchMemory,
             Some(ErrorCode::ReadOnly) => {
                 return Error::Refused { what: "writing".into() };
             }

@@ -52,7 +52,7 @@ pub use buckets::{Bucket, LongEvent};
 pub use error::{Error, Result};
 pub use facts::{ProcessOpTotals, RunFacts};
 pub use findings::add_findings;
-pub use guarded::{Limits, Outcome, Value};
+pub use guarded::{Limits, Outcome, Value, limit_memory};
 pub use index::TimeIndex;
 pub use interrupt::Interrupter;
 pub use ledger::{LedgerEntry, LedgerRow};

@@ -45,7 +45,8 @@ impl Reader {
 /// Opens a run file read-only and checks its marks; nothing else is locked yet.
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     match std::fs::metadata(path) {
-        Ok(found) if found.is_dir() => return Err(Error::NotSqlite { path: path.into() }),
+        // A pipe would keep whoever opens it waiting for its other end.
+        Ok(found) if !found.is_file() => return Err(Error::NotSqlite { path: path.into() }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NotFound { path: path.into() }),
         _ => {}
     }

@@ -3,7 +3,7 @@
 
 mod sources;
 
-pub use sources::{Kind, Source};
+pub use sources::{Kind, Source, in_folder};
 
 use crate::{Error, Result};
 use gpuwhy_model::Finding;

@@ -56,16 +56,17 @@ pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<V
 
 /// PyTorch's files in a folder: every snapshot, and the traces, by name or by what they begin with. Other JSON (a
 /// config, say) is none.
-fn in_folder(folder: &Path) -> Result<Vec<Source>> {
+pub fn in_folder(folder: &Path) -> Result<Vec<Source>> {
     let entries = std::fs::read_dir(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
     let mut found: Vec<Source> = entries
         .flatten()
         .filter_map(|entry| {
             let path = entry.path();
-            let kind = kind_by_name(&path)?;
+            // Asked first: nobody may ever write to a pipe that is looked into.
+            let kind = kind_by_name(&path).filter(|_| path.is_file())?;
             let name = path.file_name()?.to_string_lossy().to_lowercase();
             let meant = kind == Kind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
-            (path.is_file() && meant).then_some(Source { path, kind })
+            meant.then_some(Source { path, kind })
         })
         .collect();
     found.sort_by(|a, b| a.path.cmp(&b.path));

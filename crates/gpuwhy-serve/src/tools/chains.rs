@@ -2,7 +2,7 @@
 //! `get_causal_chains`: why it is slow.
 
 use super::Asked;
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Budget, MOST_BYTES, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -56,7 +56,7 @@ impl AtLeast {
 
 impl Budget for Arguments {
     fn bytes(&self) -> usize {
-        if self.detail { 24_000 } else { self.paging.bytes() }
+        if self.detail { MOST_BYTES } else { self.paging.bytes() }
     }
 }
 

@@ -12,11 +12,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {}
 
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        1_800
-    }
-}
+impl Budget for Arguments {}
 
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]

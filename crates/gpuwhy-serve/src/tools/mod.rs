@@ -54,11 +54,13 @@ impl ToolEntry {
 
     /// An argument with a wrong name is an error: passing over it would answer another question.
     fn check_names(&self, arguments: &JsonObject) -> Result<(), ToolError> {
-        let Some(Value::Object(known)) = self.tool.input_schema.get("properties") else { return Ok(()) };
-        match arguments.keys().find(|name| !known.contains_key(*name)) {
+        // A tool without arguments has no list of them.
+        let known = self.tool.input_schema.get("properties").and_then(Value::as_object);
+        let is_known = |name: &str| known.is_some_and(|known| known.contains_key(name));
+        match arguments.keys().find(|name| !is_known(name)) {
             None => Ok(()),
             Some(wrong) => {
-                let known: Vec<&str> = known.keys().map(String::as_str).collect();
+                let known: Vec<&str> = known.into_iter().flat_map(|known| known.keys()).map(String::as_str).collect();
                 let wrong = crate::text::clean(wrong, 40);
                 let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
                 Err(ToolError::Arguments(format!("there is no argument {wrong:?}; {} takes {known}", self.tool.name)))
@@ -81,7 +83,9 @@ where
     let read_only =
         ToolAnnotations::with_title(title).read_only(true).destructive(false).idempotent(true).open_world(false);
     let tool = Tool::new(name, description, JsonObject::new()).with_title(title).annotate(read_only);
-    let tool = tool.with_input_schema::<A>().with_output_schema::<R>();
+    let mut tool = tool.with_input_schema::<A>().with_output_schema::<R>();
+    tool.input_schema = plain(&tool.input_schema);
+    tool.output_schema = tool.output_schema.as_ref().map(plain);
     let call = move |asked: &Asked<'_>, arguments: JsonObject| {
         let read: A = serde_json::from_value(Value::Object(arguments)).map_err(|wrong| {
             ToolError::Arguments(format!("{name}: {}", crate::text::clean(&wrong.to_string(), 300)))
@@ -90,6 +94,23 @@ where
         page::fit(answer(asked, read)?, bytes)
     };
     ToolEntry { tool, call: Arc::new(call) }
+}
+
+/// A schema without Rust's names for kinds of numbers: clients warn of each `format` they do not know.
+fn plain(schema: &Arc<JsonObject>) -> Arc<JsonObject> {
+    fn strip(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                fields.retain(|name, value| name != "format" || !value.is_string());
+                fields.values_mut().for_each(strip);
+            }
+            Value::Array(values) => values.iter_mut().for_each(strip),
+            _ => {}
+        }
+    }
+    let mut schema = JsonObject::clone(schema);
+    schema.values_mut().for_each(strip);
+    Arc::new(schema)
 }
 
 /// All of them, in the order in which they are best asked.
@@ -152,8 +173,7 @@ pub(crate) fn all() -> Vec<ToolEntry> {
         tool(
             "run_sql",
             "Ask with SQL",
-            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them, gpuwhy://queries has ready ones). Also \
-             p50(x), p95(x), p99(x), quantile(x, q), human_time(ns), human_bytes(n).",
+            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them).",
             sql::answer,
         ),
         tool(

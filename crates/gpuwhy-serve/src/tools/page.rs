@@ -3,15 +3,18 @@
 
 use crate::error::ToolError;
 use crate::runs::Run;
+use crate::text::clean;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An answer's bytes where nothing else is asked for. It goes out twice, as data and as text, which is a fifth longer; both
-/// together stay below 4 KB.
-const DEFAULT_BYTES: usize = 1_700;
+/// An answer's bytes where nothing else is asked for. It goes out twice, as data and as text with its quotes escaped; with both
+/// and what is around them a message stays below 4 KB.
+pub(super) const DEFAULT_BYTES: usize = 3_800;
 /// Where a number of entries is asked for.
-const MOST_BYTES: usize = 24_000;
+pub(super) const MOST_BYTES: usize = 53_000;
+/// To how many characters texts are cut, one after the other, where leaving out entries was not enough.
+const SHORTER: [usize; 4] = [100, 60, 30, 15];
 /// Entries in one answer, at most.
 const MOST_ENTRIES: u32 = 500;
 
@@ -107,14 +110,47 @@ pub(crate) trait Answer: Serialize {
 
 /// The answer as JSON, within its bytes if it can be.
 pub(crate) fn fit(mut answer: impl Answer, bytes: usize) -> Result<Value, ToolError> {
+    let fault = |wrong: serde_json::Error| ToolError::Fault(wrong.to_string());
     loop {
         if let Some((page, entries)) = answer.page() {
             page.shows(entries);
         }
-        let text = serde_json::to_string(&answer).map_err(|wrong| ToolError::Fault(wrong.to_string()))?;
-        if text.len() <= bytes || !answer.shorten() {
-            return serde_json::from_str(&text).map_err(|wrong| ToolError::Fault(wrong.to_string()));
+        let value = serde_json::to_value(&answer).map_err(fault)?;
+        if sent_bytes(&value) <= bytes {
+            return Ok(value);
         }
+        if !answer.shorten() {
+            return Ok(with_shorter_texts(value, bytes));
+        }
+    }
+}
+
+/// What an answer takes in a message: itself, and itself as a text.
+fn sent_bytes(value: &Value) -> usize {
+    let text = value.to_string();
+    text.len() + Value::String(text).to_string().len()
+}
+
+/// Nothing more can be left out: what is told is told more briefly. Names by which something is asked for stay whole.
+fn with_shorter_texts(mut value: Value, bytes: usize) -> Value {
+    for most in SHORTER {
+        if sent_bytes(&value) <= bytes {
+            break;
+        }
+        cut_texts(&mut value, most);
+    }
+    value
+}
+
+fn cut_texts(value: &mut Value, most: usize) {
+    match value {
+        Value::String(text) => *text = clean(text, most),
+        Value::Array(values) => values.iter_mut().for_each(|value| cut_texts(value, most)),
+        Value::Object(fields) => {
+            let named = |name: &str| ["run", "note", "next_cursor"].contains(&name);
+            fields.iter_mut().filter(|(name, _)| !named(name)).for_each(|(_, value)| cut_texts(value, most));
+        }
+        _ => {}
     }
 }
 

@@ -4,6 +4,7 @@
 use super::page::{Answer, Budget, Page, Paging, pop};
 use super::{Asked, Finding};
 use crate::error::ToolError;
+use crate::folders::Folders;
 use crate::text::{LONG, NOTICE, clean};
 use gpuwhy_ask::profile::{self, Analysed, Question, Report};
 use gpuwhy_model::units;
@@ -11,6 +12,7 @@ use gpuwhy_torch::snapshot::{Device, MemoryReport, Row};
 use gpuwhy_torch::trace::{Total, TraceReport};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
@@ -69,12 +71,12 @@ impl Answer for Profile {
 }
 
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile, ToolError> {
-    let path = asked.runs.folders().resolve(&arguments.path)?;
+    let paths = files_of(asked.runs.folders(), asked.runs.folders().resolve(&arguments.path)?)?;
     if arguments.gpu_gb.is_some_and(|gb| !(gb > 0.0 && gb < 1e6)) {
         return Err(ToolError::Arguments("gpu_gb is the GPU's memory in GB, such as 80".into()));
     }
     let question = Question {
-        paths: vec![path],
+        paths,
         include_warmup: arguments.include_warmup,
         gpu_gb: arguments.gpu_gb,
         device: arguments.device,
@@ -85,6 +87,16 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile,
     let found = profile::findings(&files).iter().map(|found| Finding::new(found, false)).collect();
     let (findings, page) = arguments.paging.cut(found, 6, None)?;
     Ok(Profile { files: files.iter().map(file).collect(), findings, page, note: NOTICE })
+}
+
+/// The file itself, or those of PyTorch's in a folder that are really there: links may lead to where nothing may be read.
+fn files_of(folders: &Folders, path: PathBuf) -> Result<Vec<PathBuf>, ToolError> {
+    if !path.is_dir() {
+        return Ok(vec![path]);
+    }
+    let found = profile::in_folder(&path)?.into_iter().map(|source| source.path);
+    let inside: Vec<PathBuf> = found.filter(|path| folders.holds(path)).collect();
+    if inside.is_empty() { Err(gpuwhy_ask::Error::EmptyFolder { path }.into()) } else { Ok(inside) }
 }
 
 fn file(file: &Analysed) -> File {

@@ -6,7 +6,7 @@ use super::page::{Answer, Budget, Page, Paging, pop};
 use super::place::state_word;
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
-use gpuwhy_ask::runs::{RunInfo, list};
+use gpuwhy_ask::runs::RunInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -59,9 +59,7 @@ impl Answer for List {
 }
 
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<List, ToolError> {
-    let mut runs: Vec<RunInfo> = asked.runs.folders().list().iter().flat_map(|folder| list(folder)).collect();
-    runs.sort_by_key(|run| std::cmp::Reverse(run.session.start_unix_ns));
-    let (runs, page) = arguments.paging.cut(runs, 20, None)?;
+    let (runs, page) = arguments.paging.cut(asked.runs.folders().runs(), 20, None)?;
     Ok(List { runs: runs.iter().map(one).collect(), page, note: NOTICE })
 }
 

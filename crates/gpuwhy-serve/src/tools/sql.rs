@@ -2,7 +2,7 @@
 //! `run_sql`: one SELECT, read-only by SQLite's own means, bounded in time, rows and bytes.
 
 use super::Asked;
-use super::page::{Answer, Budget};
+use super::page::{Answer, Budget, DEFAULT_BYTES, MOST_BYTES, pop};
 use super::place::{RunHead, Time};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -21,8 +21,12 @@ const MOST_ROWS: u32 = 1_000;
 const USUAL_TIME: Duration = Duration::from_secs(5);
 /// And at most.
 const MOST_TIME: Duration = Duration::from_secs(30);
+/// The longest text or blob a query may make on its way, bytes. No function takes long for that much.
+const VALUE: i32 = 256 << 10;
 /// The longest text in a cell, characters.
 const CELL: usize = 400;
+/// Where cells make an answer too long.
+const SHORT: usize = 40;
 /// Columns at most.
 const COLUMNS: usize = 64;
 
@@ -44,7 +48,7 @@ pub(crate) struct Arguments {
 
 impl Budget for Arguments {
     fn bytes(&self) -> usize {
-        if self.limit.is_some() { 24_000 } else { 1_700 }
+        if self.limit.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
     }
 }
 
@@ -58,17 +62,50 @@ pub(crate) struct Rows {
     rows: Vec<Vec<Json>>,
     /// There are more than these: aggregate, add LIMIT and OFFSET, or give limit
     more_rows: bool,
+    /// Columns after these, which were left out for brevity: name the ones you want
+    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(default)]
+    more_columns: usize,
     note: &'static str,
+}
+
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 impl Answer for Rows {
     fn shorten(&mut self) -> bool {
-        // What does not fit is left out, a good part at a time: there may be many.
-        let keep = self.rows.len() - self.rows.len().div_ceil(8);
-        let shortened = !self.rows.is_empty();
-        self.rows.truncate(keep);
-        self.more_rows |= shortened;
-        shortened
+        // What does not fit is left out, a good part at a time: there may be many. One row stays, with less and less of it.
+        if self.rows.len() > 1 {
+            self.more_rows = true;
+            self.rows.truncate(self.rows.len() - self.rows.len().div_ceil(8));
+            return true;
+        }
+        self.cut_texts() || self.leave_out_a_column()
+    }
+}
+
+impl Rows {
+    fn cut_texts(&mut self) -> bool {
+        let cells = self.rows.iter_mut().flatten().filter_map(|cell| match cell {
+            Json::String(text) => Some(text),
+            _ => None,
+        });
+        let mut cut = false;
+        for text in cells.chain(&mut self.columns).filter(|text| text.chars().count() > SHORT) {
+            *text = clean(text, SHORT);
+            cut = true;
+        }
+        cut
+    }
+
+    fn leave_out_a_column(&mut self) -> bool {
+        if !pop(&mut self.columns) {
+            return false;
+        }
+        self.rows.iter_mut().for_each(|row| row.truncate(self.columns.len()));
+        self.more_columns += 1;
+        true
     }
 }
 
@@ -77,7 +114,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
     let session = run.session(asked.work)?;
     let time = arguments.timeout.map_or(USUAL_TIME, |time| time.0).min(MOST_TIME).max(Duration::from_millis(1));
     let rows = arguments.limit.unwrap_or(USUAL_ROWS).clamp(1, MOST_ROWS);
-    let limits = Limits { time, rows: u64::from(rows) };
+    let limits = Limits { time, rows: u64::from(rows), value: VALUE };
     let (mut found, mut bytes, mut cut) = (Vec::new(), 0, false);
     let outcome = run.reader(asked.work)?.query(&arguments.sql, &limits, |_, row| {
         let row: Vec<Json> = row.iter().take(COLUMNS).map(json).collect();
@@ -91,6 +128,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
         columns: outcome.columns.iter().take(COLUMNS).map(|name| clean(name, 80)).collect(),
         rows: found,
         more_rows: outcome.more || cut,
+        more_columns: outcome.columns.len().saturating_sub(COLUMNS),
         note: NOTICE,
     })
 }

@@ -2,7 +2,7 @@
 //! `get_timeline`: the run piece by piece, and what happened around a moment.
 
 use super::Asked;
-use super::page::{Answer, Budget};
+use super::page::{Answer, Budget, DEFAULT_BYTES, MOST_BYTES};
 use super::place::{RunHead, Time, Where};
 use crate::error::ToolError;
 use crate::runs::Lent;
@@ -39,7 +39,7 @@ pub(crate) struct Arguments {
 
 impl Budget for Arguments {
     fn bytes(&self) -> usize {
-        if self.buckets.is_some() { 24_000 } else { 1_700 }
+        if self.buckets.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
     }
 }
 

@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
         gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
         return Ok(ExitCode::SUCCESS);
     };
-    let limits = Limits { time: args.timeout, rows: u64::MAX };
+    let limits = Limits { time: args.timeout, ..Limits::default() };
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         print_json(&reader, sql, &limits, &mut out)?;
