@@ -5,11 +5,11 @@
 
 mod common;
 
-use common::mcp::Web;
+use common::mcp::{Web, clients};
 use common::{GPUWHY, Place, can_trace, one_at_a_time, succeed};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
 
@@ -20,18 +20,6 @@ const TRACE: &str = r#"{"schemaVersion": 1, "deviceProperties": [{"id": 0, "name
     {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1, "dur": 5, "args": {"device": 0, "stream": 7}}]}"#;
 
 // ---- the clients ----
-
-/// Where scripts/deps.sh puts them; `None` where it has not been run, which under CI is a failure.
-fn clients() -> Option<&'static Path> {
-    static TOOLS: OnceLock<PathBuf> = OnceLock::new();
-    let tools = TOOLS.get_or_init(|| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools"));
-    let there = ["mcp-python/.made-of", "mcp-node/.made-of"].iter().all(|made| tools.join(made).exists());
-    assert!(there || std::env::var_os("CI").is_none(), "no MCP clients in {}, and CI must not skip", tools.display());
-    if !there {
-        eprintln!("skipped: no MCP clients; `sh scripts/deps.sh test` installs them");
-    }
-    there.then_some(tools)
-}
 
 /// A script with one of the SDKs: it is told what to do, and tells what came of it.
 struct Client {

@@ -9,12 +9,25 @@ use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// How long an answer may take before a test gives up. No answer is expected to take any particular time.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Where scripts/deps.sh puts the clients of the SDKs; `None` where it has not been run, which under CI is a failure.
+pub fn clients() -> Option<&'static Path> {
+    static TOOLS: OnceLock<PathBuf> = OnceLock::new();
+    let tools = TOOLS.get_or_init(|| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("tools"));
+    let there = ["mcp-python/.made-of", "mcp-node/.made-of"].iter().all(|made| tools.join(made).exists());
+    assert!(there || std::env::var_os("CI").is_none(), "no MCP clients in {}, and CI must not skip", tools.display());
+    if !there {
+        eprintln!("skipped: no MCP clients; `sh scripts/deps.sh test` installs them");
+    }
+    there.then_some(tools)
+}
 
 /// What goes before everything.
 pub fn hello(id: u64) -> Value {
