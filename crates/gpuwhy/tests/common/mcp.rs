@@ -143,7 +143,7 @@ impl Served {
         match self.call(tool, arguments.clone()) {
             Ok(answer) => panic!("{tool} {arguments} was answered: {answer}"),
             Err(why) => {
-                assert!(why.chars().count() <= 1_500 && !why.contains("fault in gpuwhy"), "{tool}: {why}");
+                assert!(why.chars().count() <= 1_000 && !why.contains("fault in gpuwhy"), "{tool}: {why}");
                 why
             }
         }
@@ -331,7 +331,7 @@ pub fn made_run(path: &Path, began_s: u64, calls: u64, name: &str) {
     let mut rows: Vec<Call> = Vec::new();
     for i in 0..calls {
         let frames = format!("/me/{name}.py:{} {name}\n/me/{name}.py:1 main", 10 + i);
-        writer.add_stack(i + 1, StackText { frames: frames.into(), top_line: "".into() });
+        writer.add_stack(i + 1, StackText { frames, top_line: "".into() });
         rows.push(Call {
             start_ns: SECOND + (i + 1) * 10_000_000,
             duration_ns: 1_000_000 + i,
