@@ -5,7 +5,7 @@
 
 use crate::Error;
 use crate::mcp::Server;
-use rmcp::model::{ErrorData, JsonRpcError, RequestId, ServerJsonRpcMessage};
+use rmcp::model::{ErrorData, JsonRpcError, ServerJsonRpcMessage};
 use rmcp::service::{RoleServer, RxJsonRpcMessage, ServiceExt, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use std::sync::Arc;
@@ -84,15 +84,15 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
     }
 }
 
-/// What a line says, or what is wrong with it and which request that was.
+/// What a line says, or what its sender is told: what is wrong with it, and which request that was.
 fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> {
-    let refused = |id, error| Box::new(JsonRpcError::new(id, error));
+    let refuse = |id, error| Box::new(JsonRpcError::new(id, error));
     let value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|wrong| refused(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
-    let id: Option<RequestId> = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
+        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+    let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
     serde_json::from_value(value).map_err(|_| {
         let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
-        refused(id, ErrorData::invalid_request(message, None))
+        refuse(id, ErrorData::invalid_request(message, None))
     })
 }
 

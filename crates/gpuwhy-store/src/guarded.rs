@@ -183,6 +183,14 @@ impl Reader {
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
     {
+        self.query_with(sql, &[], limits, on_row)
+    }
+
+    /// The same with values for parameters of the statement, by name (`:from_ns`). What it does not use is passed over.
+    pub fn query_with<F>(&self, sql: &str, values: &[(&str, i64)], limits: &Limits, on_row: F) -> Result<Outcome>
+    where
+        F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
+    {
         let guard = &self.guard;
         guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         let allowed = u64::try_from(limits.time.as_nanos()).unwrap_or(NEVER);
@@ -190,19 +198,24 @@ impl Reader {
         let value =
             |most: i32| self.db.set_limit(Limit::SQLITE_LIMIT_LENGTH, most).map_err(|source| self.error(source));
         value(limits.value.min(MAX_VALUE))?;
-        let outcome = self.run(sql, limits, on_row);
+        let outcome = self.run(sql, values, limits, on_row);
         guard.deadline.store(NEVER, Ordering::Relaxed);
         value(MAX_VALUE)?;
         outcome
     }
 
-    fn run<F>(&self, sql: &str, limits: &Limits, mut on_row: F) -> Result<Outcome>
+    fn run<F>(&self, sql: &str, values: &[(&str, i64)], limits: &Limits, mut on_row: F) -> Result<Outcome>
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
     {
         let explain = |source| self.query_error(source, sql, limits);
         let mut statement = self.db.prepare(sql).map_err(explain)?;
         check(&statement)?;
+        for (name, value) in values {
+            if let Some(place) = statement.parameter_index(name).map_err(explain)? {
+                statement.raw_bind_parameter(place, value).map_err(explain)?;
+            }
+        }
         let columns: Vec<String> = statement.column_names().map(str::to_owned).collect();
         let (mut count, mut more) = (0, false);
         let mut rows = statement.raw_query();

@@ -300,7 +300,7 @@ fn assert_told_as_data(served: &mut Served) {
         ("get_stacks", json!({(evil("argument")): 1})),
         (evil("tool").as_str(), json!({})),
     ] {
-        assert_clean(&Value::String(served.refused(tool, arguments)), 1_500);
+        assert_clean(&Value::String(served.refused(tool, arguments)), 1_000);
     }
 }
 

@@ -36,7 +36,8 @@ fn a_run_is_answered_about_while_it_is_recorded_and_after() {
     let nothing = served.refused("get_trace_stats", json!({}));
     assert!(nothing.contains("gpuwhy trace"), "it says how to record one: {nothing}");
     let mut job = HeldSimjob::start(&mut place.simjob(&["--calls", "1000", "--mix", "mixed"]));
-    let tracing = Tracing::start(place.trace().arg("--pid").arg(job.pids[0].to_string()), &place, 2);
+    let pid = job.pids[0];
+    let tracing = Tracing::start(place.trace().arg("--pid").arg(pid.to_string()), &place, 2);
     let running = served.call("get_trace_stats", json!({})).unwrap();
     assert_eq!(running["state"], "running", "{running}");
     job.go();
@@ -47,5 +48,12 @@ fn a_run_is_answered_about_while_it_is_recorded_and_after() {
     let calls: u64 = ended["ops"].as_array().unwrap().iter().map(|op| op["calls"].as_u64().unwrap()).sum();
     let truth: u64 = common::compare::true_sums(&place.truth()).values().map(|sums| sums.calls).sum();
     assert_eq!(calls, truth);
+    let within = "SELECT SUM(weight) FROM events WHERE timestamp >= :from_ns AND timestamp < :to_ns AND pid = :pid";
+    let part = json!({"sql": within, "from": "10ms", "to": "1h", "pid": pid});
+    let asked = served.call("run_sql", part).unwrap()["rows"][0][0].as_i64();
+    let sql = format!("SELECT SUM(weight) FROM events WHERE timestamp >= 10000000 AND pid = {pid}");
+    assert_eq!(asked, Some(common::number(&place.run_file(), &sql)));
+    let ignored = served.refused("run_sql", json!({"sql": "SELECT COUNT(*) FROM events", "since": "1s"}));
+    assert!(ignored.contains(":from_ns"), "{ignored}");
     assert!(served.end().success());
 }

@@ -33,6 +33,8 @@ const INSTRUCTIONS: &str = "gpuwhy tells why a GPU job is slow, stalls or runs o
 
 /// How long the machine is taken to be as it was.
 const CHECKED_FOR: Duration = Duration::from_secs(60);
+/// The longest description of what went wrong, characters.
+const WRONG: usize = 1_000;
 
 /// What `gpuwhy check` finds.
 type Check = dyn Fn() -> Vec<Need> + Send + Sync;
@@ -121,7 +123,7 @@ impl ServerHandler for Server {
         // What went wrong with a question is an answer, too: the assistant can do something about it.
         let result = match answer {
             Ok(answer) => CallToolResult::structured(answer),
-            Err(error) => CallToolResult::error(vec![ContentBlock::text(clean(&error.to_string(), 1500))]),
+            Err(error) => CallToolResult::error(vec![ContentBlock::text(clean(&error.to_string(), WRONG))]),
         };
         Ok(result.into())
     }
@@ -145,7 +147,7 @@ impl ServerHandler for Server {
             return Err(ErrorData::resource_not_found(message, None));
         };
         let read = self.ask(context.ct, move |asked| resource.read(asked)).await;
-        read.map(Into::into).map_err(|error| ErrorData::internal_error(clean(&error.to_string(), 1500), None))
+        read.map(Into::into).map_err(|error| ErrorData::internal_error(clean(&error.to_string(), WRONG), None))
     }
 
     async fn list_prompts(

@@ -3,9 +3,9 @@
 
 use super::Asked;
 use super::page::{Answer, Budget, Page, Paging, pop};
+use super::place::{Time, Where};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
-use gpuwhy_ask::Part;
 use gpuwhy_ask::compare::{Change, Side, compare};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,15 @@ pub(crate) struct Arguments {
     /// The one to compare with it. Default: the one this server was started for
     #[serde(default)]
     after: Option<String>,
+    /// Of both runs: from this moment on
+    #[serde(default)]
+    from: Option<Time>,
+    /// Of both runs: up to this moment
+    #[serde(default)]
+    to: Option<Time>,
+    /// Of both runs: only the last part, so long
+    #[serde(default)]
+    since: Option<Time>,
     #[serde(flatten)]
     paging: Paging,
 }
@@ -75,10 +84,10 @@ impl Answer for Compared {
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Compared, ToolError> {
     let before = asked.runs.get(Some(&arguments.before))?;
     let after = asked.runs.get(arguments.after.as_deref())?;
-    let whole = Part::default();
-    let facts = |run: &crate::runs::Run| {
-        Ok::<_, ToolError>((run.stats(&whole, asked.work)?, run.explained(&whole, asked.work)?))
-    };
+    let (from, to, since) = (arguments.from, arguments.to, arguments.since);
+    let part = Where { from, to, since, ..Where::default() }.part()?;
+    let facts =
+        |run: &crate::runs::Run| Ok::<_, ToolError>((run.stats(&part, asked.work)?, run.explained(&part, asked.work)?));
     let (left, right) = (facts(&before)?, facts(&after)?);
     let compared = compare((&left.0, &left.1), (&right.0, &right.1));
     let (changes, page) = arguments.paging.cut(compared.changes, 12, Some(&after))?;

@@ -3,16 +3,20 @@
 
 use super::Asked;
 use super::page::{Answer, Budget, Page, Paging, pop};
-use super::place::state_word;
+use super::place::{Time, state_word};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
 use gpuwhy_ask::runs::RunInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
+    /// Only runs that began in the last so long: 2h, 30m
+    #[serde(default)]
+    since: Option<Time>,
     #[serde(flatten)]
     paging: Paging,
 }
@@ -59,7 +63,13 @@ impl Answer for List {
 }
 
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<List, ToolError> {
-    let (runs, page) = arguments.paging.cut(asked.runs.folders().runs(), 20, None)?;
+    let mut runs = asked.runs.folders().runs();
+    if let Some(since) = arguments.since {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let first = now.saturating_sub(since.0);
+        runs.retain(|run| Duration::from_nanos(run.session.start_unix_ns) >= first);
+    }
+    let (runs, page) = arguments.paging.cut(runs, 20, None)?;
     Ok(List { runs: runs.iter().map(one).collect(), page, note: NOTICE })
 }
 

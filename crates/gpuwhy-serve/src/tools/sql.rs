@@ -3,7 +3,7 @@
 
 use super::Asked;
 use super::page::{Answer, Budget, DEFAULT_BYTES, MOST_BYTES, pop};
-use super::place::{RunHead, Time};
+use super::place::{RunHead, Time, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
 use gpuwhy_store::{Limits, Value};
@@ -33,11 +33,10 @@ const COLUMNS: usize = 64;
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// The run file. Default: the one this server was started for, or the newest
-    #[serde(default)]
-    run: Option<String>,
-    /// One SELECT on the views
+    /// One SELECT on the views. With from, to, since or pid it uses :from_ns, :to_ns or :pid
     sql: String,
+    #[serde(flatten)]
+    place: Where,
     /// Rows at most (default 50, at most 1000); more are told by more_rows
     #[serde(default)]
     limit: Option<u32>,
@@ -110,13 +109,14 @@ impl Rows {
 }
 
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, ToolError> {
-    let run = asked.runs.get(arguments.run.as_deref())?;
+    let run = asked.runs.get(arguments.place.run.as_deref())?;
     let session = run.session(asked.work)?;
+    let values = values(&arguments, session.duration_ns)?;
     let time = arguments.timeout.map_or(USUAL_TIME, |time| time.0).min(MOST_TIME).max(Duration::from_millis(1));
     let rows = arguments.limit.unwrap_or(USUAL_ROWS).clamp(1, MOST_ROWS);
     let limits = Limits { time, rows: u64::from(rows), value: VALUE };
     let (mut found, mut bytes, mut cut) = (Vec::new(), 0, false);
-    let outcome = run.reader(asked.work)?.query(&arguments.sql, &limits, |_, row| {
+    let outcome = run.reader(asked.work)?.query_with(&arguments.sql, &values, &limits, |_, row| {
         let row: Vec<Json> = row.iter().take(COLUMNS).map(json).collect();
         bytes += row.iter().map(|value| value.as_str().map_or(8, str::len)).sum::<usize>();
         found.push(row);
@@ -131,6 +131,26 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
         more_columns: outcome.columns.len().saturating_sub(COLUMNS),
         note: NOTICE,
     })
+}
+
+/// What the statement's parameters stand for. A part that is asked for and that the statement does not use would be passed over
+/// silently, and the answer be about the whole run.
+fn values(arguments: &Arguments, run_ns: u64) -> Result<[(&'static str, i64); 3], ToolError> {
+    let place = &arguments.place;
+    let (from, to) = place.part()?.span(run_ns)?;
+    let asked = [
+        (place.from.is_some() || place.since.is_some(), ":from_ns"),
+        (place.to.is_some(), ":to_ns"),
+        (place.pid.is_some(), ":pid"),
+    ];
+    if let Some((_, unused)) = asked.into_iter().find(|(given, name)| *given && !arguments.sql.contains(name)) {
+        let example = "WHERE timestamp >= :from_ns AND timestamp < :to_ns AND pid = :pid";
+        return Err(ToolError::Arguments(format!(
+            "the statement does not use {unused}: write {example}, or leave it out"
+        )));
+    }
+    let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+    Ok([(":from_ns", signed(from)), (":to_ns", signed(to)), (":pid", place.pid.map_or(-1, i64::from))])
 }
 
 fn json(value: &Value<'_>) -> Json {
