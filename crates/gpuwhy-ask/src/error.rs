@@ -21,7 +21,7 @@ pub enum Error {
         pid: u32,
     },
     /// No time is left between the two ends asked for.
-    #[error("there is nothing between --from and --to: the run is {} long", units::time(*.run_ns))]
+    #[error("there is nothing between from and to: the run is {} long", units::time(*.run_ns))]
     EmptyPart {
         /// How long the run is.
         run_ns: u64,

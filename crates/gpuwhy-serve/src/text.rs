@@ -11,6 +11,9 @@ pub(crate) const NOTICE: &str =
 /// The longest text from outside in an answer, characters.
 pub(crate) const LONG: usize = 160;
 
+/// The longest path that can be given back as `run`, characters.
+pub(crate) const PATH: usize = 512;
+
 /// A text without control characters, without what is invisible or changes the direction of reading, cut to `most`
 /// characters. Line breaks become spaces.
 pub(crate) fn clean(text: &str, most: usize) -> String {

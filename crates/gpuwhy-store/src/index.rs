@@ -223,8 +223,9 @@ mod tests {
         assert_eq!(total(0, None), (31, vec![]));
         assert_eq!(total(1, None), (28, vec![(1, Some(SECOND))]));
         assert_eq!(total(SECOND, Some(3 * SECOND)), (12, vec![]));
-        let both = vec![(SECOND / 2, Some(SECOND)), (SECOND, Some(SECOND + 1))];
-        assert_eq!(total(SECOND / 2, Some(SECOND + 1)), (0, both));
+        let both = vec![(SECOND / 2, Some(SECOND)), (2 * SECOND, Some(2 * SECOND + 1))];
+        assert_eq!(total(SECOND / 2, Some(2 * SECOND + 1)), (4, both));
+        assert_eq!(total(SECOND / 2, Some(SECOND + 1)), (0, vec![(SECOND / 2, Some(SECOND + 1))]), "no whole slot");
         assert_eq!(total(SECOND / 2, Some(SECOND / 2 + 9)), (0, vec![(SECOND / 2, Some(SECOND / 2 + 9))]));
         assert_eq!(total(9 * SECOND, Some(99 * SECOND)), (0, vec![]));
     }

@@ -478,6 +478,12 @@ pub(crate) enum Scenario {
     CpuContention,
     /// A GPU kept busy
     Healthy,
+    /// Every step keeps a tensor
+    Leak,
+    /// The allocator's cache is emptied in every step
+    Fragmentation,
+    /// Memory runs out
+    Oom,
 }
 
 #[derive(Debug, Args)]

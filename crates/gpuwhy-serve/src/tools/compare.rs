@@ -5,7 +5,7 @@ use super::Asked;
 use super::page::{Answer, Budget, Page, Paging, pop};
 use super::place::{Time, Where};
 use crate::error::ToolError;
-use crate::text::{LONG, NOTICE, clean};
+use crate::text::{NOTICE, PATH, clean};
 use gpuwhy_ask::compare::{Change, Side, compare};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -102,7 +102,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Compared
 
 fn one(path: &std::path::Path, side: &Side) -> OneRun {
     OneRun {
-        run: clean(&path.to_string_lossy(), LONG),
+        run: clean(&path.to_string_lossy(), PATH),
         duration_ns: side.wall_ns,
         launches_per_second: rounded(side.launches_per_second),
         gpu_idle_min: side.idle_min.map(rounded),

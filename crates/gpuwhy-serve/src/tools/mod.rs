@@ -173,7 +173,8 @@ pub(crate) fn all() -> Vec<ToolEntry> {
         tool(
             "run_sql",
             "Ask with SQL",
-            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them).",
+            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them, gpuwhy://queries has ready ones). Also \
+             p50(x), p95(x), p99(x), quantile(x, q), human_time(ns), human_bytes(n).",
             sql::answer,
         ),
         tool(

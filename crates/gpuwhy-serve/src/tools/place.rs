@@ -2,7 +2,7 @@
 //! Which run, and which part of it: the arguments most tools share.
 
 use crate::error::ToolError;
-use crate::text::{LONG, clean};
+use crate::text::{PATH, clean};
 use gpuwhy_ask::Part;
 use gpuwhy_ask::part::parse_time;
 use gpuwhy_ask::stats::RunState;
@@ -101,7 +101,7 @@ pub(crate) struct RunHead {
 impl RunHead {
     pub(crate) fn new(path: &Path, session: &Session) -> Self {
         let state = state_word(gpuwhy_ask::stats::state(session));
-        Self { run: clean(&path.to_string_lossy(), LONG), state, duration_ns: session.duration_ns }
+        Self { run: clean(&path.to_string_lossy(), PATH), state, duration_ns: session.duration_ns }
     }
 }
 

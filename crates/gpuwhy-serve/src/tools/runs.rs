@@ -5,7 +5,7 @@ use super::Asked;
 use super::page::{Answer, Budget, Page, Paging, pop};
 use super::place::{Time, state_word};
 use crate::error::ToolError;
-use crate::text::{LONG, NOTICE, clean};
+use crate::text::{NOTICE, PATH, clean};
 use gpuwhy_ask::runs::RunInfo;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -75,7 +75,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<List, To
 
 fn one(info: &RunInfo) -> One {
     One {
-        run: clean(&info.path.to_string_lossy(), LONG),
+        run: clean(&info.path.to_string_lossy(), PATH),
         state: state_word(info.state),
         started_unix_s: info.session.start_unix_ns / 1_000_000_000,
         duration_ns: info.session.duration_ns,

@@ -8,16 +8,18 @@ use crate::output;
 use crate::trace::sudo::Caller;
 use crate::trace::{self, Display, Settings};
 use anyhow::{Context, bail};
-use gpuwhy_ask::{Part, explain};
+use gpuwhy_ask::{Part, explain, memory};
 use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;
+use gpuwhy_view::MemoryView;
 use simgpu::Installed;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::Duration;
 use tempfile::TempDir;
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
@@ -26,19 +28,78 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     // The job may run as the user who called sudo, and must be able to read its program.
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
-    let scenario = match args.scenario {
-        Scenario::Dataloader => "dataloader",
-        Scenario::CpuContention => "cpu-contention",
-        Scenario::Healthy => "healthy",
-    };
-    println!("A small training job ({scenario}) runs on a simulated GPU; everything else about it is real.\n");
-    let ended = trace::record(&settings(args, scenario, &sim)?)?;
-    if ended.exit_code != 0 {
-        bail!("the demo's job failed with exit code {}", ended.exit_code);
+    let play = Play::of(args.scenario);
+    println!("A small training job ({}) runs on a simulated GPU; everything else about it is real.\n", play.name);
+    let ended = trace::record(&settings(args, &play, &sim)?)?;
+    if (ended.exit_code != 0) != play.fails {
+        bail!("the demo's job ended with exit code {}", ended.exit_code);
     }
-    answer(&ended.summary.path)?;
+    if play.is_memory {
+        tell_memory(&ended.summary.path)?
+    } else {
+        answer(&ended.summary.path)?
+    }
     Ok(ExitCode::SUCCESS)
 }
+
+/// What is played.
+struct Play {
+    name: &'static str,
+    /// It is about memory: another job, another answer.
+    is_memory: bool,
+    /// The job's name for it.
+    mode: &'static str,
+    /// The job ends by an error.
+    fails: bool,
+}
+
+impl Play {
+    fn of(scenario: Scenario) -> Self {
+        let time = |name| Self { name, is_memory: false, mode: name, fails: false };
+        let memory = |name, mode| Self { name, is_memory: true, mode, fails: mode == "oom" };
+        match scenario {
+            Scenario::Dataloader => time("dataloader"),
+            Scenario::CpuContention => time("cpu-contention"),
+            Scenario::Healthy => time("healthy"),
+            Scenario::Leak => memory("leak", "leak"),
+            Scenario::Fragmentation => memory("fragmentation", "churn"),
+            Scenario::Oom => memory("oom", "oom"),
+        }
+    }
+
+    /// The program and its arguments.
+    fn command(&self, sim: &Installed, length: Duration) -> Vec<OsString> {
+        let seconds = length.as_secs_f64();
+        if !self.is_memory {
+            let seconds = seconds.to_string();
+            let program = sim.train_py.clone().into_os_string();
+            return vec![
+                "python3".into(),
+                program,
+                "--scenario".into(),
+                self.mode.into(),
+                "--seconds".into(),
+                seconds.into(),
+            ];
+        }
+        let steps = ((seconds / STEP.as_secs_f64()) as u64).max(40).to_string();
+        let step_ms = STEP.as_millis().to_string();
+        let mut command: Vec<OsString> =
+            vec!["python3".into(), sim.memjob_py.clone().into_os_string(), self.mode.into()];
+        command.extend(["--steps", &steps, "--step-ms", &step_ms, "--onset", "10"].map(OsString::from));
+        command
+    }
+
+    /// A GPU with little memory, of which something is used by others.
+    fn has_little_memory(&self) -> bool {
+        self.mode == "oom"
+    }
+}
+
+/// A step of a job whose memory is looked at.
+const STEP: Duration = Duration::from_millis(20);
+/// A small GPU's memory, and what of it is said to be used, bytes.
+const LITTLE: (u64, u64) = (256 << 20, 200 << 20);
 
 /// A temporary folder of root's. With sudo gpuwhy becomes its caller while it traces and could not remove it any more,
 /// and it must not be the caller's, because gpuwhy loads a library from it. So a shell that stays root removes it.
@@ -76,21 +137,22 @@ impl Drop for Folder {
     }
 }
 
-fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Settings> {
-    let log = simulated_nvml(sim).context("cannot prepare the simulated GPU")?;
-    let [scenario, seconds] = [scenario.to_owned(), args.duration.as_secs_f64().to_string()];
-    let command = ["python3".into(), sim.train_py.clone().into_os_string(), "--scenario".into(), scenario.into()];
-    let environment = [
+fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Settings> {
+    let log = simulated_nvml(sim, play).context("cannot prepare the simulated GPU")?;
+    let mut environment = vec![
         ("LD_LIBRARY_PATH", sim.dir.clone().into_os_string()),
         ("SIMGPU_LOG", log),
         ("SIMGPU_LOG_LEVEL", "full".into()),
     ];
+    if play.has_little_memory() {
+        environment.push(("SIMGPU_MEM", format!("{}M", LITTLE.0 >> 20).into()));
+    }
     Ok(Settings {
         budget: Budget::default(),
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
         samples: true,
         nvml: Some(sim.nvml.clone()),
-        command: command.into_iter().chain(["--seconds".into(), seconds.into()]).collect(),
+        command: play.command(sim, args.duration),
         extra_env: environment.into_iter().map(|(name, value)| (OsString::from(name), value)).collect(),
         duration: None,
         db: args.db.clone(),
@@ -102,12 +164,30 @@ fn settings(args: &Demo, scenario: &str, sim: &Installed) -> anyhow::Result<Sett
 
 /// The simulated GPU says how busy it is through an NVML of its own, as a real one does. Returns the folder it learns
 /// that from, which the job, whoever's it is, writes into.
-fn simulated_nvml(sim: &Installed) -> std::io::Result<OsString> {
+fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
     let log = sim.dir.join("log");
     std::fs::create_dir_all(&log)?;
     std::fs::set_permissions(&log, Permissions::from_mode(0o777))?;
-    std::fs::write(sim.dir.join("nvml.conf"), format!("count 1\nlogs {}\n", log.display()))?;
+    let mut settings = format!("count 1\nlogs {}\n", log.display());
+    if play.has_little_memory() {
+        settings += &format!("memory_total {}\nmemory_used {}\n", LITTLE.0, LITTLE.1);
+    }
+    std::fs::write(sim.dir.join("nvml.conf"), settings)?;
     Ok(log.into_os_string())
+}
+
+/// Tells what the traced job did with memory.
+fn tell_memory(db: &Path) -> anyhow::Result<()> {
+    let examined =
+        output::patiently("looking at its memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
+    println!();
+    let view = MemoryView { report: &examined.report, sections: &[] };
+    for line in view.lines(output::stdout_columns(), output::stdout_style()) {
+        println!("{line}");
+    }
+    let again = format!("gpuwhy memory --db {} says this again; --json has every number", db.display());
+    println!("\n{}", output::stdout_style().dim(&again));
+    Ok(())
 }
 
 /// Explains what was traced.
