@@ -5,7 +5,7 @@
 
 use crate::explain::Explained;
 use crate::stats::Stats;
-use gpuwhy_model::{Class, Finding, units};
+use gpuwhy_model::{Class, Finding, Severity, units};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// An op that takes less than this part of the time in both runs is not worth a line.
@@ -70,38 +70,47 @@ fn side(stats: &Stats, explained: &Explained) -> Side {
     let wall = report.wall_ns.max(1) as f64;
     Side {
         wall_ns: report.wall_ns,
-        launches_per_second: launches as f64 / wall * 1e9,
+        launches_per_second: launches as f64 / stats.covered_ns.max(1) as f64 * 1e9,
         idle_min: report.gpu_idle_min_ns.map(|idle| idle as f64 / wall),
         verdict: report.verdict.clone(),
     }
 }
 
-/// What each kind of finding cost, as a part of the time.
-fn shares(findings: &[Finding]) -> BTreeMap<&str, f64> {
-    let mut shares = BTreeMap::new();
-    for finding in findings {
-        *shares.entry(finding.kind.as_str()).or_default() += finding.share;
+/// What each kind of finding cost: a part of the time, and bytes.
+fn costs(findings: &[Finding]) -> BTreeMap<&str, (f64, u64)> {
+    let mut costs: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
+    for finding in findings.iter().filter(|finding| finding.severity > Severity::Info) {
+        let cost = costs.entry(finding.kind.as_str()).or_default();
+        *cost = (cost.0 + finding.share, cost.1.saturating_add(finding.lost_bytes));
     }
-    shares
+    costs
 }
 
 fn findings(before: &[Finding], after: &[Finding]) -> Vec<Change> {
-    let (was, is) = (shares(before), shares(after));
+    let (was, is) = (costs(before), costs(after));
     let kinds: BTreeSet<&str> = was.keys().chain(is.keys()).copied().collect();
-    let share = |of: &BTreeMap<&str, f64>, kind: &str| of.get(kind).copied().unwrap_or(0.0);
-    let told = |kind: &str| {
-        let (before, after) = (share(&was, kind), share(&is, kind));
-        let there = (was.contains_key(kind), is.contains_key(kind));
-        let percent = |share: f64| units::percent(share, 1.0);
-        let words = match there {
-            (true, false) => format!("{kind} is gone: it cost {} of the time", percent(before)),
-            (false, true) => format!("{kind} is new: it costs {} of the time", percent(after)),
-            _ => format!("{kind} cost {} of the time, now {}", percent(before), percent(after)),
-        };
-        let changed = there.0 != there.1 || (before - after).abs() > NOISE * before.max(after);
-        (changed && before.max(after) >= WORTH).then(|| Change { what: kind.to_owned(), before, after, words })
+    let told = |(share, bytes): (f64, u64)| match (share, bytes) {
+        (0.0, 0) => "something".to_owned(),
+        (0.0, bytes) => units::bytes(bytes),
+        (share, _) => format!("{} of the time", units::percent(share, 1.0)),
     };
-    kinds.into_iter().filter_map(told).collect()
+    let change = |kind: &str| {
+        let costs = (was.get(kind).copied(), is.get(kind).copied());
+        let words = match costs {
+            (Some(before), None) => format!("{kind} is gone: it cost {}", told(before)),
+            (None, Some(after)) => format!("{kind} is new: it costs {}", told(after)),
+            _ => {
+                format!("{kind} cost {}, now {}", told(costs.0.unwrap_or_default()), told(costs.1.unwrap_or_default()))
+            }
+        };
+        let (before, after) = (costs.0.unwrap_or_default(), costs.1.unwrap_or_default());
+        // What came or went and cost no time is about memory: that is always worth telling.
+        let appeared = costs.0.is_some() != costs.1.is_some();
+        let moved = (before.0 - after.0).abs() > NOISE * before.0.max(after.0) && before.0.max(after.0) >= WORTH;
+        let worth = moved || appeared && before.0.max(after.0) == 0.0;
+        worth.then(|| Change { what: kind.to_owned(), before: before.0, after: after.0, words })
+    };
+    kinds.into_iter().filter_map(change).collect()
 }
 
 fn ops(before: &Stats, after: &Stats) -> Vec<Change> {
@@ -112,7 +121,7 @@ fn ops(before: &Stats, after: &Stats) -> Vec<Change> {
 fn op(name: &str, before: &Stats, after: &Stats) -> Option<Change> {
     let share = |stats: &Stats| {
         let op = stats.ops.iter().find(|op| op.op == name)?;
-        let wall = stats.to_ns.saturating_sub(stats.from_ns).max(1) as f64;
+        let wall = stats.covered_ns.max(1) as f64;
         Some((op.totals.total_ns as f64 / wall, op.totals.calls as f64 / wall * 1e9, op.quantile(0.5)))
     };
     // A wait for the GPU is as long as the GPU works: that is told by findings.
@@ -135,4 +144,61 @@ fn op(name: &str, before: &Stats, after: &Stats) -> Option<Change> {
         after: is.0,
         words: format!("{name}: {} → {}", told(was), told(is)),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_model::{Confidence, RootCause};
+    use gpuwhy_store::{Process, Session};
+    use gpuwhy_why::Report;
+
+    fn finding(kind: &str, share: f64, lost_bytes: u64) -> Finding {
+        Finding {
+            kind: kind.into(),
+            severity: Severity::High,
+            title: String::new(),
+            lost_ns: 0,
+            lost_bytes,
+            share,
+            pid: None,
+            tid: None,
+            chain: Vec::new(),
+            root_cause: RootCause::default(),
+            effect: Vec::new(),
+            fixes: Vec::new(),
+            confidence: Confidence::High,
+            confidence_reason: String::new(),
+        }
+    }
+
+    fn run(launches: u64, covered_ns: u64, findings: Vec<Finding>) -> (Stats, Explained) {
+        let process = Process {
+            pid: 1,
+            name: "a".into(),
+            started: None,
+            ended: None,
+            parent: None,
+            container: None,
+            command: None,
+        };
+        let processes = vec![crate::stats::ProcessStats { process, calls: launches, cuda_ns: 0, launches }];
+        let session = Session::default();
+        let (from_ns, to_ns, ops, loss) = (0, covered_ns, Vec::new(), Vec::new());
+        let stats = Stats { session: session.clone(), from_ns, to_ns, covered_ns, ops, processes, loss };
+        (stats, Explained { report: Report { findings, wall_ns: covered_ns, ..Report::default() }, session })
+    }
+
+    #[test]
+    fn rates_are_of_the_time_that_was_summed_and_what_came_and_went_is_told() {
+        let before = run(1_300, 1_300_000_000, vec![finding("sync_bound", 0.3, 0), finding("copy_bound", 0.2, 0)]);
+        let after =
+            run(1_900, 1_900_000_000, vec![finding("copy_bound", 0.19, 0), finding("memory_leak", 0.0, 5_000_000)]);
+        let compared = compare((&before.0, &before.1), (&after.0, &after.1));
+        let told: Vec<&str> = compared.changes.iter().map(|change| change.words.as_str()).collect();
+        assert_eq!(told, ["sync_bound is gone: it cost 30 % of the time", "memory_leak is new: it costs 5.00 MB"]);
+        let slower = run(650, 1_300_000_000, Vec::new());
+        let compared = compare((&before.0, &before.1), (&slower.0, &slower.1));
+        assert_eq!(compared.changes[0].words, "launches a second 1,000 → 500");
+    }
 }

@@ -14,6 +14,9 @@ pub enum Error {
     /// The run file.
     #[error(transparent)]
     File(#[from] gpuwhy_store::Error),
+    /// It was told to.
+    #[error("stopped before there was an answer")]
+    Stopped,
     /// The asked-for process is none of the run's.
     #[error("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are")]
     UnknownProcess {

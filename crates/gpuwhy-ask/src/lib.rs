@@ -18,3 +18,6 @@ pub use error::{Error, Result};
 pub use explain::Explained;
 pub use memory::Examined;
 pub use part::Part;
+
+/// Asked now and then whether an answer is still wanted; `true` when it is not.
+pub type Stop<'a> = dyn Fn() -> bool + Sync + 'a;

@@ -4,10 +4,13 @@
 use crate::stats::{RunState, state};
 use gpuwhy_store::{Reader, Session};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 /// Files looked at in one folder, at most.
 const MOST: usize = 1000;
+
+/// How long one may take to say what it is.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// A run file.
 #[derive(Debug, Clone)]
@@ -29,8 +32,15 @@ pub fn list(folder: &Path, may_open: &dyn Fn(&Path) -> bool) -> Vec<RunInfo> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let files =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "db"));
-    let mut runs: Vec<RunInfo> =
-        files.take(MOST).filter(|path| may_open(path)).filter_map(|path| info(&path)).collect();
+    // The newest of very many.
+    let mut files: Vec<PathBuf> = files.filter(|path| may_open(path)).collect();
+    if files.len() > MOST {
+        files.sort_by_cached_key(|path| {
+            std::cmp::Reverse(std::fs::metadata(path).and_then(|found| found.modified()).ok())
+        });
+        files.truncate(MOST);
+    }
+    let mut runs: Vec<RunInfo> = files.iter().filter_map(|path| info(path)).collect();
     runs.sort_by_key(|run| std::cmp::Reverse((run.session.start_unix_ns, run.modified)));
     runs
 }
@@ -38,7 +48,10 @@ pub fn list(folder: &Path, may_open: &dyn Fn(&Path) -> bool) -> Vec<RunInfo> {
 /// A run file's description; `None` for what is none.
 pub fn info(path: &Path) -> Option<RunInfo> {
     let metadata = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
-    let session = Reader::open(path).ok()?.session().ok()?;
-    let state = state(&session);
+    let reader = Reader::open(path).ok()?;
+    // What is in a folder may be anybody's.
+    reader.give_up_after(LOOK);
+    let session = reader.session().ok()?;
+    let state = state(&session, path);
     Some(RunInfo { path: path.into(), bytes: metadata.len(), modified: metadata.modified().ok(), session, state })
 }

@@ -5,9 +5,12 @@ use crate::{Part, Result};
 use gpuwhy_model::Class;
 use gpuwhy_store::{LossRow, OpTotals, Process, Reader, Session};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A run that is written has an event as young as this.
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
+/// A run that is written has an event, or a sample, as young as this.
 const FRESH: Duration = Duration::from_secs(10);
 
 /// The run in figures.
@@ -19,6 +22,8 @@ pub struct Stats {
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
+    /// How long the whole seconds are that the sums are of, as far as the run has them.
+    pub covered_ns: u64,
     /// CUDA ops, those with most time first.
     pub ops: Vec<OpStats>,
     /// Processes with events first, those with most time in CUDA calls first of all.
@@ -69,14 +74,18 @@ pub enum RunState {
     Cut,
 }
 
-/// Whether a run is still recorded.
-pub fn state(session: &Session) -> RunState {
+/// Whether the run in a file is still recorded. One in which nothing happens is written to all the same: samples are taken.
+pub fn state(session: &Session, path: &Path) -> RunState {
     if session.stop_unix_ns.is_some() {
         return RunState::Ended;
     }
     let last = Duration::from_nanos(session.start_unix_ns.saturating_add(session.duration_ns));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    if now.saturating_sub(last) < FRESH { RunState::Running } else { RunState::Cut }
+    let mut log = path.as_os_str().to_owned();
+    log.push("-wal");
+    let written = std::fs::metadata(log).and_then(|log| log.modified()).ok();
+    let written = written.and_then(|at| at.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    if now.saturating_sub(last.max(written)) < FRESH { RunState::Running } else { RunState::Cut }
 }
 
 /// Sums up a part of a run.
@@ -113,5 +122,7 @@ pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
     let mut processes: Vec<ProcessStats> = processes.into_values().collect();
     processes.sort_by_key(|process| (std::cmp::Reverse((process.cuda_ns, process.calls)), process.process.pid));
     let loss = reader.loss_of(from_ns, Some(to_ns))?;
-    Ok(Stats { session, from_ns, to_ns, ops, processes, loss })
+    let ends = to_ns.div_ceil(SECOND).saturating_mul(SECOND).min(session.duration_ns);
+    let covered_ns = ends.saturating_sub(from_ns / SECOND * SECOND);
+    Ok(Stats { session, from_ns, to_ns, covered_ns, ops, processes, loss })
 }

@@ -45,6 +45,9 @@ pub(crate) enum ToolError {
     /// It took too long.
     #[error("no answer within {} s: ask for a shorter time (from, to, since) or a process (pid)", .0.as_secs())]
     TooSlow(Duration),
+    /// Others are asking.
+    #[error("other questions are being worked on, and none was done within a minute: ask again")]
+    Busy,
     /// The client does not want it any more.
     #[error("cancelled")]
     Cancelled,

@@ -36,8 +36,10 @@ use tower_service::Service;
 const PATH: &str = "/mcp";
 /// The largest request, bytes.
 const LARGEST: usize = 1 << 20;
-/// Connections, and sessions, at once.
+/// Sessions at once.
 const MOST: usize = 64;
+/// Connections at once; a session may have one for what the server says by itself, and others to ask.
+const CONNECTIONS: usize = 4 * MOST;
 /// How long a client may take to say who it is: TLS and the request's head.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// The shortest token that is not easily guessed, characters.
@@ -90,7 +92,7 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
         .with_cancellation_token(ended.clone());
     let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::clone(&sessions), config);
     let door = Arc::new(Door { mcp, sessions, token: http.token });
-    let room = Arc::new(Semaphore::new(MOST));
+    let room = Arc::new(Semaphore::new(CONNECTIONS));
     // Before anybody hears of the address: who does may want this to end at once.
     let interrupted = interrupted()?;
     // A client that hangs up while it is answered is no reason to end, which is what this signal would do if nobody heard it.

@@ -49,7 +49,7 @@ pub struct Config {
 impl Config {
     fn server(self) -> Result<Server, Error> {
         let folders = Folders::new(&self.folders)?;
-        // Where a link leads is settled once, at the start; the file need not be there yet.
+        // The file need not be there yet.
         let run = self.run.map(|run| std::path::absolute(&run).unwrap_or(run));
         Ok(Server::new(Arc::new(Runs::new(run, folders)), self.check.into()))
     }

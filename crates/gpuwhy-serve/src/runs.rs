@@ -16,15 +16,20 @@ use std::collections::VecDeque;
 use std::ops::Deref;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Runs remembered at once.
-const RUNS: usize = 8;
+/// Runs remembered at once, and those of them with sums of slots.
+const RUNS: usize = 4;
+const INDEXED: usize = 2;
 /// Answers remembered of each.
 const ANSWERS: usize = 64;
 /// Readers kept open of each.
-const READERS: usize = 4;
+const READERS: usize = 2;
+/// How long it may take to see what a file is.
+const LOOK: Duration = Duration::from_secs(10);
+/// How long making sums of slots may take; without them a question looks at the rows it is about.
+const INDEXING: Duration = Duration::from_secs(30);
 /// How old an answer about a run that is still written may be.
 const FRESH: Duration = Duration::from_secs(3);
 
@@ -54,21 +59,18 @@ impl Runs {
             (None, None) => self.newest()?,
         };
         let stamp = Stamp::of(&path).ok_or_else(|| ToolError::NoRun { path: clean(&path.to_string_lossy(), LONG) })?;
-        let mut open = lock(&self.open);
-        let place = open.iter().position(|run| run.path == path);
-        if let Some(run) = place.and_then(|place| open.remove(place))
-            && run.is_still(&stamp)
-        {
-            open.push_front(Arc::clone(&run));
-            return Ok(run);
-        }
-        // Opened without the lock: a slow disk is no reason for others to wait.
-        drop(open);
-        let run = Arc::new(Run::open(path, stamp)?);
+        // Looked at and opened without the lock: a slow disk is no reason for others to wait.
+        let known = lock(&self.open).iter().find(|run| run.path == path).cloned();
+        let run = match known.filter(|run| run.is_still(&stamp)) {
+            Some(run) => run,
+            None => Arc::new(Run::open(path, stamp)?),
+        };
         let mut open = lock(&self.open);
         open.retain(|other| other.path != run.path);
         open.push_front(Arc::clone(&run));
         open.truncate(RUNS);
+        // Sums of slots are large: two runs that are compared have them, others make them again.
+        open.iter().skip(INDEXED).for_each(|run| *lock(&run.index) = None);
         Ok(run)
     }
 
@@ -127,6 +129,7 @@ pub(crate) struct Run {
 impl Run {
     fn open(path: PathBuf, stamp: Stamp) -> Result<Self, ToolError> {
         let reader = Reader::open(&path)?;
+        reader.give_up_after(LOOK);
         let began = reader.session()?.start_unix_ns;
         Ok(Self {
             path,
@@ -152,7 +155,10 @@ impl Run {
         }
         // Written on, or copied over: readers that were open may have seen both.
         lock(&self.readers).clear();
-        let session = Reader::open(&self.path).and_then(|reader| reader.session());
+        let session = Reader::open(&self.path).and_then(|reader| {
+            reader.give_up_after(LOOK);
+            reader.session()
+        });
         let same = session.is_ok_and(|session| session.start_unix_ns == self.began && session.stop_unix_ns.is_none());
         *stamp = now.clone();
         same
@@ -164,15 +170,16 @@ impl Run {
     }
 
     /// A reader to ask with.
-    pub(crate) fn reader<'a>(&'a self, work: &Work) -> Result<Lent<'a>, ToolError> {
+    pub(crate) fn reader<'a>(&'a self, work: &'a Work) -> Result<Lent<'a>, ToolError> {
         work.check()?;
         let kept = lock(&self.readers).pop();
         let reader = match kept {
             Some(reader) => reader,
             None => Reader::open(&self.path)?,
         };
-        work.holds(reader.interrupter());
-        Ok(Lent { reader: Some(reader), run: self })
+        reader.give_up_after(work.left());
+        work.holds(Some(reader.interrupter()));
+        Ok(Lent { reader: Some(reader), run: self, work })
     }
 
     /// The explanation of a part.
@@ -181,7 +188,7 @@ impl Run {
             return Ok(known);
         }
         let reader = self.reader(work)?;
-        let explained = Arc::new(gpuwhy_ask::explain::explain(&reader, part)?);
+        let explained = Arc::new(gpuwhy_ask::explain::explain_unless(&|| work.check().is_err(), &reader, part)?);
         let ended = explained.session.stop_unix_ns.is_some();
         lock(&self.explained).put(part, &explained, ended);
         Ok(explained)
@@ -202,7 +209,8 @@ impl Run {
         if let Some(known) = lock(&self.examined).get(part) {
             return Ok(known);
         }
-        let examined = Arc::new(gpuwhy_ask::memory::examine(&*self.reader(work)?, part)?);
+        let examined =
+            Arc::new(gpuwhy_ask::memory::examine_unless(&|| work.check().is_err(), &*self.reader(work)?, part)?);
         lock(&self.examined).put(part, &examined, examined.session.stop_unix_ns.is_some());
         Ok(examined)
     }
@@ -214,7 +222,12 @@ impl Run {
 
     /// Sums of short slots of time, of a run that has ended.
     pub(crate) fn index(&self, work: &Work) -> Result<Option<Arc<TimeIndex>>, ToolError> {
-        let mut kept = lock(&self.index);
+        // Who comes while they are made goes without.
+        let mut kept = match self.index.try_lock() {
+            Ok(kept) => kept,
+            Err(TryLockError::WouldBlock) => return Ok(None),
+            Err(TryLockError::Poisoned(kept)) => kept.into_inner(),
+        };
         if let Some(index) = &*kept {
             return Ok(index.clone());
         }
@@ -222,7 +235,10 @@ impl Run {
         if reader.session()?.stop_unix_ns.is_none() {
             return Ok(None);
         }
-        let index = reader.time_index(&Limits { time: work.left(), ..Limits::default() })?.map(Arc::new);
+        let index = match reader.time_index(&Limits { time: INDEXING.min(work.left()), ..Limits::default() }) {
+            Err(gpuwhy_store::Error::TimedOut { .. }) if work.check().is_ok() => None,
+            made => made?.map(Arc::new),
+        };
         *kept = Some(index.clone());
         Ok(index)
     }
@@ -232,6 +248,7 @@ impl Run {
 pub(crate) struct Lent<'a> {
     reader: Option<Reader>,
     run: &'a Run,
+    work: &'a Work,
 }
 
 impl Deref for Lent<'_> {
@@ -245,6 +262,8 @@ impl Deref for Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
+        // First: whoever has it next is not to be interrupted for this question.
+        self.work.holds(None);
         let mut readers = lock(&self.run.readers);
         if let Some(reader) = self.reader.take().filter(|_| readers.len() < READERS) {
             readers.push(reader);

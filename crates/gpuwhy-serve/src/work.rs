@@ -29,8 +29,8 @@ impl Work {
     }
 
     /// Which reader is at work.
-    pub(crate) fn holds(&self, reader: Interrupter) {
-        *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = Some(reader);
+    pub(crate) fn holds(&self, reader: Option<Interrupter>) {
+        *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = reader;
     }
 
     /// How much time is left.
@@ -56,6 +56,7 @@ pub(crate) async fn run<T: Send + 'static>(
     let turn = tokio::select! {
         turn = turn => turn.map_err(|_| ToolError::Cancelled)?,
         () = cancelled.cancelled() => return Err(ToolError::Cancelled),
+        () = tokio::time::sleep(LIMIT) => return Err(ToolError::Busy),
     };
     let work = Arc::new(Work { began: Some(Instant::now()), ..Work::default() });
     let mut answer = tokio::task::spawn_blocking({

@@ -14,7 +14,7 @@ const SECOND: u64 = 1_000_000_000;
 /// A part up to this long is summed from its calls, in pieces of any length; a longer one from whole seconds.
 const FROM_CALLS: u64 = 5 * SECOND;
 /// How far before a part calls that reach into it are looked for where there is no index.
-const LOOK_BACK: u64 = 2 * SECOND;
+const LOOK_BACK: u64 = 60 * SECOND;
 
 /// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece of whole seconds in which it
 /// ended, or to the shorter one in which it began.

@@ -201,6 +201,12 @@ pub enum Error {
     /// The query ran into the limit of memory.
     #[error("this takes too much memory: ask for fewer or shorter values")]
     TooMuchMemory,
+    /// Reading was ended from outside.
+    #[error("reading {} was stopped: it took too long, or its answer was not wanted any more", .path.display())]
+    Stopped {
+        /// The file.
+        path: PathBuf,
+    },
     /// The query ran into its time limit.
     #[error("stopped after {} s; narrow it with a time range or raise --timeout", .limit.as_secs_f64())]
     TimedOut {

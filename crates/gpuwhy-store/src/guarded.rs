@@ -137,6 +137,12 @@ impl Guard {
         Ok(guard)
     }
 
+    /// Whatever is asked, from now on.
+    pub(crate) fn give_up_after(&self, time: Duration) {
+        let allowed = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
+        self.deadline.store(self.now().saturating_add(allowed), Ordering::Relaxed);
+    }
+
     fn now(&self) -> u64 {
         u64::try_from(self.opened.elapsed().as_nanos()).unwrap_or(NEVER - 1)
     }
@@ -194,12 +200,13 @@ impl Reader {
         let guard = &self.guard;
         guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
         let allowed = u64::try_from(limits.time.as_nanos()).unwrap_or(NEVER);
-        guard.deadline.store(guard.now().saturating_add(allowed), Ordering::Relaxed);
+        let before = guard.deadline.load(Ordering::Relaxed);
+        guard.deadline.store(guard.now().saturating_add(allowed).min(before), Ordering::Relaxed);
         let value =
             |most: i32| self.db.set_limit(Limit::SQLITE_LIMIT_LENGTH, most).map_err(|source| self.error(source));
         value(limits.value.min(MAX_VALUE))?;
         let outcome = self.run(sql, values, limits, on_row);
-        guard.deadline.store(NEVER, Ordering::Relaxed);
+        guard.deadline.store(before, Ordering::Relaxed);
         value(MAX_VALUE)?;
         outcome
     }

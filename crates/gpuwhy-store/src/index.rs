@@ -10,12 +10,12 @@ use crate::{Limits, Reader, Result, Value};
 use std::collections::hash_map::Entry;
 use std::ops::ControlFlow;
 
-/// Slots of a run, at most; the shortest and the longest they are, ns.
+/// Slots of a run, unless they would become too long; the shortest and the longest they are, ns.
 const SLOTS: u64 = 20_000;
 const SHORTEST: u64 = 10_000_000;
 const LONGEST: u64 = 1_000_000_000;
-/// Sums kept at most: 64 bytes each. A run with more is read anew for each question.
-const MOST: usize = 4 << 20;
+/// Sums kept at most: about 100 bytes each. A run with more is read anew for each question.
+const MOST: usize = 1 << 20;
 
 /// From when to when; `None` to the end.
 pub(crate) type Piece = (u64, Option<u64>);
@@ -51,21 +51,24 @@ pub struct TimeIndex {
 pub(crate) struct Slots {
     /// How long a slot is, ns.
     width: u64,
+    /// Slots the run has; a row that begins after its end is none of an honest run's.
+    most: usize,
     slots: Vec<FastMap<i64, Raw>>,
     all: FastMap<i64, Raw>,
     kept: usize,
 }
 
 impl Slots {
-    fn new(width: u64) -> Self {
-        Self { width, slots: Vec::new(), all: FastMap::default(), kept: 0 }
+    fn new(width: u64, run_ns: u64) -> Self {
+        let most = usize::try_from(run_ns / width).unwrap_or(usize::MAX).saturating_add(2);
+        Self { width, most, slots: Vec::new(), all: FastMap::default(), kept: 0 }
     }
 
     /// Whether there was room.
     fn add(&mut self, start: u64, context: i64, row: Raw) -> bool {
         let Ok(slot) = usize::try_from(start / self.width) else { return false };
         if slot >= self.slots.len() {
-            if slot >= MOST {
+            if slot >= self.most.min(MOST) {
                 return false;
             }
             self.slots.resize_with(slot + 1, FastMap::default);
@@ -113,16 +116,23 @@ impl Slots {
     /// Pieces of time that have the `most` longest rows of a part, and how long those are at least. Rows that began before the
     /// part and reach into it are in it. `wanted` says which contexts count.
     pub(crate) fn longest(&self, from: u64, to: u64, most: usize, wanted: impl Fn(i64) -> bool) -> (Vec<Piece>, u64) {
-        // The longest row of a context in a slot is one row: of as many as are wanted, the shortest is a bound for all.
-        let mut found: Vec<(u64, usize)> = Vec::new();
+        // The longest row of a context in a whole slot is one row of the part: of as many as are wanted, the shortest is a bound
+        // for all. Those of broken slots, and of slots before, may lie outside of it.
+        let (mut found, mut inside): (Vec<(u64, usize)>, Vec<u64>) = (Vec::new(), Vec::new());
+        let whole = self.place(from.div_ceil(self.width))..self.place(to / self.width);
         for (slot, sums) in self.slots[..self.place(to.div_ceil(self.width))].iter().enumerate() {
             let end = (slot as u64 + 1) * self.width;
             let reaching = sums.iter().filter(|(_, raw)| end.saturating_add(raw.max_ns) >= from);
-            found.extend(reaching.filter(|(context, _)| wanted(**context)).map(|(_, raw)| (raw.max_ns, slot)));
+            for (_, raw) in reaching.filter(|(context, _)| wanted(**context)) {
+                found.push((raw.max_ns, slot));
+                if whole.contains(&slot) {
+                    inside.push(raw.max_ns);
+                }
+            }
         }
-        found.sort_unstable_by(|a, b| b.cmp(a));
-        let least = found.get(most.saturating_sub(1)).map_or(0, |(ns, _)| *ns);
-        let mut slots: Vec<usize> = found.iter().take_while(|(ns, _)| *ns >= least).map(|(_, slot)| *slot).collect();
+        inside.sort_unstable_by_key(|ns| std::cmp::Reverse(*ns));
+        let least = inside.get(most.saturating_sub(1)).copied().unwrap_or(0);
+        let mut slots: Vec<usize> = found.iter().filter(|(ns, _)| *ns >= least).map(|(_, slot)| *slot).collect();
         slots.sort_unstable();
         slots.dedup();
         let piece = |slot: &usize| (*slot as u64 * self.width, Some((*slot as u64 + 1) * self.width));
@@ -134,8 +144,9 @@ impl Reader {
     /// Sums up every slot; `None` where that would take too much memory. Of a run that is still written it would soon be
     /// wrong.
     pub fn time_index(&self, limits: &Limits) -> Result<Option<TimeIndex>> {
-        let width = (self.session()?.duration_ns / SLOTS).clamp(SHORTEST, LONGEST);
-        let mut index = TimeIndex { calls: Slots::new(width), off: Slots::new(width) };
+        let run_ns = self.session()?.duration_ns;
+        let width = (run_ns / SLOTS).clamp(SHORTEST, LONGEST);
+        let mut index = TimeIndex { calls: Slots::new(width, run_ns), off: Slots::new(width, run_ns) };
         for (table, arg0, of) in [("call_", "arg0", &mut index.calls), ("off_", "NULL", &mut index.off)] {
             let mut fits = true;
             self.each_context(table, arg0, (0, None), limits, |start, context, row| {
@@ -212,7 +223,7 @@ mod tests {
 
     #[test]
     fn whole_slots_are_summed_and_broken_ones_left() {
-        let mut slots = Slots::new(SECOND);
+        let mut slots = Slots::new(SECOND, 5 * SECOND);
         for (start, ns) in [(0, 1), (999_999_999, 2), (1_000_000_000, 4), (2_500_000_000, 8), (4_000_000_000, 16)] {
             assert!(slots.add(start, 7, one(ns)));
         }
@@ -232,13 +243,18 @@ mod tests {
 
     #[test]
     fn the_longest_are_in_few_slots_also_those_that_began_before() {
-        let mut slots = Slots::new(10);
+        let mut slots = Slots::new(10, 100);
         for (start, ns) in [(5, 100), (12, 3), (13, 4), (57, 8), (58, 2), (99, 50)] {
             assert!(slots.add(start, if ns == 50 { 9 } else { 7 }, one(ns)));
         }
         let (pieces, least) = slots.longest(50, 100, 2, |context| context == 7);
-        assert_eq!((pieces, least), (vec![(0, Some(10)), (50, Some(60))], 8), "the call from 5 to 105 reaches into it");
+        assert_eq!((pieces, least), (vec![(0, Some(10)), (50, Some(60))], 0), "the call from 5 to 105 reaches into it");
+        let (pieces, least) = slots.longest(50, 100, 1, |context| context == 7);
+        assert_eq!((pieces, least), (vec![(0, Some(10)), (50, Some(60))], 8));
         let (pieces, least) = slots.longest(50, 100, 9, |_| true);
         assert_eq!((pieces.len(), least), (3, 0));
+        let (pieces, least) = slots.longest(56, 59, 1, |_| true);
+        assert_eq!((pieces, least), (vec![(0, Some(10)), (50, Some(60))], 0), "no slot is whole");
+        assert!(!slots.add(200, 7, one(1)), "after the run's end");
     }
 }

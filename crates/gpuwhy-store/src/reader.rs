@@ -31,6 +31,11 @@ impl Reader {
         Ok(Self { db, path: path.into(), guard })
     }
 
+    /// From now on every question fails after this long in all: the file, and its views, may be anybody's.
+    pub fn give_up_after(&self, time: Duration) {
+        self.guard.give_up_after(time);
+    }
+
     /// Where the file is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -83,7 +88,12 @@ pub(crate) fn check_marks(db: &Connection, path: &Path) -> Result<i32> {
             Err(Error::Newer { path: path.into(), version })
         }
         (schema::APPLICATION_ID, version @ 1..) => {
-            // A run file has its one session from the moment it has anything.
+            // A run file has its one session from the moment it has anything; a view of that name could do anything.
+            let sql = "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'session_' AND type = 'table'";
+            let table: i64 = db.query_row(sql, [], |row| row.get(0)).map_err(|source| read_error(path, source))?;
+            if table != 1 {
+                return Err(Error::NotARun { path: path.into() });
+            }
             db.query_row("SELECT 1 FROM session_", [], |_| Ok(())).map_err(|source| read_error(path, source))?;
             Ok(version)
         }
@@ -122,6 +132,7 @@ pub(crate) fn read_error(path: &Path, source: rusqlite::Error) -> Error {
             | ErrorCode::SystemIoFailure
             | ErrorCode::OutOfMemory,
         ) => Error::CannotRead { path, source },
+        Some(ErrorCode::OperationInterrupted) => Error::Stopped { path },
         // Only our own SQL gets here; if it does not fit the file, the file is not what it was.
         _ => Error::Corrupt { path, source },
     }

@@ -203,6 +203,29 @@ fn what_is_broken_inside_is_told() {
     assert_eq!(calls(&mut served), Ok(3_000));
 }
 
+/// A file that says it is a run and whose tables or views never come to an end.
+#[test]
+fn a_run_that_never_ends_to_be_read_keeps_nobody_from_others() {
+    let place = Place::new();
+    made_run(&place.db(), 1_000, 3_000, "train");
+    let endless = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c WHERE x < 0";
+    for (name, sql) in [
+        ("table.db", format!("DROP TABLE session_; CREATE VIEW session_ AS {endless}")),
+        ("view.db", format!("DROP VIEW sessions; CREATE VIEW sessions(duration_ns) AS {endless}")),
+    ] {
+        let path = place.dir.path().join(name);
+        std::fs::copy(place.db(), &path).unwrap();
+        rusqlite::Connection::open(&path).unwrap().execute_batch(&sql).unwrap();
+    }
+    let mut served = Served::run(&place.db());
+    let listed = served.call("list_runs", json!({})).unwrap();
+    assert_eq!(listed["total"], 1, "only the one that says what it is: {listed}");
+    for name in ["table.db", "view.db"] {
+        served.refused("get_trace_stats", json!({"run": name}));
+        served.still_serves(name);
+    }
+}
+
 #[test]
 fn a_cursor_is_of_one_run() {
     let place = Place::new();

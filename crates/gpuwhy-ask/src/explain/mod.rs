@@ -4,7 +4,7 @@
 mod facts;
 mod keep;
 
-use crate::{Error, Part, Result, memory};
+use crate::{Error, Part, Result, Stop, memory};
 use gpuwhy_model::Finding;
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
@@ -25,16 +25,22 @@ pub struct Explained {
 
 /// Explains a run, or a part of it: where its time went, and, on a thread of its own meanwhile, what is wrong with its memory.
 pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
-    let (stop, path) = (AtomicBool::new(false), reader.path());
+    explain_unless(&|| false, reader, part)
+}
+
+/// The same, and an error if it is told to stop meanwhile.
+pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Explained> {
+    let (failed, path) = (AtomicBool::new(false), reader.path());
+    let in_vain = || failed.load(Ordering::Relaxed) || stop();
     let (explained, memory) = std::thread::scope(|scope| {
         let beside = std::thread::Builder::new().name("memory".into());
-        let beside = beside.spawn_scoped(scope, || memory::findings(&stop, &Reader::open(path)?, part));
-        let explained = explain_time(reader, part);
-        stop.store(explained.is_err(), Ordering::Relaxed);
+        let beside = beside.spawn_scoped(scope, || memory::findings(&in_vain, &Reader::open(path)?, part));
+        let explained = explain_time(stop, reader, part);
+        failed.store(explained.is_err(), Ordering::Relaxed);
         let memory = match beside {
             Ok(thread) => thread.join().unwrap_or_else(|fault| std::panic::resume_unwind(fault)),
             // No thread is to be had: then one after the other.
-            Err(_) if explained.is_ok() => memory::findings(&stop, reader, part),
+            Err(_) if explained.is_ok() => memory::findings(stop, reader, part),
             Err(_) => Ok(Vec::new()),
         };
         (explained, memory)
@@ -45,7 +51,7 @@ pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
     Ok(explained)
 }
 
-fn explain_time(reader: &Reader, part: &Part) -> Result<Explained> {
+fn explain_time(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Explained> {
     let session = reader.session()?;
     let (from, to) = part.span(session.duration_ns)?;
     let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
@@ -56,8 +62,11 @@ fn explain_time(reader: &Reader, part: &Part) -> Result<Explained> {
     // From the beginning, whatever part is asked about: what was going on then may have begun long before.
     reader.replay(0, Some(to), |event| {
         explainer.feed(event);
-        ControlFlow::Continue(())
+        if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
+    if stop() {
+        return Err(Error::Stopped);
+    }
     let mut failed = None;
     let report = explainer.finish(&mut |ids| match stacks(reader, ids) {
         Ok(words) => words,

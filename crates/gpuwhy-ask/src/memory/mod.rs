@@ -4,7 +4,7 @@
 
 mod source;
 
-use crate::{Error, Part, Result};
+use crate::{Error, Part, Result, Stop};
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
 use gpuwhy_model::{Class, Finding, Severity, ops, units};
@@ -12,7 +12,6 @@ use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 use source::Sources;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What is known, and the run it is of.
 #[derive(Debug, Clone)]
@@ -25,12 +24,12 @@ pub struct Examined {
 
 /// Examines a run's memory, or that of a part of it.
 pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
-    examine_unless(&AtomicBool::new(false), reader, part)
+    examine_unless(&|| false, reader, part)
 }
 
-/// The same; what comes of it is worth nothing once it was told to stop.
-fn examine_unless(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Examined> {
-    let go_on = || if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
+/// The same, and an error if it is told to stop meanwhile.
+pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Examined> {
+    let go_on = || if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
     let session = reader.session()?;
     let (from, to) = part.span(session.duration_ns)?;
     let facts = gather(reader.facts(from, Some(to))?, from, to, &part.pids, &reader.memory_let_go()?);
@@ -49,6 +48,9 @@ fn examine_unless(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Exa
         analyser.feed(event);
         go_on()
     })?;
+    if stop() {
+        return Err(Error::Stopped);
+    }
     let mut failed = None;
     let report = analyser.finish(&mut |ids| match reader.stack_text(ids) {
         Ok(texts) => {
@@ -68,7 +70,7 @@ fn examine_unless(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Exa
 
 /// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
 /// that allocate is accounted for there already.
-pub(crate) fn findings(stop: &AtomicBool, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
+pub(crate) fn findings(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
     let mut found = examine_unless(stop, reader, part)?.report.findings;
     found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
     Ok(found)

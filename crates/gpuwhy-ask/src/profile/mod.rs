@@ -5,11 +5,12 @@ mod sources;
 
 pub use sources::{Kind, Source, in_folder};
 
-use crate::{Error, Result};
+use crate::{Error, Result, Stop};
 use gpuwhy_model::Finding;
 use gpuwhy_torch::snapshot::{self, MemoryReport};
 use gpuwhy_torch::trace::{self, Rules, TraceReport};
 use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// What one file said.
@@ -81,15 +82,20 @@ pub type Watch<'a> = dyn Fn(&Path, u64) -> Box<dyn FnMut(u64)> + 'a;
 
 /// Finds the files meant and analyses each. One that cannot be read takes nothing from the others; if none can,
 /// that is an error.
-pub fn analyse(question: &Question, watch: &Watch<'_>) -> Result<Vec<Analysed>> {
+pub fn analyse(question: &Question, watch: &Watch<'_>, stop: &Stop<'_>) -> Result<Vec<Analysed>> {
     let sources = sources::find(&question.paths, !question.traces_only, !question.snapshots_only)?;
     let options = trace_options(question)?;
     let mut files: Vec<Analysed> = Vec::new();
     // Traces first: they tell how much memory the GPU has.
     let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
     for source in traces.into_iter().chain(snapshots) {
+        if stop() {
+            return Err(Error::Stopped);
+        }
         let outcome = match source.kind {
-            Kind::Trace => read_trace(&source.path, &options, watch).map(|report| Report::Trace(Box::new(report))),
+            Kind::Trace => {
+                read_trace(&source.path, &options, watch, stop).map(|report| Report::Trace(Box::new(report)))
+            }
             Kind::Snapshot => {
                 let given = question.gpu_gb.map(|gb| (gb * GIB) as u64);
                 let options = snapshot::Options {
@@ -97,7 +103,7 @@ pub fn analyse(question: &Question, watch: &Watch<'_>) -> Result<Vec<Analysed>> 
                     capacity_bytes: given.or_else(|| capacity(&files)),
                     ..Default::default()
                 };
-                read_snapshot(&source.path, &options, watch).map(|report| Report::Memory(Box::new(report)))
+                read_snapshot(&source.path, &options, watch, stop).map(|report| Report::Memory(Box::new(report)))
             }
         };
         files.push(Analysed { source, outcome, label: None });
@@ -143,16 +149,29 @@ fn trace_options(question: &Question) -> Result<trace::Options> {
     Ok(trace::Options { include_warmup: question.include_warmup, quick: question.quick, device, rules, workers: 0 })
 }
 
+/// A file that ends with an error when nobody wants it read any more.
+struct Stoppable<'a> {
+    file: File,
+    stop: &'a Stop<'a>,
+}
+
+impl Read for Stoppable<'_> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        if (self.stop)() { Err(io::Error::other("stopped")) } else { self.file.read(into) }
+    }
+}
+
 /// A file and its size.
 fn open(path: &Path) -> Result<(File, u64)> {
     let opened = File::open(path).and_then(|file| Ok((file.metadata()?.len(), file)));
     opened.map(|(size, file)| (file, size)).map_err(|source| Error::Io { path: path.into(), source })
 }
 
-fn read_trace(path: &Path, options: &trace::Options, watch: &Watch<'_>) -> Result<TraceReport> {
+fn read_trace(path: &Path, options: &trace::Options, watch: &Watch<'_>, stop: &Stop<'_>) -> Result<TraceReport> {
     let (file, size) = open(path)?;
     let progress = watch(path, size);
-    trace::analyse(file, options, progress).map_err(|source| Error::Trace { path: path.into(), source })
+    trace::analyse(Stoppable { file, stop }, options, progress)
+        .map_err(|source| Error::Trace { path: path.into(), source })
 }
 
 /// The GPUs' memory, where the traces agree on it.
@@ -165,10 +184,10 @@ fn capacity(files: &[Analysed]) -> Option<u64> {
     sizes.all(|device| device.memory_bytes == Some(first)).then_some(first)
 }
 
-fn read_snapshot(path: &Path, options: &snapshot::Options, watch: &Watch<'_>) -> Result<MemoryReport> {
+fn read_snapshot(path: &Path, options: &snapshot::Options, watch: &Watch<'_>, stop: &Stop<'_>) -> Result<MemoryReport> {
     let (file, size) = open(path)?;
     let mut progress = watch(path, size);
-    let report = snapshot::analyse(file, options, Some(&mut |done| progress(done)));
+    let report = snapshot::analyse(Stoppable { file, stop }, options, Some(&mut |done| progress(done)));
     report.map_err(|source| Error::Snapshot { path: path.into(), source })
 }
 

@@ -100,7 +100,7 @@ impl Answer for Memory {
             || pop(&mut self.findings)
             || self.spaces.iter_mut().rev().any(|space| space.at_peak.pop().is_some())
             || pop(&mut self.unknown)
-            || self.entries.pop().is_some()
+            || self.entries.last_mut().is_some_and(trim)
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
@@ -166,6 +166,18 @@ fn entries(report: &Report, section: Section) -> Result<Vec<serde_json::Map<Stri
         }
     }
     Ok(entries)
+}
+
+/// Halves the longest list in an entry.
+fn trim(entry: &mut serde_json::Map<String, Value>) -> bool {
+    let lists = entry.values_mut().filter_map(Value::as_array_mut);
+    match lists.max_by_key(|list| list.len()).filter(|list| !list.is_empty()) {
+        Some(list) => {
+            list.truncate(list.len() / 2);
+            true
+        }
+        None => false,
+    }
 }
 
 /// Every text in it clean and cut, and nothing that is null.

@@ -100,7 +100,7 @@ pub(crate) struct RunHead {
 
 impl RunHead {
     pub(crate) fn new(path: &Path, session: &Session) -> Self {
-        let state = state_word(gpuwhy_ask::stats::state(session));
+        let state = state_word(gpuwhy_ask::stats::state(session, path));
         Self { run: clean(&path.to_string_lossy(), PATH), state, duration_ns: session.duration_ns }
     }
 }

@@ -82,7 +82,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile,
         device: arguments.device,
         ..Question::default()
     };
-    let files = profile::analyse(&question, &|_, _| Box::new(|_| {}))?;
+    let files = profile::analyse(&question, &|_, _| Box::new(|_| {}), &|| asked.work.check().is_err())?;
     asked.work.check()?;
     let found = profile::findings(&files).iter().map(|found| Finding::new(found, false)).collect();
     let (findings, page) = arguments.paging.cut(found, 6, None)?;

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Profile) -> anyhow::Result<ExitCode> {
-    let files = profile::analyse(&question(args), &watch)?;
+    let files = profile::analyse(&question(args), &watch, &|| false)?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         writeln!(out, "{}", serde_json::to_string_pretty(&document(&files)?)?)?;
