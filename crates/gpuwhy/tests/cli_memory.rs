@@ -347,3 +347,22 @@ fn parts_processes_and_files_that_are_not_there_are_refused_in_one_line() {
     assert!(number("live_before") > 64 * 768 * 1024, "the model, and what had leaked: {balance:#}");
     assert_eq!(number("live_before") + number("alloc_bytes") - number("free_bytes"), number("live_bytes"));
 }
+
+#[test]
+fn the_demos_about_memory_tell_the_line_and_the_fix() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    for (scenario, kind, fix) in [
+        ("leak", "memory_leak", ".item()"),
+        ("fragmentation", "fragmentation", "empty_cache()"),
+        ("oom", "oom", "stop the leak"),
+    ] {
+        let place = Place::new();
+        let mut demo = Command::new(GPUWHY);
+        let output = succeed(demo.args(["demo", scenario, "--duration", "2s", "--db"]).arg(place.db()));
+        let said = text(&output);
+        assert!(said.contains(kind) && said.contains("memjob.py:") && said.contains(fix), "{scenario}: {said}");
+    }
+}

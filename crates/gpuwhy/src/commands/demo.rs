@@ -82,7 +82,8 @@ impl Play {
                 seconds.into(),
             ];
         }
-        let steps = ((seconds / STEP.as_secs_f64()) as u64).max(40).to_string();
+        // One that ends by itself has as many as it needs.
+        let steps = if self.fails { 10_000 } else { ((seconds / STEP.as_secs_f64()) as u64).max(40) }.to_string();
         let step_ms = STEP.as_millis().to_string();
         let mut command: Vec<OsString> =
             vec!["python3".into(), sim.memjob_py.clone().into_os_string(), self.mode.into()];
@@ -99,7 +100,9 @@ impl Play {
 /// A step of a job whose memory is looked at.
 const STEP: Duration = Duration::from_millis(20);
 /// A small GPU's memory, and what of it is said to be used, bytes.
-const LITTLE: (u64, u64) = (256 << 20, 200 << 20);
+const LITTLE: (u64, u64) = (160 << 20, 159 << 20);
+/// What taking memory from a driver under load takes, µs.
+const SLOW_ALLOC_US: &str = "300";
 
 /// A temporary folder of root's. With sudo gpuwhy becomes its caller while it traces and could not remove it any more,
 /// and it must not be the caller's, because gpuwhy loads a library from it. So a shell that stays root removes it.
@@ -146,6 +149,9 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
     ];
     if play.has_little_memory() {
         environment.push(("SIMGPU_MEM", format!("{}M", LITTLE.0 >> 20).into()));
+    }
+    if play.mode == "churn" {
+        environment.push(("SIMGPU_ALLOC_US", SLOW_ALLOC_US.into()));
     }
     Ok(Settings {
         budget: Budget::default(),
