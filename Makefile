@@ -27,7 +27,7 @@ test: deps-test
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
-	$(RUNNER) $(CARGO) test --release --locked --no-fail-fast
+	$(RUNNER) sh scripts/test.sh $(CARGO)
 
 # Another seed gives other variations: make score SCORE="--seed 7 --only hog,quota"
 score: build
