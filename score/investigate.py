@@ -25,6 +25,7 @@ from mcp.client.stdio import stdio_client
 
 MOST_CALLS = 6
 DRAWN = 3
+VARIATIONS = 4  # tried of a case until one has its trouble
 ATTEMPTS = 2  # a machine that had something else to do gets a second chance
 # Troubles that are in the job's own code: they have lines to blame, and need nothing of the machine.
 CASES = (
@@ -106,11 +107,22 @@ def mistakes(case, job, conclusion, calls):
     return wrong
 
 
+def record(case, number, seed, lib, folder):
+    """Records a variation; the next one if this one's trouble costs too little here to be one. Says which it was."""
+    for other in range(number, number + VARIATIONS):
+        try:
+            run.trace_until_sane(case, other, cases.variation(case, other, seed), lib, folder)
+            return other
+        except run.Failure as failure:
+            why = failure
+    raise why
+
+
 def one(case, number, seed, lib, top):
     """One run from its recording to the conclusion."""
     for attempt in range(ATTEMPTS):
         folder = top / f"{case.name}-{number}-{attempt}"
-        run.trace_until_sane(case, number, cases.variation(case, number, seed), lib, folder)
+        number = record(case, number, seed, lib, folder)
         job = json.loads((folder / "job.json").read_text())
         conclusion, calls = asyncio.run(investigate(folder / "run.db"))
         wrong = mistakes(case, job, conclusion, calls)
