@@ -81,7 +81,7 @@ fn off_in(run: &PythonRun, moment: &Moment) -> Vec<(i64, String, String)> {
 fn assert_off_at_line(run: &PythonRun, moment: &Moment, exact: bool, place: &str) -> usize {
     let (truth, rows) = (in_words(&moment.frames), off_in(run, moment));
     let line = truth.lines().next().unwrap();
-    // That a thread leaves the CPU is not told where the machine hides who comes next: such a time has no stack. It is rare.
+    // Seen once: a time off the CPU without a stack, probably a switch that the machine did not tell. It must stay rare.
     let bare = |row: &&(i64, String, String)| row.1 == "no stack";
     let without: i64 = rows.iter().filter(bare).map(|row| row.0).sum();
     assert!(without * 20 <= moment.end - moment.begin, "{place}: {without} ns off the CPU have no stack");
