@@ -149,27 +149,11 @@ fn op(name: &str, before: &Stats, after: &Stats) -> Option<Change> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpuwhy_model::{Confidence, RootCause};
     use gpuwhy_store::{Process, Session};
     use gpuwhy_why::Report;
 
     fn finding(kind: &str, share: f64, lost_bytes: u64) -> Finding {
-        Finding {
-            kind: kind.into(),
-            severity: Severity::High,
-            title: String::new(),
-            lost_ns: 0,
-            lost_bytes,
-            share,
-            pid: None,
-            tid: None,
-            chain: Vec::new(),
-            root_cause: RootCause::default(),
-            effect: Vec::new(),
-            fixes: Vec::new(),
-            confidence: Confidence::High,
-            confidence_reason: String::new(),
-        }
+        Finding { share, lost_bytes, ..Finding::new(kind, Severity::High, String::new()) }
     }
 
     fn run(launches: u64, covered_ns: u64, findings: Vec<Finding>) -> (Stats, Explained) {

@@ -20,6 +20,17 @@ pub enum Status {
     Missing,
 }
 
+impl Status {
+    /// The name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Optional => "absent",
+            Self::Missing => "missing",
+        }
+    }
+}
+
 /// One need.
 #[derive(Debug, Clone)]
 pub struct Need {

@@ -143,7 +143,39 @@ pub struct Finding {
     pub confidence_reason: String,
 }
 
+impl Link {
+    /// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`. Names in it are as they were traced.
+    pub fn sentence(&self) -> String {
+        let line = self.line.as_deref().map(|line| format!(" ({line})")).unwrap_or_default();
+        let time = (self.ns > 0).then(|| units::time(self.ns));
+        let state = (!self.state.is_empty()).then(|| self.state.clone());
+        let measured: Vec<String> = time.into_iter().chain(state).collect();
+        let measured = if measured.is_empty() { String::new() } else { format!(": {}", measured.join(", ")) };
+        format!("{} {}{line}{measured}", self.who, self.what)
+    }
+}
+
 impl Finding {
+    /// One that is measured, costs nothing yet, and of which nothing else is known.
+    pub fn new(kind: &str, severity: Severity, title: String) -> Self {
+        Self {
+            kind: kind.to_owned(),
+            severity,
+            title,
+            lost_ns: 0,
+            lost_bytes: 0,
+            share: 0.0,
+            pid: None,
+            tid: None,
+            chain: Vec::new(),
+            root_cause: RootCause::default(),
+            effect: Vec::new(),
+            fixes: Vec::new(),
+            confidence: Confidence::High,
+            confidence_reason: String::new(),
+        }
+    }
+
     /// Worst first: by severity, then by what was lost.
     pub fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.lost_ns, f.lost_bytes)));

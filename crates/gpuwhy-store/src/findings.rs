@@ -89,7 +89,7 @@ pub(crate) fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: 
         finding.kind,
         finding.title,
         with_line(&finding.root_cause.detail, finding.root_cause.line.as_deref()),
-        lines(&finding.chain, "\n← ", link),
+        lines(&finding.chain, "\n← ", Link::sentence),
         lines(&finding.fixes, "\n", fix),
         finding.pid,
         finding.tid,
@@ -102,15 +102,6 @@ pub(crate) fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: 
 
 fn lines<T>(of: &[T], between: &str, line: impl Fn(&T) -> String) -> String {
     of.iter().map(line).collect::<Vec<_>>().join(between)
-}
-
-/// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`.
-fn link(link: &Link) -> String {
-    let said = with_line(&format!("{} {}", link.who, link.what), link.line.as_deref());
-    let time = (link.ns > 0).then(|| units::time(link.ns));
-    let state = (!link.state.is_empty()).then(|| link.state.clone());
-    let measured: Vec<String> = time.into_iter().chain(state).collect();
-    if measured.is_empty() { said } else { format!("{said}: {}", measured.join(", ")) }
 }
 
 fn fix(fix: &Fix) -> String {

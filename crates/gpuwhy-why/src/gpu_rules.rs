@@ -16,23 +16,9 @@ const BEHIND_NS: u64 = 1_500_000_000;
 /// What is idle of a GPU that is the limit, at most.
 const BUSY_ENOUGH: f64 = 0.15;
 
-fn finding(kind: Kind, severity: Severity, title: String, root: RootCause) -> Finding {
-    Finding {
-        kind: kind.name().to_owned(),
-        severity,
-        title,
-        lost_ns: 0,
-        lost_bytes: 0,
-        share: 0.0,
-        pid: None,
-        tid: None,
-        chain: Vec::new(),
-        root_cause: root,
-        effect: Vec::new(),
-        fixes: Vec::new(),
-        confidence: Confidence::High,
-        confidence_reason: "the driver says so".to_owned(),
-    }
+fn finding(kind: Kind, severity: Severity, title: String, root_cause: RootCause) -> Finding {
+    let confidence_reason = "the driver says so".to_owned();
+    Finding { root_cause, confidence_reason, ..Finding::new(kind.name(), severity, title) }
 }
 
 fn gpu_link(gpu: u32, what: String, state: &str, ns: u64, evidence: &str) -> Link {

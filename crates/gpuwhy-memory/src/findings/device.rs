@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a whole GPU says: memory nobody sees, and too little left.
 
-use super::{blank, memory_link};
+use super::memory_link;
 use crate::fixes;
 use crate::report::{Gap, OtherProcess, Report, Trend};
 use gpuwhy_model::{Confidence, Finding, Link, RootCause, Severity, units};
@@ -36,7 +36,7 @@ pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
         confidence: Confidence::Medium,
         confidence_reason: "the driver's figure of the whole device, once a second, less what was seen being taken"
             .into(),
-        ..blank("hidden_memory", severity, title)
+        ..Finding::new("hidden_memory", severity, title)
     })
 }
 
@@ -98,6 +98,6 @@ pub(super) fn risk(gap: &Gap, report: &Report) -> Option<Finding> {
         },
         fixes: fixes::risk(total),
         confidence_reason: "the device's own figure".into(),
-        ..blank("oom_risk", Severity::Medium, title)
+        ..Finding::new("oom_risk", Severity::Medium, title)
     })
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that is reserved for nothing, and time that taking it costs.
 
-use super::{blank, memory_link, named, who};
+use super::{memory_link, named, who};
 use crate::facts::Facts;
 use crate::fixes;
 use crate::report::{Fragmentation, LatencyWindow, Report};
@@ -51,7 +51,7 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
         confidence: if churns { Confidence::High } else { Confidence::Medium },
         confidence_reason:
             "reserved and allocated are PyTorch's own figures; which free blocks fit which request is not seen".into(),
-        ..blank("fragmentation", if ran_out { Severity::High } else { Severity::Low }, title)
+        ..Finding::new("fragmentation", if ran_out { Severity::High } else { Severity::Low }, title)
     })
 }
 
@@ -110,6 +110,6 @@ pub(super) fn latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
         effect: vec![trend],
         fixes: fixes::latency(one),
         confidence_reason: "the calls' own times".into(),
-        ..blank("alloc_latency", severity, title)
+        ..Finding::new("alloc_latency", severity, title)
     })
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A line that keeps what it allocates.
 
-use super::{blank, memory_link, named, rate, who};
+use super::{memory_link, named, rate, who};
 use crate::facts::Facts;
 use crate::fixes;
 use crate::lines::Lines;
@@ -43,7 +43,7 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
         fixes: fixes::leak(leak, lines.fact(leak.stack_id.map(i64::cast_unsigned))),
         confidence,
         confidence_reason,
-        ..blank("memory_leak", severity(leak, report), title)
+        ..Finding::new("memory_leak", severity(leak, report), title)
     }
 }
 

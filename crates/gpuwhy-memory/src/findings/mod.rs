@@ -9,7 +9,7 @@ mod oom;
 use crate::facts::Facts;
 use crate::lines::{Lines, NO_LINE};
 use crate::report::{GrowthKind, Leak, Report, Source};
-use gpuwhy_model::{Confidence, Finding, Link, RootCause, Severity, units};
+use gpuwhy_model::{Finding, Link, units};
 
 /// All findings, worst first.
 pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding> {
@@ -21,26 +21,6 @@ pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding>
     found.extend(report.gaps.iter().filter_map(|gap| device::risk(gap, report)));
     Finding::sort(&mut found);
     found
-}
-
-/// A finding that costs nothing yet, and of which nothing else is known.
-fn blank(kind: &str, severity: Severity, title: String) -> Finding {
-    Finding {
-        kind: kind.to_owned(),
-        severity,
-        title,
-        lost_ns: 0,
-        lost_bytes: 0,
-        share: 0.0,
-        pid: None,
-        tid: None,
-        chain: Vec::new(),
-        root_cause: RootCause::default(),
-        effect: Vec::new(),
-        fixes: Vec::new(),
-        confidence: Confidence::High,
-        confidence_reason: String::new(),
-    }
 }
 
 /// A line's name, or that it has none.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory that ran out: what was asked, who had it, and whose fault it was.
 
-use super::{blank, memory_link, named, rate, who};
+use super::{memory_link, named, rate, who};
 use crate::facts::Facts;
 use crate::fixes;
 use crate::report::{Holder, Oom, Report};
@@ -28,7 +28,7 @@ pub(super) fn finding(oom: &Oom, report: &Report, facts: &Facts) -> Finding {
         effect: effect(oom, report),
         fixes: fixes::oom(oom, &report.leaks),
         confidence_reason: "the allocator's own report, and every allocation before it".into(),
-        ..blank("oom", severity, title)
+        ..Finding::new("oom", severity, title)
     }
 }
 

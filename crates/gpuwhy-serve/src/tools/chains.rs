@@ -2,11 +2,11 @@
 //! `get_causal_chains`: why it is slow.
 
 use super::Asked;
-use super::page::{Answer, Budget, MOST_BYTES, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
-use gpuwhy_model::{Link, Severity, units};
+use gpuwhy_model::Severity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -54,12 +54,6 @@ impl AtLeast {
     }
 }
 
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        if self.detail { MOST_BYTES } else { self.paging.bytes() }
-    }
-}
-
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Chains {
@@ -91,7 +85,7 @@ pub(crate) struct Finding {
     /// Wall-clock time it cost
     lost_ns: u64,
     /// Memory it cost
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     lost_bytes: u64,
     pid: Option<u32>,
@@ -114,10 +108,6 @@ pub(crate) struct Finding {
     evidence: Vec<String>,
 }
 
-fn is_zero(n: &u64) -> bool {
-    *n == 0
-}
-
 impl Finding {
     pub(crate) fn new(found: &gpuwhy_model::Finding, detail: bool) -> Self {
         let severity = found.severity.label().to_ascii_lowercase();
@@ -134,7 +124,7 @@ impl Finding {
             root_cause: clean(&found.root_cause.kind, 40),
             cause: clean(&found.root_cause.detail, SENTENCE),
             line: line_of(found).map(|line| clean(line, 120)),
-            chain: found.chain.iter().map(link).collect(),
+            chain: found.chain.iter().map(|link| clean(&link.sentence(), SENTENCE)).collect(),
             fixes: fixes.into_iter().map(|fix| clean(&fix.text, SENTENCE)).collect(),
             confidence: format!("{:?}", found.confidence).to_ascii_lowercase(),
             evidence: evidence.filter(|_| detail).map(|sql| clean(sql, 1000)).collect(),
@@ -154,13 +144,6 @@ impl Finding {
 fn line_of(found: &gpuwhy_model::Finding) -> Option<&str> {
     let in_chain = || found.chain.iter().rev().find_map(|link| link.line.as_deref());
     found.root_cause.line.as_deref().or_else(in_chain)
-}
-
-/// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`.
-fn link(link: &Link) -> String {
-    let line = link.line.as_deref().map(|line| format!(" ({line})")).unwrap_or_default();
-    let time = if link.ns > 0 { format!(": {}, {}", units::time(link.ns), link.state) } else { String::new() };
-    clean(&format!("{} {}{line}{time}", link.who, link.what), SENTENCE)
 }
 
 impl Answer for Chains {

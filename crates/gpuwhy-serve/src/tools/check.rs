@@ -2,7 +2,7 @@
 //! `get_check`: can this machine be traced?
 
 use super::Asked;
-use super::page::{Answer, Budget};
+use super::page::Answer;
 use crate::error::ToolError;
 use crate::text::clean;
 use schemars::JsonSchema;
@@ -11,8 +11,6 @@ use serde::{Deserialize, Serialize};
 /// There are no arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {}
-
-impl Budget for Arguments {}
 
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]

@@ -2,7 +2,7 @@
 //! `compare_runs`: what got better and what got worse.
 
 use super::Asked;
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{Time, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, PATH, clean};
@@ -29,12 +29,6 @@ pub(crate) struct Arguments {
     since: Option<Time>,
     #[serde(flatten)]
     paging: Paging,
-}
-
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
 }
 
 /// The answer.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `get_memory`: what GPU memory is used for, and what is wrong with it.
 
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use super::{Asked, Finding};
 use crate::error::ToolError;
@@ -42,12 +42,6 @@ enum Section {
     Gap,
     /// Every time memory ran out, and processes that a signal ended
     Oom,
-}
-
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
 }
 
 /// The answer.

@@ -17,7 +17,7 @@ mod timeline;
 use crate::error::ToolError;
 use crate::runs::Runs;
 use crate::work::Work;
-use page::{Answer, Budget};
+use page::Answer;
 use rmcp::model::{JsonObject, Tool, ToolAnnotations};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -77,7 +77,7 @@ fn tool<A, R>(
     answer: fn(&Asked<'_>, A) -> Result<R, ToolError>,
 ) -> ToolEntry
 where
-    A: DeserializeOwned + JsonSchema + Budget + 'static,
+    A: DeserializeOwned + JsonSchema + 'static,
     R: Answer + JsonSchema + 'static,
 {
     let read_only =
@@ -87,10 +87,10 @@ where
     tool.input_schema = plain(&tool.input_schema);
     tool.output_schema = tool.output_schema.as_ref().map(plain);
     let call = move |asked: &Asked<'_>, arguments: JsonObject| {
+        let bytes = page::budget(&arguments);
         let read: A = serde_json::from_value(Value::Object(arguments)).map_err(|wrong| {
             ToolError::Arguments(format!("{name}: {}", crate::text::clean(&wrong.to_string(), 300)))
         })?;
-        let bytes = read.bytes();
         page::fit(answer(asked, read)?, bytes)
     };
     ToolEntry { tool, call: Arc::new(call) }

@@ -4,15 +4,16 @@
 use crate::error::ToolError;
 use crate::runs::Run;
 use crate::text::clean;
+use rmcp::model::JsonObject;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// An answer's bytes where nothing else is asked for. It goes out twice, as data and as text with its quotes escaped; with both
 /// and what is around them a message stays below 4 KB.
-pub(super) const DEFAULT_BYTES: usize = 3_800;
+const DEFAULT_BYTES: usize = 3_800;
 /// Where a number of entries is asked for.
-pub(super) const MOST_BYTES: usize = 53_000;
+const MOST_BYTES: usize = 53_000;
 /// To how many characters texts are cut, one after the other, where leaving out entries was not enough.
 const SHORTER: [usize; 4] = [100, 60, 30, 15];
 /// Entries in one answer, at most.
@@ -58,18 +59,15 @@ fn mark_of(run: Option<&Run>) -> u32 {
     run.map_or(0, Run::mark)
 }
 
-/// How much an answer may take.
-pub(crate) trait Budget {
-    /// Bytes.
-    fn bytes(&self) -> usize {
-        DEFAULT_BYTES
-    }
+/// Bytes that an answer may take: few, unless who asks says how much is wanted.
+pub(crate) fn budget(arguments: &JsonObject) -> usize {
+    let given = |name: &str| arguments.get(name).is_some_and(|value| !value.is_null() && *value != Value::Bool(false));
+    if ["limit", "buckets", "detail"].into_iter().any(given) { MOST_BYTES } else { DEFAULT_BYTES }
 }
 
-impl Budget for Paging {
-    fn bytes(&self) -> usize {
-        if self.limit.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
-    }
+/// What is nothing is not told.
+pub(crate) fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
+    *n == T::default()
 }
 
 /// Where in its list an answer stands.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `get_profile`: what PyTorch's own traces and memory snapshots say.
 
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::{Asked, Finding};
 use crate::error::ToolError;
 use crate::folders::Folders;
@@ -30,12 +30,6 @@ pub(crate) struct Arguments {
     device: Option<u32>,
     #[serde(flatten)]
     paging: Paging,
-}
-
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
 }
 
 /// The answer.

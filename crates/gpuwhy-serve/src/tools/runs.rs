@@ -2,7 +2,7 @@
 //! `list_runs`: which run files there are.
 
 use super::Asked;
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{Time, state_word};
 use crate::error::ToolError;
 use crate::text::{NOTICE, PATH, clean};
@@ -19,12 +19,6 @@ pub(crate) struct Arguments {
     since: Option<Time>,
     #[serde(flatten)]
     paging: Paging,
-}
-
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
 }
 
 /// The answer.

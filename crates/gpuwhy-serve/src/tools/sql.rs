@@ -2,7 +2,7 @@
 //! `run_sql`: one SELECT, read-only by SQLite's own means, bounded in time, rows and bytes.
 
 use super::Asked;
-use super::page::{Answer, Budget, DEFAULT_BYTES, MOST_BYTES, pop};
+use super::page::{Answer, pop};
 use super::place::{RunHead, Time, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -45,12 +45,6 @@ pub(crate) struct Arguments {
     timeout: Option<Time>,
 }
 
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        if self.limit.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
-    }
-}
-
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Rows {
@@ -62,14 +56,10 @@ pub(crate) struct Rows {
     /// There are more than these: aggregate, add LIMIT and OFFSET, or give limit
     more_rows: bool,
     /// Columns after these, which were left out for brevity: name the ones you want
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_columns: usize,
     note: &'static str,
-}
-
-fn is_zero(n: &usize) -> bool {
-    *n == 0
 }
 
 impl Answer for Rows {

@@ -2,7 +2,7 @@
 //! `get_stacks`: which lines made the calls, waited or were running.
 
 use super::Asked;
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -57,12 +57,6 @@ enum Sort {
     Bytes,
 }
 
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
-}
-
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Stacks {
@@ -91,7 +85,7 @@ struct Group {
     calls: u64,
     total_ns: u64,
     max_ns: u64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     bytes: u64,
     /// Processes, the one with most time first
@@ -104,10 +98,6 @@ struct Group {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     frames: Vec<String>,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 impl Answer for Stacks {
@@ -166,12 +156,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
 }
 
 fn group(group: StackGroup) -> Group {
-    let name = match &group.key {
-        GroupKey::Stack { .. } | GroupKey::Line(..) => group.top_line.clone(),
-        GroupKey::Function(file, function) => Some(format!("{file} {function}")),
-        GroupKey::Library(name) => Some(name.clone()),
-        GroupKey::Unknown | GroupKey::NoStack => None,
-    };
+    let name = group.name();
     let frames = if matches!(group.key, GroupKey::Stack { .. }) { group.frames } else { Vec::new() };
     Group {
         name: name.map(|name| clean(&name, 120)),

@@ -2,7 +2,7 @@
 //! `get_trace_stats`: the run in figures.
 
 use super::Asked;
-use super::page::{Answer, Budget, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
@@ -25,12 +25,6 @@ pub(crate) struct Arguments {
     place: Where,
     #[serde(flatten)]
     paging: Paging,
-}
-
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        self.paging.bytes()
-    }
 }
 
 /// The answer.
@@ -63,7 +57,7 @@ pub(crate) struct Stats {
 struct Op {
     op: String,
     calls: u64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     errors: u64,
     p50_ns: u64,
@@ -71,7 +65,7 @@ struct Op {
     p99_ns: u64,
     max_ns: u64,
     total_ns: u64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     bytes: u64,
 }
@@ -91,10 +85,6 @@ struct Loss {
     cause: String,
     op: Option<String>,
     count: u64,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 impl Answer for Stats {

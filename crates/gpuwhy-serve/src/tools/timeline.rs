@@ -2,7 +2,7 @@
 //! `get_timeline`: the run piece by piece, and what happened around a moment.
 
 use super::Asked;
-use super::page::{Answer, Budget, DEFAULT_BYTES, MOST_BYTES};
+use super::page::Answer;
 use super::place::{RunHead, Time, Where};
 use crate::error::ToolError;
 use crate::runs::Lent;
@@ -37,12 +37,6 @@ pub(crate) struct Arguments {
     window: Option<Time>,
 }
 
-impl Budget for Arguments {
-    fn bytes(&self) -> usize {
-        if self.buckets.is_some() { MOST_BYTES } else { DEFAULT_BYTES }
-    }
-}
-
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Timeline {
@@ -68,7 +62,7 @@ struct Piece {
     calls: u64,
     /// Time in calls that wait for the GPU, all threads together
     wait_ns: u64,
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     moved_bytes: u64,
     /// The longest call
@@ -90,10 +84,6 @@ struct Long {
     /// The op, or off_cpu and why
     what: String,
     line: Option<String>,
-}
-
-fn is_zero(n: &u64) -> bool {
-    *n == 0
 }
 
 impl Answer for Timeline {

@@ -151,6 +151,18 @@ pub struct StackGroup {
     pub frames: Vec<StackFrame>,
 }
 
+impl StackGroup {
+    /// The line, function or library it is of; of a stack its innermost line.
+    pub fn name(&self) -> Option<String> {
+        match &self.key {
+            GroupKey::Stack { .. } | GroupKey::Line(..) => self.top_line.clone(),
+            GroupKey::Function(file, function) => Some(format!("{file} {function}")),
+            GroupKey::Library(name) => Some(name.clone()),
+            GroupKey::Unknown | GroupKey::NoStack => None,
+        }
+    }
+}
+
 /// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StackFrame {

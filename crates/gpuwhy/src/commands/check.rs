@@ -18,11 +18,7 @@ pub(crate) fn run(args: &Check) -> anyhow::Result<ExitCode> {
 }
 
 fn json(need: &Need) -> serde_json::Value {
-    let status = match need.status {
-        Status::Ok => "ok",
-        Status::Optional => "absent",
-        Status::Missing => "missing",
-    };
+    let status = need.status.name();
     serde_json::json!({ "name": need.name, "status": status, "found": need.found, "fix": need.fix })
 }
 

@@ -18,15 +18,15 @@ const SCHEMA: &str = "gpuwhy.explain/1";
 const FOUND: u8 = 3;
 
 pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
-    let part = Part { from: args.from, to: args.to, since: args.since, pids: args.pid.clone() };
-    let (explained, calls) = output::patiently("explaining", || look(&args.db, &part, args.per_process))?;
+    let part = args.of.part();
+    let (explained, calls) = output::patiently("explaining", || look(&args.of.db, &part, args.per_process))?;
     let whole = part.is_whole();
     if whole {
-        explain::keep(&args.db, &explained);
+        explain::keep(&args.of.db, &explained);
     }
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
-        let run = args.db.display().to_string();
+        let run = args.of.db.display().to_string();
         let calls = args.per_process.then_some(calls.as_slice());
         serde_json::to_writer_pretty(&mut out, &json(&run, &explained, calls)?)?;
         writeln!(out)?;

@@ -4,7 +4,7 @@
 use crate::cli::Mcp;
 use crate::output;
 use anyhow::Context;
-use gpuwhy_capture::needs::{self, Status};
+use gpuwhy_capture::needs;
 use gpuwhy_serve::{Config, Http, Need, Tls};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -63,11 +63,7 @@ fn tell(http: &Http, address: SocketAddr) {
 
 fn check() -> Vec<Need> {
     let need = |need: needs::Need| Need {
-        status: match need.status {
-            Status::Ok => "ok",
-            Status::Optional => "absent",
-            Status::Missing => "missing",
-        },
+        status: need.status.name(),
         name: need.name.to_string(),
         found: need.found,
         fix: need.fix,

@@ -3,7 +3,7 @@
 
 use crate::cli::Memory;
 use crate::output;
-use gpuwhy_ask::{Examined, Part, memory};
+use gpuwhy_ask::{Examined, memory};
 use gpuwhy_store::Reader;
 use gpuwhy_view::{MemorySection, MemoryView};
 use std::io::{BufWriter, Write};
@@ -13,11 +13,11 @@ use std::process::ExitCode;
 const SCHEMA: &str = "gpuwhy.memory/1";
 
 pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
-    let part = Part { from: args.from, to: args.to, since: args.since, pids: args.pid.clone() };
-    let examined = output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.db)?, &part))?;
+    let part = args.of.part();
+    let examined = output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.of.db)?, &part))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
-        serde_json::to_writer_pretty(&mut out, &json(&args.db.display().to_string(), &examined)?)?;
+        serde_json::to_writer_pretty(&mut out, &json(&args.of.db.display().to_string(), &examined)?)?;
         writeln!(out)?;
     } else {
         let view = MemoryView { report: &examined.report, sections: &sections(args) };

@@ -96,12 +96,7 @@ fn word(choice: impl ValueEnum) -> String {
 }
 
 fn group(group: StackGroup) -> GroupView {
-    let name = match &group.key {
-        GroupKey::Stack { .. } | GroupKey::Line(..) => group.top_line.clone(),
-        GroupKey::Function(file, function) => Some(format!("{file} {function}")),
-        GroupKey::Library(name) => Some(name.clone()),
-        GroupKey::Unknown | GroupKey::NoStack => None,
-    };
+    let name = group.name();
     let sums = group.sums;
     let frame = |frame: StackFrame| FrameView {
         file: frame.file,

@@ -68,22 +68,8 @@ fn expandable(saves_bytes: u64) -> Fix {
 
 /// What every finding here begins with: it costs no time and is measured.
 fn begun() -> Finding {
-    Finding {
-        kind: String::new(),
-        severity: Severity::Info,
-        title: String::new(),
-        lost_ns: 0,
-        lost_bytes: 0,
-        share: 0.0,
-        pid: None,
-        tid: None,
-        chain: Vec::new(),
-        root_cause: RootCause::default(),
-        effect: Vec::new(),
-        fixes: Vec::new(),
-        confidence: Confidence::High,
-        confidence_reason: "measured: the snapshot has every block".into(),
-    }
+    let confidence_reason = "measured: the snapshot has every block".into();
+    Finding { confidence_reason, ..Finding::new("", Severity::Info, String::new()) }
 }
 
 fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
