@@ -429,12 +429,14 @@ pub(crate) struct Profile {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads run files, profiler traces and memory snapshots in the folders given, and nothing else; writes nothing.
-:PORT listens on this machine alone. On other addresses a token is needed, in GPUWHY_TOKEN or --token-file; clients send
-it as `Authorization: Bearer TOKEN`. The server is at /mcp. docs/mcp.md has the tools and how to set up assistants.
+Reads run files, profiler traces and memory snapshots in the folders given; writes nothing. (To choose
+the fix for a leak it looks at the line of a .py file that a stack names, and shows nothing of it.)
+:PORT listens on this machine alone. On other addresses a token is needed, in GPUWHY_TOKEN or
+--token-file; clients send it as `Authorization: Bearer TOKEN`. The server is at /mcp.
+docs/mcp.md has the tools and how to set up assistants.
 
 Examples:
-  gpuwhy mcp                                        for an assistant that starts it, on the newest run here
+  gpuwhy mcp                                        for an assistant to start: the newest run here
   gpuwhy mcp --db night.db --dir outputs/           this run, and files in outputs/, too
   gpuwhy mcp --http :8090                           http://127.0.0.1:8090/mcp
   GPUWHY_TOKEN=$(openssl rand -hex 32) gpuwhy mcp --http 0.0.0.0:8090 --tls-cert cert.pem --tls-key key.pem")]
