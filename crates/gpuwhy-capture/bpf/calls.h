@@ -223,13 +223,13 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 		/* Inside another traced call: made by a CUDA library, unless the program's own code was called
 		 * back from there. At the very same place on the stack it is either the outer call's last jump
 		 * (the return address is the trampoline's), or what is left of a call that was jumped out of. */
-		if (caller == CALLER_UNKNOWN)
-			return FLAG_INNER | FLAG_CALLER;
 		if (frame_at(t, depth - 1)->sp == sp)
 			return FLAG_INNER;
-		/* A runtime that is part of the program looks like the program. */
-		if ((caller == CALLER_OTHER || caller == CALLER_LINKED_IN) && COOKIE_LINKED_IN(frame_at(t, depth - 1)->cookie))
+		/* A runtime that is part of the program looks like the program, whoever is asked. */
+		if (COOKIE_LINKED_IN(frame_at(t, depth - 1)->cookie) && caller != CALLER_UNNAMED)
 			return FLAG_INNER;
+		if (caller == CALLER_UNKNOWN)
+			return FLAG_INNER | FLAG_CALLER;
 		return caller >= CALLER_RUNTIME && caller <= CALLER_NCCL ? FLAG_INNER : 0;
 	}
 	if (COOKIE_RUNTIME(cookie))
@@ -247,6 +247,14 @@ static __always_inline __u32 judge(struct thread *t, __u64 cookie, __u64 sp, __u
 		return FLAG_INNER;
 	*op = COOKIE_TWIN(cookie);
 	return 0;
+}
+
+/* Whether a driver's call may belong to a call of the runtime that began before its probe was set. A thread is on its way at
+ * most once: in the first call that is seen of it. A runtime that is a file of its own is known by its name; one that is part
+ * of the program looks like the program, and the call is kept under the driver's name. */
+static __always_inline bool is_doubtful(const struct thread *t, __u64 cookie, __u32 depth, enum caller caller)
+{
+	return !depth && !t->called && caller == CALLER_LINKED_IN && !COOKIE_RUNTIME(cookie) && t->born_ns <= ready_ns;
 }
 
 /* Returns 1 when the call's return is of no interest. Helper calls are what a probe's time goes into after
@@ -272,9 +280,12 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		count_loss(LOSS_ARG_UNREADABLE, op);
 	if (depth || !COOKIE_RUNTIME(cookie))
 		caller = who_called(in.stack.return_address, t, task);
-	if (depth && caller != CALLER_UNNAMED && frame_at(t, depth - 1)->sp == sp)
+	if (depth && caller < CALLER_UNNAMED && frame_at(t, depth - 1)->sp == sp)
 		depth = drop_stale(t, sp + 1);
 	flags = judge(t, cookie, sp, depth, caller, &op);
+	if (!flags && is_doubtful(t, cookie, depth, caller))
+		count_loss(LOSS_CALLER_UNKNOWN, op);
+	t->called = true;
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
 		if (!tells_more(COOKIE_SHAPE(cookie))) {
 			count_trap(COOKIE_OP(cookie), false);

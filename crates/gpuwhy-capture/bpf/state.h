@@ -36,6 +36,7 @@ enum loss {
 	LOSS_NO_RETURN = 5,
 	LOSS_LIVE_MAP_FULL = 6,
 	LOSS_ARG_UNREADABLE = 7,
+	LOSS_CALLER_UNKNOWN = 8,
 	LOSS_EVIDENCE_LOST = 9,
 	LOSS_STACK_UNREADABLE = 10,
 	LOSS_STACK_TRUNCATED = 11,
@@ -144,6 +145,8 @@ struct thread {
 	__u8 device;
 	/* Whether the thread ever chose a device or context: until then CUDA's default holds. */
 	__u8 chosen;
+	/* Whether it was seen making a call. */
+	__u8 called;
 	__u8 context_depth;
 	__u8 context_device[CONTEXT_STACK];
 };

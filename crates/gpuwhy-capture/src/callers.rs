@@ -4,14 +4,20 @@
 use crate::procmaps;
 use gpuwhy_model::{Call, Library, LossCause, OpId};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Call sites remembered; a process has a handful. Beyond that all are forgotten and looked up again.
 const MOST: usize = 4096;
+/// Processes whose code is remembered, and parts of it; PyTorch has some two hundred.
+const MOST_PROCESSES: usize = 256;
+const MOST_PARTS: usize = 1024;
 
 /// Answers, remembered by process and address.
 #[derive(Default)]
 pub(crate) struct Callers {
     known: HashMap<(u32, u64), Option<Library>>,
+    /// Where processes had their code when last looked at: for calls that are settled when their process is gone.
+    code: HashMap<u32, Vec<(Range<u64>, Option<Library>)>>,
     unknown: HashMap<OpId, u64>,
 }
 
@@ -36,8 +42,11 @@ impl Callers {
         if let Some(answer) = self.known.get(&(pid, address)) {
             return Some(*answer);
         }
-        let maps = std::fs::read(format!("/proc/{pid}/maps")).ok()?;
-        let answer = procmaps::library_at(&String::from_utf8_lossy(&maps), address)?;
+        let answer = match std::fs::read(format!("/proc/{pid}/maps")) {
+            Ok(maps) if !maps.is_empty() => procmaps::library_at(&String::from_utf8_lossy(&maps), address),
+            // It has ended.
+            _ => self.code.get(&pid)?.iter().find(|(part, _)| part.contains(&address)).map(|(_, library)| *library),
+        }?;
         if self.known.len() >= MOST {
             self.known.clear();
         }
@@ -45,9 +54,19 @@ impl Callers {
         Some(answer)
     }
 
+    /// Remembers where a process has its code.
+    pub(crate) fn remember(&mut self, pid: u32) {
+        let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else { return };
+        if maps.is_empty() || self.code.len() >= MOST_PROCESSES && !self.code.contains_key(&pid) {
+            return;
+        }
+        self.code.insert(pid, procmaps::code(&String::from_utf8_lossy(&maps)).take(MOST_PARTS).collect());
+    }
+
     /// Forgets a process that runs another program now, or none.
     pub(crate) fn forget_process(&mut self, pid: u32) {
         self.known.retain(|(known, _), _| *known != pid);
+        self.code.remove(&pid);
     }
 
     /// Calls whose caller could not be told even so, since the last time.
@@ -103,6 +122,22 @@ mod tests {
         assert!(callers.settle(call("cuLaunchKernel", own), here, false).is_some());
         assert_eq!(callers.take_loss().count(), 0);
         assert!(callers.settle(call("cuLaunchKernel", own), 8, false).is_some(), "kept, under the driver's name");
+        assert_eq!(callers.take_loss().map(|(_, _, n)| n).sum::<u64>(), 1);
+    }
+
+    #[test]
+    fn who_called_is_known_of_a_process_that_has_ended() {
+        let mut callers = Callers::default();
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        let pid = child.id();
+        callers.remember(pid);
+        let code = callers.code[&pid][0].0.start;
+        drop(child.stdin.take());
+        child.wait().unwrap();
+        assert!(callers.settle(call("cuLaunchKernel", pid), code, false).is_some());
+        assert_eq!(callers.take_loss().count(), 0);
+        callers.forget_process(pid);
+        assert!(callers.settle(call("cuLaunchKernel", pid), code, false).is_some());
         assert_eq!(callers.take_loss().map(|(_, _, n)| n).sum::<u64>(), 1);
     }
 

@@ -2,6 +2,7 @@
 //! Which traced libraries a process has mapped: `/proc/PID/maps`, parsed.
 
 use gpuwhy_model::Library;
+use std::ops::Range;
 
 /// An executable mapping of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,15 @@ pub(crate) fn library_at(maps: &str, address: u64) -> Option<Option<Library>> {
     })?;
     let file = line.rsplit('/').next().unwrap_or_default();
     Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)))
+}
+
+/// Where a process has code, and which CUDA library each part is of, if any.
+pub(crate) fn code(maps: &str) -> impl Iterator<Item = (Range<u64>, Option<Library>)> {
+    executable(maps).filter_map(|file| {
+        let (from, to) = file.range.split_once('-')?;
+        let ends = u64::from_str_radix(from, 16).ok()?..u64::from_str_radix(to, 16).ok()?;
+        Some((ends, file.library()))
+    })
 }
 
 /// Files with executable mappings that are no traced libraries, each file about once.
@@ -94,5 +104,8 @@ garbage
         assert_eq!(library_at(maps, 0x7f00_0001_0000), Some(Some(Library::Driver)));
         assert_eq!(library_at(maps, 0x7f00_0000_9000), None);
         assert_eq!(library_at(maps, 0x5555_5555_4000), Some(None));
+        let code: Vec<_> = code(maps).collect();
+        assert_eq!(code.len(), 5, "{code:x?}");
+        assert_eq!(code[1], (0x7f00_0000_1000..0x7f00_0000_9000, Some(Library::Runtime)));
     }
 }

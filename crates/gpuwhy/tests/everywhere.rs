@@ -6,8 +6,8 @@ mod common;
 
 use common::compare::{ByThread, assert_same_calls, is_call, recorded_sums, true_calls, true_sums};
 use common::jobs::{
-    Waiting, assert_exact, assert_missing_are_unwatched, assert_nothing_lost, copy_of_libraries, report, reports, rows,
-    unwatched,
+    Waiting, assert_exact, assert_missing_are_unwatched, assert_nothing_lost, copy_of_libraries, losses, report,
+    reports, rows, unwatched,
 };
 use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use gpuwhy_model::{Class, ops};
@@ -179,10 +179,12 @@ fn a_program_with_the_runtime_linked_in_can_be_attached_to_while_it_waits() {
     let (job, tracing) = attach_to_static(&place, &sim().staticjob);
     let said = finish(job, tracing);
     let (truth, db) = (place.truth(), place.run_file());
-    assert_nothing_lost(&db);
+    // Its one thread may have been inside a call when that got its probe: then the driver's part of it is all that is seen.
+    let on_its_way = ("caller_unknown".to_owned(), 1);
+    assert!(losses(&db).iter().all(|loss| *loss == on_its_way), "{:?}", losses(&db));
     assert_eq!(report(&said)["calls"].as_u64(), Some(truth.outer_calls()));
     let (seen, missing) = assert_missing_are_unwatched(&true_calls(&truth), &db);
-    eprintln!("{seen} calls recorded, {missing} made before the runtime was watched");
+    eprintln!("{seen} calls recorded, {missing} made before the runtime was watched; {:?}", losses(&db));
     assert!(seen > missing, "{seen} {missing}");
     assert_linked_in(&place);
 }

@@ -97,6 +97,9 @@ impl Capture {
     fn attach_all(&mut self, found: &[FoundLibrary], pid: u32, since_ns: u64) {
         // Until all probes are there, no thread counts as watched from its birth.
         let before = self.programs.ready();
+        if !found.is_empty() {
+            self.callers.remember(pid);
+        }
         self.programs.set_ready(u64::MAX);
         let any = self.probes.attach(&self.programs, self.all_layers, found, Some((pid, since_ns)));
         self.programs.set_ready(if any { now_ns() } else { before });
