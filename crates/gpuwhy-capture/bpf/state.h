@@ -141,6 +141,8 @@ struct thread {
 	struct py_memory python;
 	/* When the thread, or the program it now runs, began. */
 	__u64 born_ns;
+	/* Of tensors that were allocated since a stack was read. */
+	__u64 unseen_bytes;
 	__u32 depth;
 	__u8 device;
 	/* Whether the thread ever chose a device or context: until then CUDA's default holds. */

@@ -22,6 +22,24 @@ struct tensor_record {
 	__u64 unused; /* no other record is as long */
 };
 
+/* Followed less closely, the stack of every so many bytes of a thread is taken: of large tensors always, of small ones now and
+ * then. It is where PyTorch's allocator divides small from large. */
+#define BYTES_A_STACK (1 << 20)
+
+/* Whether to ask where it was. A free needs no answer: what it frees was allocated somewhere. */
+static __always_inline bool wants_python(struct thread *t, __u32 op, __u64 bytes)
+{
+	if (op != torch_ops)
+		return op != torch_ops + TORCH_FREE;
+	if (modes[torch_ops & (LOSS_OPS - 1)] == MODE_FULL)
+		return true;
+	t->unseen_bytes += bytes;
+	if (t->unseen_bytes < BYTES_A_STACK)
+		return false;
+	t->unseen_bytes = 0;
+	return true;
+}
+
 static __always_inline int tensor_reported(struct pt_regs *ctx)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -48,7 +66,7 @@ static __always_inline int tensor_reported(struct pt_regs *ctx)
 		op = torch_ops + TORCH_FREE;
 	}
 	count_trap(refused ? op : torch_ops, false);
-	if (modes[torch_ops & (LOSS_OPS - 1)] == MODE_FULL)
+	if (wants_python(t, op, bytes))
 		stack = stack_of_call(&t->python, task, now);
 	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 	if (!r) {

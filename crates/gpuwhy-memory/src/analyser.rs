@@ -404,6 +404,7 @@ impl Analyser {
             reserved: record.reserved,
             device_used,
             device_total,
+            others: self.gap.others_at(record.key, record.at_ns, &self.facts),
             fatal: self.ooms.is_fatal(record),
             line: lines.line(record.stack),
             stack: fact.map(|fact| fact.frames.clone()).unwrap_or_default(),

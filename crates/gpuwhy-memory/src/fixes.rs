@@ -2,13 +2,15 @@
 //! What to do about memory, by the pattern that was seen.
 
 use crate::facts::SiteFact;
-use crate::report::{Fragmentation, Gap, Leak, Oom};
+use crate::report::{Fragmentation, Gap, Leak, Oom, OtherProcess};
 use gpuwhy_model::{Fix, units};
 
 /// PyTorch gives a number as much as this.
 const SCALAR: u64 = 512;
 /// A twentieth of what is reserved is left over in any job.
 const LEFT_OVER: u64 = 20;
+/// A quarter of the device is much.
+const MUCH: u64 = 4;
 
 fn fix(text: String, saves_bytes: u64) -> Fix {
     Fix { text, saves_ns: 0, saves_bytes }
@@ -65,10 +67,31 @@ pub(crate) fn is_too_large(oom: &Oom) -> bool {
     oom.asked > oom.allocated || oom.device_total.is_some_and(|total| oom.asked >= total)
 }
 
+/// What other processes had, where that was much of the device, and without them there would have been room.
+pub(crate) fn had_by_others(oom: &Oom) -> Option<u64> {
+    would_do(oom, oom.others.iter().map(|other| other.bytes).sum())
+}
+
+/// The same of what the job had outside PyTorch's allocator: contexts, libraries, calls to CUDA.
+pub(crate) fn had_outside(oom: &Oom) -> Option<u64> {
+    let others: u64 = oom.others.iter().map(|other| other.bytes).sum();
+    would_do(oom, oom.device_used?.saturating_sub(oom.reserved).saturating_sub(others))
+}
+
+fn would_do(oom: &Oom, bytes: u64) -> Option<u64> {
+    let total = oom.device_total?;
+    let free = total.saturating_sub(oom.device_used?);
+    (bytes >= total / MUCH && oom.asked <= free.saturating_add(bytes)).then_some(bytes)
+}
+
 /// What to do when memory ran out.
 pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     let mut fixes = Vec::new();
-    if is_too_large(oom) {
+    if had_by_others(oom).is_some() {
+        fixes.extend(stop_others(&oom.others));
+    } else if had_outside(oom).is_some() {
+        fixes.push(fix("see hidden_memory: fewer processes of the job on this GPU, smaller workspaces".to_owned(), 0));
+    } else if is_too_large(oom) {
         let line = oom.line.as_deref().unwrap_or("the request");
         let text =
             format!("{line}: check the shape of what it makes, or make it in parts (smaller batch, shorter sequence)");
@@ -133,13 +156,17 @@ pub(crate) fn latency(one: &Fragmentation) -> Vec<Fix> {
     fixes
 }
 
+fn stop_others(others: &[OtherProcess]) -> impl Iterator<Item = Fix> {
+    others.iter().filter(|other| other.bytes > 0).take(3).map(|other| {
+        let name = if other.name.is_empty() { "another process" } else { &other.name };
+        fix(format!("stop {name} (pid {}), or give it another GPU", other.pid), other.bytes)
+    })
+}
+
 /// What to do about memory that nobody sees.
 pub(crate) fn hidden(gap: &Gap) -> Vec<Fix> {
     let mut fixes = Vec::new();
-    for other in gap.others.iter().filter(|other| other.bytes > 0).take(3) {
-        let name = if other.name.is_empty() { "another process" } else { &other.name };
-        fixes.push(fix(format!("stop {name} (pid {}), or give it another GPU", other.pid), other.bytes));
-    }
+    fixes.extend(stop_others(&gap.others));
     fixes.push(fix(
         "every process has a CUDA context of its own: fewer processes on a GPU; CUDA_MODULE_LOADING=LAZY loads fewer kernels"
             .to_owned(),

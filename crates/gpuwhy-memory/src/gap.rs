@@ -83,6 +83,17 @@ impl GapWatch {
         (place.checked_sub(1).and_then(|last| watched.looks.get(last)).map(|look| look.used), watched.total)
     }
 
+    /// Who else was on a device's GPU at the look before a moment, most first.
+    pub(crate) fn others_at(&self, key: SpaceKey, at_ns: u64, facts: &Facts) -> Vec<OtherProcess> {
+        let Some(gpu) = self.gpu_of.get(key) else { return Vec::new() };
+        let looks = self.gpus.get(&gpu).map_or(&[][..], |watched| &watched.looks);
+        let place = looks.partition_point(|look| look.at_ns <= at_ns);
+        let Some(look) = place.checked_sub(1).and_then(|last| looks.get(last)) else { return Vec::new() };
+        let mut others = others_at(facts, gpu, look.at_ns);
+        others.sort_by_key(|other| std::cmp::Reverse(other.bytes));
+        others
+    }
+
     /// The most any look found used in a part of time, on a device's GPU.
     pub(crate) fn most_used(&self, key: SpaceKey, from_ns: u64, to_ns: u64) -> Option<u64> {
         let watched = self.gpus.get(&self.gpu_of.get(key)?)?;

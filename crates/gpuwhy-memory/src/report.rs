@@ -364,6 +364,8 @@ pub struct Oom {
     pub device_used: Option<u64>,
     /// Its memory.
     pub device_total: Option<u64>,
+    /// Other processes on it at that look, most first.
+    pub others: Vec<OtherProcess>,
     /// Whether the process ended within five seconds.
     pub fatal: bool,
     /// The line that asked.

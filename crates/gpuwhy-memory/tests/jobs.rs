@@ -312,6 +312,14 @@ fn looks(job: &Job, used: impl Fn(u64) -> u64) -> Vec<GpuSample> {
     (1..=seconds).map(look).collect()
 }
 
+/// Another process, at every look.
+fn notebook(looks: &[GpuSample], bytes: u64) -> Vec<GpuProcess> {
+    let name = *b"notebook\0\0\0\0\0\0\0\0";
+    let one =
+        |look: &GpuSample| GpuProcess { at_ns: look.at_ns, gpu: 0, pid: 9, bytes: Some(bytes), sm_percent: None, name };
+    looks.iter().map(one).collect()
+}
+
 #[test]
 fn the_gap_is_what_the_device_uses_beyond_everybody() {
     let mut job = Job::default();
@@ -322,16 +330,7 @@ fn the_gap_is_what_the_device_uses_beyond_everybody() {
     }
     let mut facts = job.facts();
     facts.gpu_seconds = looks(&job, |_| 1_000 * MB);
-    let name = *b"notebook\0\0\0\0\0\0\0\0";
-    let other = |sample: &GpuSample| GpuProcess {
-        at_ns: sample.at_ns,
-        gpu: 0,
-        pid: 9,
-        bytes: Some(300 * MB),
-        sm_percent: None,
-        name,
-    };
-    facts.gpu_processes = facts.gpu_seconds.iter().map(other).collect();
+    facts.gpu_processes = notebook(&facts.gpu_seconds, 300 * MB);
     let report = job.examine_with(facts.clone());
     let gap = &report.gaps[0];
     assert_eq!((gap.reserved, gap.hidden, gap.trend), (100 * MB, 600 * MB, Trend::Steady));
@@ -378,6 +377,31 @@ fn refused_though_enough_was_reserved_is_fragmentation() {
     let found = report.findings.iter().find(|finding| finding.kind == "oom").unwrap();
     assert_eq!(found.root_cause.kind, "fragmentation");
     assert!(found.fixes.iter().any(|fix| fix.text.contains("expandable_segments")), "{found:#?}");
+}
+
+#[test]
+fn refused_because_others_have_the_device_is_said_so() {
+    let mut job = Job::default();
+    job.alloc(10 * MB, 1);
+    job.now += 2_000_000_000;
+    job.refuse(500 * MB, 2);
+    job.exit(1, 0);
+    let cause = |others: u64, used: u64| {
+        let mut facts = job.facts();
+        facts.gpu_seconds = looks(&job, |_| used);
+        for look in &mut facts.gpu_seconds {
+            look.memory_total = Some(1000 * MB);
+        }
+        facts.gpu_processes = notebook(&facts.gpu_seconds, others);
+        let report = job.examine_with(facts);
+        let found = report.findings.iter().find(|finding| finding.kind == "oom").unwrap();
+        (found.root_cause.kind.clone(), found.fixes[0].text.clone())
+    };
+    let (kind, fix) = cause(900 * MB, 950 * MB);
+    assert_eq!(kind, "other_process");
+    assert!(fix.contains("stop notebook (pid 9)"), "{fix}");
+    assert_eq!(cause(0, 950 * MB).0, "outside_allocator");
+    assert_eq!(cause(100 * MB, 200 * MB).0, "large_request", "others have little");
 }
 
 #[test]

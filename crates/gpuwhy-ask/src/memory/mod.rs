@@ -105,7 +105,7 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     if let Some(one) = before("sample") {
         let at = units::time(one.at_ns);
         notes.push(format!(
-            "from {at} on the budget was tight: some allocations have no line (trace with --budget none)"
+            "from {at} on the budget was tight: allocations below 1 MiB have a line now and then only (trace with --budget none)"
         ));
     }
     if let Some(one) = before("detach") {

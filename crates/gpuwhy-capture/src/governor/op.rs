@@ -167,7 +167,7 @@ impl OpState {
         let whole = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
         let part = |followed: f64| prices.entry_ns + followed * (whole - prices.entry_ns).max(0.0);
         match following {
-            // Every report is told of, only without its stack.
+            // Every report is told of, but few with their stack.
             Following::Sampled if self.class() == Some(Class::Tensor) => prices.entry_ns + own_ns,
             Following::Full => part(self.followed),
             Following::Sampled => {
