@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# What `gpuwhy memory` says on a machine with a GPU, against PyTorch's own figures: peaks, checkpoints, eight leaks and their
+# fixed twins, memory that runs out, a job that is killed. About six minutes.
+# Usage: tests/gpu/memory.sh [GPUWHY [PATTERN...]]     BUDGET=none traces without a budget
+set -uo pipefail
+here=$(dirname "$(realpath "$0")")
+gpuwhy=$(realpath "${1:-$here/../../target/release/gpuwhy}") || exit 1
+shift
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+budget=${BUDGET:-2%}
+failed=0
+checks() { python3 "$here/memory_check.py" "$gpuwhy" "$work/run.db" "$work/said.json" "$1" || failed=1; }
+trace() { # BUDGET COMMAND...
+  local budget=$1
+  shift
+  rm -f "$work"/run.db* "$work/said.json"
+  "$gpuwhy" trace --quiet --budget "$budget" --db "$work/run.db" -- "$@" > "$work/out" 2>&1
+}
+date -u +%F
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+
+echo "== to the byte"
+trace none python3 "$here/memory_job.py" exact "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
+checks exact
+
+echo "== leaks and their fixed twins, budget $budget"
+[ $# -gt 0 ] || set -- list loss hook state autocast validation epoch graph
+for pattern in "$@"; do
+  for twin in leaky fixed; do
+    trace "$budget" python3 "$here/memory_leaks.py" "$pattern" $twin "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
+    grep -e sampled -e "not followed" "$work/out" | head -n 3
+    checks leak
+  done
+done
+
+echo "== memory runs out"
+trace none python3 "$here/memory_job.py" oom "$work/said.json" && { echo "  NOT the job should have failed"; failed=1; }
+checks oom
+"$gpuwhy" memory --oom --db "$work/run.db" | head -n 40
+
+echo "== killed"
+trace none python3 "$here/memory_job.py" killed "$work/said.json" &
+for _ in $(seq 600); do [ -f "$work/said.json" ] && break; sleep 0.1; done
+# Not by its name, which is in gpuwhy's arguments, too.
+kill -KILL "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["pid"])' "$work/said.json")"
+wait
+checks killed
+exit $failed
