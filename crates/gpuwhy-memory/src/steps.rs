@@ -47,8 +47,10 @@ pub struct ProcessSteps {
     pub certainty: Certainty,
     /// What marks a step: the function, and the stack it is called from.
     pub marker: Option<(OpId, Option<u64>)>,
-    /// When each step was marked, in order. Step 1 ends at the first.
+    /// When each step was marked, in order. Step 1 ends at the first, if none came before.
     pub marks: Vec<u64>,
+    /// Steps before the part of the run that is looked at.
+    pub before: u64,
     /// Launches in a step, the median.
     pub launches: u64,
     /// A step's length, the median, ns.
@@ -60,9 +62,9 @@ pub struct ProcessSteps {
 }
 
 impl ProcessSteps {
-    /// The number of the step a moment is in, from 1 on.
+    /// The number of the step a moment is in, from 1 on, counted from the run's beginning.
     pub fn step_at(&self, at_ns: u64) -> u64 {
-        self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1
+        self.before + self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1
     }
 }
 
@@ -79,6 +81,8 @@ struct Site {
 #[derive(Default)]
 struct Passes {
     class_rank: u8,
+    /// Before the part that is looked at.
+    before: u64,
     count: u64,
     passes: Vec<(u64, u64)>,
     /// There were too many: no step's mark.
@@ -113,7 +117,7 @@ impl StepFinder {
         if let MemoryEvent::Tensor(tensor) = event {
             self.processes.entry(tensor.pid).or_default().has_tensors = true;
         }
-        if at < self.span.0 || at > self.span.1 {
+        if at > self.span.1 {
             return;
         }
         let (site, rank, launches) = match event {
@@ -141,7 +145,12 @@ impl StepFinder {
                 (Site { tid: call.tid, op: call.op, place, stack: call.stack }, rank, launches)
             }
         };
-        self.processes.entry(event.pid()).or_default().pass(site, rank, launches, at);
+        let process = self.processes.entry(event.pid()).or_default();
+        if at < self.span.0 {
+            process.pass_before(site, rank);
+        } else {
+            process.pass(site, rank, launches, at);
+        }
     }
 
     /// The steps of every process that did anything.
@@ -155,20 +164,32 @@ impl Process {
         self.launches = self.launches.saturating_add(launches);
         let active = self.active_ns.get_or_insert((at, at));
         active.1 = at;
-        let known = self.sites.len();
-        let entry = match self.sites.entry(site) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(_) if known >= MOST_SITES => return,
-            Entry::Vacant(entry) => entry.insert(Passes { class_rank, ..Passes::default() }),
-        };
+        let launches = self.launches;
+        let Some(entry) = self.site(site, class_rank) else { return };
         entry.count += 1;
         if entry.dropped {
             return;
         }
-        entry.passes.push((at, self.launches));
+        entry.passes.push((at, launches));
         self.kept += 1;
         if self.kept > MOST_PASSES {
             self.drop_commonest();
+        }
+    }
+
+    /// Before the part that is looked at: only the number counts.
+    fn pass_before(&mut self, site: Site, class_rank: u8) {
+        if let Some(entry) = self.site(site, class_rank) {
+            entry.before += 1;
+        }
+    }
+
+    fn site(&mut self, site: Site, class_rank: u8) -> Option<&mut Passes> {
+        let known = self.sites.len();
+        match self.sites.entry(site) {
+            Entry::Occupied(entry) => Some(entry.into_mut()),
+            Entry::Vacant(_) if known >= MOST_SITES => None,
+            Entry::Vacant(entry) => Some(entry.insert(Passes { class_rank, ..Passes::default() })),
         }
     }
 
@@ -222,6 +243,7 @@ impl Process {
             certainty,
             marker: Some((best.site.op, best.site.stack)),
             marks: passes.iter().map(|pass| pass.0).collect(),
+            before: best.passes.before,
             launches: middle(|pass| pass.1),
             step_ns: middle(|pass| pass.0),
             active_ns: active,
@@ -301,5 +323,7 @@ mod tests {
     fn the_step_of_a_moment() {
         let steps = ProcessSteps { marks: vec![10, 20, 30], ..ProcessSteps::default() };
         assert_eq!([0, 10, 11, 30, 31].map(|at| steps.step_at(at)), [1, 1, 2, 3, 4]);
+        let later = ProcessSteps { before: 7, ..steps };
+        assert_eq!([0, 10, 11, 30, 31].map(|at| later.step_at(at)), [8, 8, 9, 10, 11]);
     }
 }

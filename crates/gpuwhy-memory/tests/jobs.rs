@@ -198,6 +198,27 @@ fn a_part_of_the_run_has_its_own_peak_and_balance() {
 }
 
 #[test]
+fn steps_of_a_part_have_the_runs_numbers() {
+    let (mut job, mut from) = (Job::default(), 0);
+    for step in 1..=120 {
+        job.now += 10_000_000;
+        if step > 80 {
+            job.alloc(MB, 1);
+        }
+        if step == 40 {
+            from = job.now;
+        }
+        (0..5).for_each(|_| job.launch(2));
+        job.wait(3);
+    }
+    let whole = job.examine();
+    let part = job.examine_with(gpuwhy_memory::Facts { from_ns: from, ..job.facts() });
+    assert_eq!(part.steps[0].steps, 81, "from the 40th on");
+    assert_eq!(whole.leaks[0].onset_step, part.leaks[0].onset_step);
+    assert!(part.leaks[0].onset_step.is_some_and(|step| (80..=82).contains(&step)), "{:?}", part.leaks[0]);
+}
+
+#[test]
 fn what_is_older_than_the_recording_is_pre_existing() {
     let mut job = Job { allocated: 300 * MB, reserved: 400 * MB, ..Job::default() };
     for number in 0..50 {
