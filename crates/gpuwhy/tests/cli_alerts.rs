@@ -9,9 +9,12 @@ use common::jobs::{Waiting, report as said_report, reports};
 use common::{GPUWHY, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use serde_json::Value;
 use simgpu::log::detail::{Detail, Report};
+use std::os::unix::fs::chown;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus};
 
+/// A user without rights.
+const NOBODY: u32 = 65534;
 /// A small GPU's memory, bytes.
 const TOTAL: u64 = 256 << 20;
 
@@ -128,6 +131,29 @@ fn a_healthy_job_raises_none() {
     assert_eq!(number(&run.place.run_file(), "SELECT COUNT(*) FROM alerts"), 0);
     assert_eq!(run.memory()["alerts"], serde_json::json!([]));
     assert!(!run.told.contains("ALERT") && run.commands().is_empty(), "{}", run.told);
+}
+
+/// With sudo the command is its caller's, as the job is: it has none of gpuwhy's rights.
+#[test]
+fn the_command_has_no_more_rights_than_the_job() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    chown(place.dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+    let rights = r#"{ id -u; id -g; grep -E 'CapPrm|CapInh|CapAmb|NoNewPrivs' /proc/self/status; } > "$ALERTS_OUT""#;
+    let mut trace = place.trace();
+    trace.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string());
+    trace.env("ALERTS_OUT", Attached::out(&place)).args(["--on-alert", rights, "--", "python3"]).arg(&sim().memjob_py);
+    let output = succeed(trace.args(["caught", "--steps", "40", "--onset", "20"]));
+    let said = std::fs::read_to_string(Attached::out(&place)).unwrap_or_else(|_| panic!("{}", text(&output)));
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let nobody = NOBODY.to_string();
+    let none = "0000000000000000";
+    let expected = [&nobody, &nobody, "CapInh:", none, "CapPrm:", none, "CapAmb:", none, "NoNewPrivs:", "1"];
+    assert_eq!(words, expected, "{said}");
+    assert_eq!(number(&place.run_file(), "SELECT COUNT(*) FROM alerts WHERE kind = 'oom'"), 1);
 }
 
 /// The job goes on until the command that is run for the alert ends it: however slow the machine is, the alert came while

@@ -41,7 +41,7 @@ impl Window {
         let seconds = |ns: u64| ns as f64 / 1e9;
         let points: Vec<(f64, f64)> = oldest_first
             .filter(|(at, _)| newest.saturating_sub(*at) <= WINDOW_NS)
-            .map(|(at, value)| (seconds(newest.saturating_sub(at)) * -1.0, value as f64))
+            .map(|(at, value)| (-seconds(newest.saturating_sub(at)), value as f64))
             .collect();
         let span = -points.first()?.0;
         if points.len() < LEAST_POINTS || span < seconds(LEAST_SPAN_NS) {
@@ -126,7 +126,7 @@ impl Floors {
         };
         // The finest scale is shorter than a job's steps may be.
         let coarsest_first = self.scales.iter().enumerate().skip(1).rev();
-        coarsest_first.filter_map(|(i, scale)| Some((self.slot_ns * (SLOTS as u64) << i, rising(scale)?))).next()
+        coarsest_first.filter_map(|(i, scale)| Some(((self.slot_ns * SLOTS as u64) << i, rising(scale)?))).next()
     }
 }
 

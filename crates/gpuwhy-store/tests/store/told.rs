@@ -82,7 +82,9 @@ pub(crate) fn tell(writer: &mut Writer) {
         let (action, reason) = (action.to_owned(), "too much".to_owned());
         writer.add_governor(GovernorRow { at_ns: ORIGIN + at, op, action, reason });
     }
-    [alert(1, Some(7), None), alert(2, None, Some(1)), alert(3, Some(7), None)].map(|row| writer.add_alert(row));
+    for row in [alert(1, Some(7), None), alert(2, None, Some(1)), alert(3, Some(7), None)] {
+        writer.add_alert(row);
+    }
     writer.add_alert(AlertRow { cleared_ns: Some(ORIGIN + 700), ..alert(1, Some(7), None) });
 }
 
