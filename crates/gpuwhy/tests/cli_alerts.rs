@@ -38,6 +38,12 @@ impl Attached {
     /// `used`: what NVML says is used all the time.
     fn new(job: &[&str], used: u64, args: &[&str]) -> Self {
         let place = Place::new();
+        let mut trace = place.trace();
+        trace.args(["--on-alert", COMMAND]).args(args);
+        Self::of(place, trace, job, used)
+    }
+
+    fn of(place: Place, mut trace: Command, job: &[&str], used: u64) -> Self {
         let settings = place.dir.path().join("nvml.conf");
         std::fs::write(&settings, format!("count 1\nmemory_total {TOTAL}\nmemory_used {used}\n")).unwrap();
         let mut command = Command::new("python3");
@@ -45,9 +51,7 @@ impl Attached {
         command.env("SIMGPU_LOG", place.log()).env("SIMGPU_LOG_LEVEL", "full");
         let mut job = Waiting::start(&mut command);
         let pid = job.pid;
-        let mut trace = place.trace();
-        trace.env("SIMGPU_NVML", &settings).env("ALERTS_OUT", Self::out(&place));
-        trace.args(["--pid", &pid.to_string(), "--on-alert", COMMAND]).args(args);
+        trace.env("SIMGPU_NVML", &settings).env("ALERTS_OUT", Self::out(&place)).args(["--pid", &pid.to_string()]);
         let tracing = Tracing::start(&mut trace, &place, 3);
         tracing.wait_for_process(pid);
         until("NVML is looked at", || {
@@ -144,16 +148,15 @@ fn the_command_has_no_more_rights_than_the_job() {
     chown(place.dir.path(), Some(NOBODY), Some(NOBODY)).unwrap();
     let rights = r#"{ id -u; id -g; grep -E 'CapPrm|CapInh|CapAmb|NoNewPrivs' /proc/self/status; } > "$ALERTS_OUT""#;
     let mut trace = place.trace();
-    trace.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string());
-    trace.env("ALERTS_OUT", Attached::out(&place)).args(["--on-alert", rights, "--", "python3"]).arg(&sim().memjob_py);
-    let output = succeed(trace.args(["caught", "--steps", "40", "--onset", "20"]));
-    let said = std::fs::read_to_string(Attached::out(&place)).unwrap_or_else(|_| panic!("{}", text(&output)));
+    trace.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string()).args(["--on-alert", rights]);
+    let run = Attached::of(place, trace, &["caught", "--steps", "40", "--onset", "20"], TOTAL / 2);
+    let said = std::fs::read_to_string(Attached::out(&run.place)).unwrap_or_else(|_| panic!("{}", run.told));
     let words: Vec<&str> = said.split_whitespace().collect();
     let nobody = NOBODY.to_string();
     let none = "0000000000000000";
     let expected = [&nobody, &nobody, "CapInh:", none, "CapPrm:", none, "CapAmb:", none, "NoNewPrivs:", "1"];
     assert_eq!(words, expected, "{said}");
-    assert_eq!(number(&place.run_file(), "SELECT COUNT(*) FROM alerts WHERE kind = 'oom'"), 1);
+    assert_eq!(number(&run.place.run_file(), "SELECT COUNT(*) FROM alerts WHERE kind = 'oom'"), 1);
 }
 
 /// The job goes on until the command that is run for the alert ends it: however slow the machine is, the alert came while
