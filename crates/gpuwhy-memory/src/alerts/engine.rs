@@ -369,7 +369,8 @@ impl Engine {
         wanted && spaces.chain(self.gpus.iter().map(|gpu| &gpu.floors)).any(|floors| floors.rising().is_some())
     }
 
-    /// Looking closer takes too long: processes whose memory has kept growing for minutes are told of without a line.
+    /// Looking closer at all of the run takes too long: processes whose memory has kept growing for minutes, and of which
+    /// no line was told, are told of without one.
     pub fn cannot_look_closer(&mut self, now_ns: u64) {
         let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Leak) else { return };
         let (rule, level) = (rule.text.clone(), rule.level);
@@ -380,7 +381,8 @@ impl Engine {
                 continue;
             };
             let key = (pid, Some(device), None);
-            if self.told.contains(&key) || self.told.len() >= MOST {
+            let is_told = self.told.iter().any(|told| (told.0, told.1) == (key.0, key.1));
+            if is_told || self.told.len() >= MOST {
                 continue;
             }
             let rate = grown as f64 / (for_ns as f64 / 1e9);
@@ -442,7 +444,7 @@ fn key(leak: &Leak) -> LeakKey {
 
 /// A leak in one line.
 fn words(leak: &Leak) -> String {
-    let line = leak.line.as_deref().unwrap_or("code that is not Python");
+    let (line, pid) = (leak.line.as_deref().unwrap_or("code that is not Python"), leak.pid);
     let second = units::bytes(leak.bytes_per_second.max(0.0).round() as u64);
     let rate = match leak.bytes_per_step {
         Some(bytes) => format!("{} a step ({second}/s)", units::bytes(bytes.max(0.0).round() as u64)),
@@ -453,7 +455,7 @@ fn words(leak: &Leak) -> String {
         None => units::time(leak.onset_ns),
     };
     let end = leak.out_of_memory_in_ns.map(|ns| format!("; out of memory in {}", units::time(ns))).unwrap_or_default();
-    format!("leak: {line} of process {} keeps {rate} since {since}{end}", leak.pid)
+    format!("{line} leaks {rate} since {since}, in process {pid}{end}")
 }
 
 #[cfg(test)]

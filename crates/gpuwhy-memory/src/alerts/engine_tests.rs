@@ -218,7 +218,7 @@ fn a_leak_that_is_found_twice_is_told_once() {
     engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 3);
     let told = engine.take_changes();
     assert_eq!((told.len(), told[0].level, told[0].value), (1, Level::Warning, 5e6));
-    for part in ["b.py:9", "process 9", "1.00 MB a step", "5.00 MB/s", "since step 4", "out of memory in 1 h"] {
+    for part in ["b.py:9 leaks", "process 9", "1.00 MB a step", "5.00 MB/s", "since step 4", "out of memory in 1 h"] {
         assert!(told[0].text.contains(part), "{part}: {}", told[0].text);
     }
     engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 4);

@@ -5,7 +5,7 @@
 //! - [`Engine`]: which alerts are raised and which are over. An alert is raised once. It is over when its figure fell
 //!   clearly below the limit and stayed there ([`STAY_NS`]); only then can it be raised again.
 //! - `series`: how fast a figure grows, and whether its floor keeps rising, in memory that does not grow with time.
-//! - [`Schedule`]: when a run that is still recorded may be examined for leaks, and for how long.
+//! - [`Schedule`]: when a run that is still recorded may be examined for leaks, how much of it, and for how long.
 //!
 //! Times are nanoseconds of one monotonic clock, the caller's; sizes are bytes.
 
@@ -16,7 +16,7 @@ mod series;
 
 pub use engine::{Engine, STAY_NS};
 pub use rule::{Choice, Rule, RuleError};
-pub use schedule::Schedule;
+pub use schedule::{Look, Schedule};
 
 use serde::Serialize;
 

@@ -3,6 +3,7 @@
 //! everybody and stops when it has taken the CPU time it may.
 
 use gpuwhy_ask::{Error, Part, memory};
+use gpuwhy_memory::alerts::Look;
 use gpuwhy_memory::report::Leak;
 use gpuwhy_store::Reader;
 use std::path::Path;
@@ -36,7 +37,7 @@ struct Shared {
 /// The thread, from outside.
 pub(super) struct LeakWatch {
     shared: Arc<Shared>,
-    ask: SyncSender<u64>,
+    ask: SyncSender<Look>,
     answers: Receiver<Answer>,
     thread: JoinHandle<()>,
     is_asked: bool,
@@ -52,9 +53,8 @@ impl LeakWatch {
         let thread = std::thread::Builder::new().name("leaks".into()).spawn(move || {
             // SAFETY: a plain system call with numbers, for this thread alone. Refused, the thread is like others.
             unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
-            for allowance in asked {
-                let answer = examine(&path, allowance, &theirs);
-                theirs.spent_ns.fetch_add(answer.cpu_ns, Ordering::Relaxed);
+            for look in asked {
+                let answer = examine(&path, look, &theirs);
                 if tell.send(answer).is_err() {
                     return;
                 }
@@ -63,9 +63,14 @@ impl LeakWatch {
         Ok(Self { shared, ask, answers, thread, is_asked: false })
     }
 
-    /// Asks for a look that takes no more CPU time than this, ns; unless one is under way.
-    pub(super) fn ask(&mut self, allowance: u64) {
-        self.is_asked = self.is_asked || self.ask.try_send(allowance).is_ok();
+    /// Whether a look is under way.
+    pub(super) fn is_asked(&self) -> bool {
+        self.is_asked
+    }
+
+    /// Asks for one.
+    pub(super) fn ask(&mut self, look: Look) {
+        self.is_asked = self.is_asked || self.ask.try_send(look).is_ok();
     }
 
     /// The answer, when it is there.
@@ -75,7 +80,7 @@ impl LeakWatch {
         answer
     }
 
-    /// CPU time so far, of looks that have ended, ns.
+    /// CPU time so far, ns; of a look that is under way, as of its last look at the clock.
     pub(super) fn spent_ns(&self) -> u64 {
         self.shared.spent_ns.load(Ordering::Relaxed)
     }
@@ -91,21 +96,28 @@ impl LeakWatch {
     }
 }
 
-fn examine(path: &Path, allowance: u64, shared: &Shared) -> Answer {
+fn examine(path: &Path, look: Look, shared: &Shared) -> Answer {
     let (began, began_cpu) = (Instant::now(), cpu_ns());
+    let before = shared.spent_ns.load(Ordering::Relaxed);
+    let spent = || {
+        let spent = cpu_ns().saturating_sub(began_cpu);
+        shared.spent_ns.store(before + spent, Ordering::Relaxed);
+        spent
+    };
     let (events, too_long) = (AtomicU64::new(0), AtomicBool::new(false));
     let stop = || {
         if events.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVENTS_BETWEEN_LOOKS) {
-            let over = cpu_ns().saturating_sub(began_cpu) > allowance || began.elapsed() > LONGEST;
+            let over = spent() > look.cpu_ns || began.elapsed() > LONGEST;
             too_long.store(over, Ordering::Relaxed);
         }
         too_long.load(Ordering::Relaxed) || shared.stop.load(Ordering::Relaxed)
     };
-    let look = || memory::examine_unless(&stop, &Reader::open(path)?, &Part::default());
-    let outcome = look();
+    let part = Part { to: Some(Duration::from_nanos(look.to_ns)), ..Part::default() };
+    let examined = || memory::examine_unless(&stop, &Reader::open(path)?, &part);
+    let outcome = examined();
     let finished = !matches!(outcome, Err(Error::Stopped));
     let leaks = outcome.ok().map(|examined| examined.report.leaks);
-    Answer { cpu_ns: cpu_ns().saturating_sub(began_cpu), finished, leaks }
+    Answer { cpu_ns: spent(), finished, leaks }
 }
 
 /// CPU time of this thread, ns.

@@ -125,15 +125,18 @@ impl Alerting {
         if !self.engine.suspects() {
             return;
         }
-        if self.schedule.is_unaffordable() {
+        if self.schedule.is_partial() {
             self.engine.cannot_look_closer(now_ns);
         }
-        if let Some(allowance) = self.schedule.due(elapsed) {
+        if self.watch.as_ref().is_some_and(LeakWatch::is_asked) {
+            return;
+        }
+        if let Some(look) = self.schedule.due(elapsed) {
             if self.watch.is_none() {
                 self.watch = LeakWatch::start(&self.path).ok();
             }
             if let Some(watch) = &mut self.watch {
-                watch.ask(allowance);
+                watch.ask(look);
             }
         }
     }
