@@ -2,6 +2,7 @@
 //! What is known about a run's GPU memory: what every view shows. Its JSON is `gpuwhy.memory/1` (docs/memory-json.md).
 //! Times are nanoseconds since the run began, sizes are bytes. Names are from the traced world.
 
+use crate::alerts::Alert;
 use crate::steps::Certainty;
 use gpuwhy_model::Finding;
 use serde::Serialize;
@@ -33,6 +34,8 @@ pub struct Report {
     pub oom_count: u64,
     /// Processes that a signal ended, and what they held.
     pub ends: Vec<End>,
+    /// Alerts that were raised while it was recorded, in the order of time.
+    pub alerts: Vec<Alert>,
     /// Answers, worst first.
     pub findings: Vec<Finding>,
     /// What cannot be known, and why.

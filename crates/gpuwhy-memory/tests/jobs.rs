@@ -5,6 +5,7 @@
 mod synth;
 
 use gpuwhy_memory::Report;
+use gpuwhy_memory::alerts::{Alert, Kind, Level};
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
@@ -502,7 +503,22 @@ fn eventful() -> Report {
 
 #[test]
 fn every_key_of_the_json_is_documented_and_there() {
-    let report = eventful();
+    let mut report = eventful();
+    // Alerts are the recorder's, and filled in by whoever reads the run file.
+    report.alerts.push(Alert {
+        id: 1,
+        at_ns: 1,
+        cleared_ns: None,
+        level: Level::Warning,
+        kind: Kind::Memory,
+        rule: "memory>85%".into(),
+        pid: None,
+        device: None,
+        gpu: Some(0),
+        value: 86.0,
+        threshold: Some(85.0),
+        text: "much".into(),
+    });
     let mut value = serde_json::to_value(&report).unwrap();
     // Findings are described where explanations are.
     let findings = value.as_object_mut().unwrap().insert("findings".into(), serde_json::json!([])).unwrap();

@@ -320,6 +320,6 @@ pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
 }
 
 /// The same, where the machine tells it.
-fn known(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
+pub(crate) fn known(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(|n| n.max(0).cast_unsigned()))
 }

@@ -17,6 +17,7 @@
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
 pub mod aggregate;
+mod alerts;
 mod buckets;
 mod cap;
 mod context;
@@ -48,6 +49,7 @@ mod utc;
 mod writer;
 
 pub use aggregate::OpTotals;
+pub use alerts::AlertRow;
 pub use buckets::{Bucket, LongEvent};
 pub use error::{Error, Result};
 pub use facts::{ProcessOpTotals, RunFacts};

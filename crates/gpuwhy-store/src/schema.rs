@@ -3,7 +3,7 @@
 //!
 //! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql` and `tensors.sql`), `views.sql` and
 //! `host_views.sql` the public interface; `told.sql` has both of what libraries tell beside their calls, `findings.sql` of
-//! what analysis adds, `merge.sql` of which runs a file was made.
+//! what analysis adds, `merge.sql` of which runs a file was made, `alerts.sql` of what people were alerted of.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -16,11 +16,11 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 ///
 /// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
 /// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in
-/// `system_seconds` and `governor`.
-pub const VERSION: i32 = 4;
+/// `system_seconds` and `governor`. 5: `alerts`.
+pub const VERSION: i32 = 5;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 34] = [
+pub const VIEWS: [&str; 35] = [
     "events",
     "inner_events",
     "process_names",
@@ -54,6 +54,7 @@ pub const VIEWS: [&str; 34] = [
     "governor",
     "ledger",
     "causal_chains",
+    "alerts",
     "merged",
 ];
 
@@ -71,6 +72,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
     db.execute_batch(include_str!("merge.sql"))?;
+    db.execute_batch(include_str!("alerts.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
     }
@@ -109,11 +111,14 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
         create_events(db)?;
         db.execute_batch(include_str!("upgrade_3.sql"))?;
         db.execute_batch(include_str!("sessions.sql"))?;
-    } else {
+    } else if version < 4 {
         db.execute_batch("ALTER TABLE governor_ ADD COLUMN input INTEGER NOT NULL DEFAULT 0; DROP VIEW governor")?;
     }
-    db.execute_batch(include_str!("upgrade_4.sql"))?;
-    db.execute_batch(include_str!("merge.sql"))?;
+    if version < 4 {
+        db.execute_batch(include_str!("upgrade_4.sql"))?;
+        db.execute_batch(include_str!("merge.sql"))?;
+    }
+    db.execute_batch(include_str!("alerts.sql"))?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

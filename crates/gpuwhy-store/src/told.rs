@@ -4,6 +4,7 @@
 //! Reports of the allocator are many and are written as they come. The rest is little: it waits in memory for the next
 //! commit, and outlives one that fails.
 
+use crate::alerts::{self, AlertRow};
 use crate::context::{Contexts, know_process};
 use crate::pending::stored;
 use crate::rows::insert_at_free_time;
@@ -77,6 +78,7 @@ pub(crate) struct Told {
     names: Vec<FunctionName>,
     unwatched: Vec<Unwatched>,
     governor: Vec<GovernorRow>,
+    alerts: Vec<AlertRow>,
 }
 
 fn keep<T>(waiting: &mut Vec<T>, row: T) -> bool {
@@ -109,6 +111,10 @@ impl Told {
         keep(&mut self.governor, row)
     }
 
+    pub(crate) fn alert(&mut self, row: AlertRow) -> bool {
+        keep(&mut self.alerts, row)
+    }
+
     /// Writes everything inside the open transaction.
     pub(crate) fn write(&self, db: &Connection, contexts: &mut Contexts, origin_ns: u64) -> rusqlite::Result<()> {
         let since = |ns: u64| stored(ns.saturating_sub(origin_ns));
@@ -132,7 +138,7 @@ impl Told {
             let op = row.op.map_or(-1, |op| i32::from(op.0));
             insert.execute(params![since(row.at_ns), op, row.action, row.reason])?;
         }
-        Ok(())
+        alerts::write(db, &self.alerts, since)
     }
 
     fn write_transfers(

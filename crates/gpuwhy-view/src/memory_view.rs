@@ -6,6 +6,7 @@ use crate::explain_view::{finding_lines, list, section, verdict};
 use crate::style::Style;
 use crate::table::{Align, Table};
 use gpuwhy_memory::Report;
+use gpuwhy_memory::alerts::{Alert, Level};
 use gpuwhy_memory::report::{Fragmentation, Gap, GrowthKind, Holder, Oom, Source, SpaceReport, TimelinePoint, Trend};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_model::units;
@@ -17,6 +18,8 @@ const ROWS: usize = 8;
 const COLUMNS: usize = 72;
 /// No name is longer than this on a screen.
 const NAME: usize = 60;
+/// Alerts shown.
+const ALERTS: usize = 20;
 /// Frames shown of the stack that asked for too much.
 const FRAMES: usize = 6;
 
@@ -91,6 +94,9 @@ impl MemoryView<'_> {
         }
         if has(MemorySection::Gap) {
             section(&mut lines, "The whole GPU", gap_lines(&report.gaps), style);
+        }
+        if all {
+            section(&mut lines, "Alerts while it was recorded", alert_lines(report, style), style);
         }
         let unknown = list(&report.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
         section(&mut lines, "What cannot be known", unknown, style);
@@ -413,6 +419,24 @@ fn oom_lines(report: &Report, style: Style) -> Vec<String> {
             units::bytes(end.allocated)
         ));
         lines.extend(indented(&holders(&end.live, end.allocated), style));
+    }
+    lines
+}
+
+fn alert_lines(report: &Report, style: Style) -> Vec<String> {
+    let line = |alert: &Alert| {
+        let level = match alert.level {
+            Level::Warning => style.yellow(alert.level.name()),
+            Level::Critical => style.red(alert.level.name()),
+        };
+        let over = alert.cleared_ns.map(|ns| format!("; over at {}", units::time(ns))).unwrap_or_default();
+        let (rule, text) = (safe(&alert.rule), units::safe(&alert.text, 300));
+        format!("  at {} {level} ({rule}): {text}{over}", units::time(alert.at_ns))
+    };
+    let mut lines: Vec<String> = report.alerts.iter().take(ALERTS).map(line).collect();
+    let more = report.alerts.len().saturating_sub(ALERTS) as u64;
+    if more > 0 {
+        lines.push(format!("  and {} more (view alerts)", units::count(more)));
     }
     lines
 }

@@ -89,3 +89,31 @@ fn the_chart_rises_with_what_is_in_use() {
     assert!(lines[0].contains("16.0 MB"), "{}", lines[0]);
     assert!(chart(&[], 100, Style::PLAIN).is_empty());
 }
+
+#[test]
+fn alerts_are_told_with_their_end_and_harm_no_terminal() {
+    let alert = |id: u64| Alert {
+        id,
+        at_ns: id * 1_000_000_000,
+        cleared_ns: (id == 1).then_some(9_000_000_000),
+        level: Level::Critical,
+        kind: gpuwhy_memory::alerts::Kind::Leak,
+        rule: "leak".into(),
+        pid: Some(7),
+        device: Some(0),
+        gpu: None,
+        value: 5e6,
+        threshold: None,
+        text: "leak: \x1b[2Ja.py:3".into(),
+    };
+    let report = Report { alerts: (1..=23).map(alert).collect(), ..report() };
+    let text = MemoryView { report: &report, sections: &[] }.lines(100, Style::PLAIN).join("\n");
+    for part in
+        ["Alerts while it was recorded", "at 1.00 s critical (leak): leak: ", "a.py:3; over at 9.00 s", "and 3 more"]
+    {
+        assert!(text.contains(part), "{part} is missing in\n{text}");
+    }
+    assert!(!text.contains('\x1b'), "{text}");
+    let asked = MemoryView { report: &report, sections: &[MemorySection::Leaks] }.lines(100, Style::PLAIN).join("\n");
+    assert!(!asked.contains("Alerts"), "{asked}");
+}

@@ -6,6 +6,7 @@ mod values;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpuwhy_ask::Part;
 use gpuwhy_capture::governor::Budget;
+use gpuwhy_memory::alerts::Choice;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -78,6 +79,8 @@ Examples:
   sudo gpuwhy trace --pid 4821 --pid 4822 --duration 60s
   sudo gpuwhy trace --host sched,samples -- ./train
   sudo gpuwhy trace --max-size 500MB --db night.db
+  sudo gpuwhy trace --alert 'memory>90%' --alert 'growth>500MB/s' \
+      --on-alert 'logger \"$GPUWHY_ALERT_TEXT\"' -- python3 train.py
   sudo gpuwhy trace --db night.db --json > progress.jsonl")]
 pub(crate) struct Trace {
     /// Trace this process and its children (may be given several times)
@@ -109,7 +112,16 @@ pub(crate) struct Trace {
     /// hottest functions are let go, and that is said
     #[arg(long, value_name = "PART", default_value = "2%", overrides_with = "budget")]
     pub(crate) budget: Budget,
-    /// Print JSON lines to stdout, one a second and a summary (the command's stdout then goes to stderr)
+    /// Raise an alert (may be given several times): memory>85% or memory>10GB of a GPU in use, growth>500MB/s over five
+    /// seconds, leak, oom. It takes the place of those of its kind that hold by themselves, which are memory>85%,
+    /// memory>95%, leak and oom; none turns these off
+    #[arg(long, value_name = "RULE")]
+    pub(crate) alert: Vec<Choice>,
+    /// Run this shell command for each alert, with GPUWHY_ALERT_TEXT, _KIND, _LEVEL, _RULE, _PID, _DEVICE, _GPU, _VALUE,
+    /// _THRESHOLD and _RUN in its environment; as the user who called sudo, one at a time, for 30 s at most
+    #[arg(long, value_name = "CMD")]
+    pub(crate) on_alert: Option<std::ffi::OsString>,
+    /// Print JSON lines to stdout, one a second, one for each alert, and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,
     /// Print nothing but errors and the summary

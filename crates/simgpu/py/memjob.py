@@ -146,6 +146,8 @@ class Job:
         """Steps are counted from 1."""
         for number in range(1, self.options.steps + 1):
             self.step(number)
+            if self.options.until and os.path.exists(self.options.until):
+                return number
             if self.options.mode == "killed" and number == self.options.steps:
                 self.tell(number)
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -181,6 +183,7 @@ def main():
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--kernel-us", type=float, default=50)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--until", metavar="FILE", help="end after the step in which this file is there")
     parser.add_argument("--hold", action="store_true", help="with the model made, say so and wait for a line")
     options = parser.parse_args()
     job = Job(options)

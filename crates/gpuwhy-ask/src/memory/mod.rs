@@ -5,10 +5,11 @@
 mod source;
 
 use crate::{Error, Part, Result, Stop};
+use gpuwhy_memory::alerts::{Alert, Kind, Level};
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
 use gpuwhy_model::{Class, Finding, Severity, ops, units};
-use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
+use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 use source::Sources;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -64,8 +65,32 @@ pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
     });
     match failed {
         Some(error) => Err(error.into()),
-        None => Ok(Examined { report, session }),
+        None => Ok(Examined { report: Report { alerts: alerts(reader, from, to, &part.pids)?, ..report }, session }),
     }
+}
+
+/// What people were alerted of in that time; of these processes, and of whole GPUs.
+fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert>> {
+    let wanted = |pid: Option<u32>| pids.is_empty() || pid.is_none_or(|pid| pids.contains(&pid));
+    let alert = |row: AlertRow| {
+        Some(Alert {
+            // A file of somebody else's may have other words.
+            level: Level::by_name(&row.level)?,
+            kind: Kind::by_name(&row.kind)?,
+            id: row.id,
+            at_ns: row.at_ns,
+            cleared_ns: row.cleared_ns,
+            rule: row.rule,
+            pid: row.pid,
+            device: row.device,
+            gpu: row.gpu,
+            value: row.value,
+            threshold: row.threshold,
+            text: row.text,
+        })
+    };
+    let rows = reader.alerts(from, to)?.into_iter().filter(|row| wanted(row.pid));
+    Ok(rows.filter_map(alert).collect())
 }
 
 /// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls

@@ -42,6 +42,8 @@ enum Section {
     Gap,
     /// Every time memory ran out, and processes that a signal ended
     Oom,
+    /// What people were alerted of while the run was recorded
+    Alerts,
 }
 
 /// The answer.
@@ -148,6 +150,7 @@ fn entries(report: &Report, section: Section) -> Result<Vec<serde_json::Map<Stri
         Section::Fragmentation => [serde_json::to_value(&report.fragmentation), Ok(Value::Null)],
         Section::Gap => [serde_json::to_value(&report.gaps), Ok(Value::Null)],
         Section::Oom => [serde_json::to_value(&report.ooms), serde_json::to_value(&report.ends)],
+        Section::Alerts => [serde_json::to_value(&report.alerts), Ok(Value::Null)],
     };
     let mut entries = Vec::new();
     for list in json {

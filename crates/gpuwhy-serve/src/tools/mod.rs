@@ -148,7 +148,7 @@ pub(crate) fn all() -> Vec<ToolEntry> {
             "get_memory",
             "GPU memory",
             "GPU memory by process and device: in use, reserved, exact peak and which lines held it, leaks by line with MB a step and \
-             when memory runs out, out-of-memory records. section: leaks, at_peak, at_end, timeline, fragmentation, gap, oom.",
+             when memory runs out, out-of-memory records. section: leaks, at_peak, at_end, timeline, fragmentation, gap, oom, alerts.",
             memory::answer,
         ),
         tool(

@@ -122,7 +122,7 @@ pub(super) const EVENTS: [Table; 3] = [
 ];
 
 /// Everything else but the run itself and its findings.
-pub(super) const TABLES: [Table; 27] = [
+pub(super) const TABLES: [Table; 28] = [
     // No process is in two runs; who was told of as process 0, which is nobody, is nobody in all.
     Table {
         name: "process_",
@@ -367,6 +367,23 @@ pub(super) const TABLES: [Table; 27] = [
     table("function_", 3, &[("pid", Pid), ("handle", Int), ("at", Time), ("name", Text)]),
     table("unwatched_", 3, &[("pid", Pid), ("library", Text), ("path", Text), ("from_ns", Time), ("to_ns", Until)]),
     table("governor_", 3, &[("at", Time), ("op", Op), ("action", Text), ("reason", Text), ("input", Input)]),
+    table(
+        "alert_",
+        5,
+        &[
+            ("at", Time),
+            ("cleared", Time),
+            ("level", Text),
+            ("kind", Text),
+            ("rule", Text),
+            ("pid", Pid),
+            ("device", Int),
+            ("gpu", Gpu),
+            ("value", Real),
+            ("threshold", Real),
+            ("text", Text),
+        ],
+    ),
 ];
 
 /// A column in the SQL that reads a file of this version: those it does not have yet are as good as told.
@@ -401,7 +418,7 @@ mod tests {
             let columns = db.prepare(&sql).unwrap().query_map([], |row| row.get(0)).unwrap().flatten().collect();
             let mut columns: Vec<String> = columns;
             // Ids that nothing refers to are given anew.
-            columns.retain(|column| (name.as_str(), column.as_str()) != ("library_", "id"));
+            columns.retain(|column| column != "id" || !["library_", "alert_"].contains(&name.as_str()));
             assert_eq!(table.columns.iter().map(|(name, _)| *name).collect::<Vec<_>>(), columns, "{name}");
         }
     }

@@ -3,6 +3,7 @@
 
 use super::Writer;
 use crate::Result;
+use crate::alerts::AlertRow;
 use crate::cap::Room;
 use crate::told::{self, GovernorRow};
 use crate::unsaved::{GivenUp, Tally};
@@ -79,6 +80,12 @@ impl Writer {
     /// Says what the governor did.
     pub fn add_governor(&mut self, row: GovernorRow) {
         let kept = self.pending.told.governor(row);
+        self.lose_evidence(u64::from(!kept));
+    }
+
+    /// Says that an alert was raised; once more, with the same id, that it is over.
+    pub fn add_alert(&mut self, row: AlertRow) {
+        let kept = self.pending.told.alert(row);
         self.lose_evidence(u64::from(!kept));
     }
 }

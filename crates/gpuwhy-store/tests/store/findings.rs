@@ -216,8 +216,15 @@ pub(crate) fn make_version_2(path: &Path) {
     .unwrap();
 }
 
+/// Makes a file what version 4 wrote.
+fn make_version_4(path: &Path) {
+    let sql = "DROP VIEW alerts; DROP TABLE alert_; PRAGMA user_version = 4;";
+    Connection::open(path).unwrap().execute_batch(sql).unwrap();
+}
+
 /// Makes a file what version 3 wrote.
 fn make_version_3(path: &Path) {
+    make_version_4(path);
     let db = Connection::open(path).unwrap();
     let sql = "SELECT sql FROM sqlite_master WHERE name = 'system_seconds'";
     let view: String = db.query_row(sql, [], |row| row.get(0)).unwrap();
@@ -250,7 +257,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
@@ -266,7 +273,7 @@ fn a_file_of_version_2_is_read_and_takes_findings() {
     let session = reader.session().unwrap();
     assert_eq!((session.thinned, session.max_size), (0, None));
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
     assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
     assert_eq!(reader.session().unwrap(), session);
 }
@@ -284,9 +291,27 @@ fn a_file_of_version_3_is_read_and_takes_findings() {
     assert!(facts.unwatched.len() > 2);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM system_seconds"), 0);
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 4);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
     assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
+    assert_eq!(reader.facts(0, None).unwrap(), facts);
+}
+
+#[test]
+fn a_file_of_version_4_is_read_and_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut writer = create(&path);
+    tell(&mut writer);
+    writer.finish(&end());
+    make_version_4(&path);
+    let reader = Reader::open(&path).unwrap();
+    let facts = reader.facts(0, None).unwrap();
+    assert_eq!(reader.alerts(0, u64::MAX).unwrap(), []);
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM alerts"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
     assert_eq!(reader.facts(0, None).unwrap(), facts);
 }

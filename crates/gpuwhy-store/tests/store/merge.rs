@@ -109,6 +109,8 @@ fn becomes(view: &str, column: &str, k: u64) -> String {
         "instantiated_at",
         "first_launch",
         "last_launch",
+        "at_ns",
+        "cleared_ns",
     ];
     match column {
         "parent" | "ended" if view != "processes" => column.to_owned(),
@@ -119,7 +121,9 @@ fn becomes(view: &str, column: &str, k: u64) -> String {
         _ if times.contains(&column) => format!("{column} + {clock}"),
         "second" => format!("second + {seconds}"),
         "cpu" | "left_cpu" if view != "sessions" => format!("{column} + {}", k * 4),
-        "gpu" if view.starts_with("gpu") => format!("gpu + {}", k * 2),
+        // Alerts, of which there are three in each, are numbered anew.
+        "id" if view == "alerts" => format!("id + {}", k * 3),
+        "gpu" if view.starts_with("gpu") || view == "alerts" => format!("gpu + {}", k * 2),
         "path" if view == "cgroup_seconds" && k > 0 => format!("'{k}:' || path"),
         "input" => format!("input + {k}"),
         _ => column.to_owned(),

@@ -4,7 +4,7 @@
 use crate::support::{ORIGIN, SmallDisk, ask, end, new_run, number};
 use gpuwhy_model::ops::{TorchOp, by_function, torch_op};
 use gpuwhy_model::{Call, CallFlags, Communicator, FunctionName, Library, Split, TensorEvent, Transfer, Unwatched};
-use gpuwhy_store::{GovernorRow, Reader, Writer};
+use gpuwhy_store::{AlertRow, GovernorRow, Reader, Writer};
 use std::path::Path;
 
 fn tensor(i: u64, op: TorchOp) -> TensorEvent {
@@ -82,12 +82,63 @@ pub(crate) fn tell(writer: &mut Writer) {
         let (action, reason) = (action.to_owned(), "too much".to_owned());
         writer.add_governor(GovernorRow { at_ns: ORIGIN + at, op, action, reason });
     }
+    for row in [alert(1, Some(7), None), alert(2, None, Some(1)), alert(3, Some(7), None)] {
+        writer.add_alert(row);
+    }
+    writer.add_alert(AlertRow { cleared_ns: Some(ORIGIN + 700), ..alert(1, Some(7), None) });
+}
+
+fn alert(id: u64, pid: Option<u32>, gpu: Option<u32>) -> AlertRow {
+    AlertRow {
+        id,
+        at_ns: ORIGIN + 500 + id,
+        cleared_ns: None,
+        level: "warning".into(),
+        kind: "memory".into(),
+        rule: "memory>85%".into(),
+        pid,
+        device: pid.map(|_| 0),
+        gpu,
+        value: 85.5,
+        threshold: gpu.map(|_| 85.0),
+        text: "much".into(),
+    }
 }
 
 fn write(path: &Path) {
     let mut writer = Writer::create(path, &new_run()).unwrap().writer;
     tell(&mut writer);
     assert!(writer.finish(&end()).problem.is_none());
+}
+
+#[test]
+fn alerts_are_kept_once_with_their_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut writer = Writer::create(&path, &new_run()).unwrap().writer;
+    tell(&mut writer);
+    writer.commit().unwrap();
+    // Over after it was committed.
+    writer.add_alert(AlertRow { cleared_ns: Some(ORIGIN + 900), ..alert(3, Some(7), None) });
+    assert!(writer.finish(&end()).problem.is_none());
+    let reader = Reader::open(&path).unwrap();
+    let since = |row: AlertRow, cleared_ns: Option<u64>| AlertRow { at_ns: row.at_ns - ORIGIN, cleared_ns, ..row };
+    let expected = [
+        since(alert(1, Some(7), None), Some(700)),
+        since(alert(2, None, Some(1)), None),
+        since(alert(3, Some(7), None), Some(900)),
+    ];
+    assert_eq!(reader.alerts(0, u64::MAX).unwrap(), expected);
+    assert_eq!(reader.alerts(502, 502).unwrap(), expected[1..2]);
+    let sql = "SELECT id, at_ns, level, kind, rule, pid, device, gpu, value, threshold, text, cleared_ns FROM alerts";
+    let rows = ask(&reader, &format!("{sql} WHERE id < 3")).unwrap();
+    assert_eq!(
+        rows,
+        [
+            "1|501|warning|memory|memory>85%|7|0|NULL|85.5|NULL|much|700",
+            "2|502|warning|memory|memory>85%|NULL|NULL|1|85.5|85|much|NULL",
+        ]
+    );
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::cli::{Demo, Scenario};
 use crate::commands::explain as command;
 use crate::output;
 use crate::trace::sudo::Caller;
-use crate::trace::{self, Display, Settings};
+use crate::trace::{self, AlertSettings, Display, Settings};
 use anyhow::{Context, bail};
 use gpuwhy_ask::{Part, explain, memory};
 use gpuwhy_capture::governor::Budget;
@@ -164,6 +164,7 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
         db: args.db.clone(),
         max_size: None,
         display: Display::Human,
+        alerts: AlertSettings::default(),
         explain: false,
     })
 }

@@ -2,8 +2,9 @@
 //! `gpuwhy trace`: record a job into a run file.
 
 use crate::cli::{HostPart, Layers, Probes, Trace};
-use crate::trace::{self, Display, Settings};
+use crate::trace::{self, AlertSettings, Display, Settings};
 use gpuwhy_capture::{Flavour, HostOptions, Options, Targets};
+use gpuwhy_memory::alerts::Rule;
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Trace) -> anyhow::Result<ExitCode> {
@@ -49,6 +50,7 @@ fn settings(args: &Trace) -> Settings {
             _ => Display::Human,
         },
         budget: args.budget,
+        alerts: AlertSettings { rules: Rule::chosen(&args.alert), command: args.on_alert.clone() },
         explain: true,
     }
 }

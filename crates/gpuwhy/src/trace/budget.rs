@@ -140,11 +140,11 @@ impl Budgeting {
     }
 
     /// To be called often. When it is time, sees what tracing costs and does something about it; says what.
-    pub(crate) fn tick(&mut self, capture: &mut Capture, now_ns: u64) -> Vec<GovernorRow> {
+    pub(crate) fn tick(&mut self, capture: &mut Capture, now_ns: u64, aside_ns: u64) -> Vec<GovernorRow> {
         if Instant::now() < self.next {
             return Vec::new();
         }
-        let load = self.load(capture);
+        let load = self.load(capture, aside_ns);
         self.governor.set_prices(self.prices);
         let verdict = self.governor.feed(&load);
         self.add_up(&verdict.cost, load.wall);
@@ -163,7 +163,7 @@ impl Budgeting {
         rows
     }
 
-    fn load(&mut self, capture: &Capture) -> Load {
+    fn load(&mut self, capture: &Capture, aside_ns: u64) -> Load {
         let (busiest, switches, calls) = std::mem::take(&mut self.counts).busiest(&self.prices);
         // Calls that gpuwhy is not told of, inner ones and lost ones, are where the others are.
         let share = if calls > 0 { busiest as f64 / calls as f64 } else { 1.0 };
@@ -188,7 +188,8 @@ impl Budgeting {
             // A time off the CPU is two switches; stacks are in it.
             self.prices.switch_ns = 2.0 * ns + AROUND_A_SWITCH_NS;
         }
-        let (now, own) = (Instant::now(), OwnCost::so_far(self.ring_bytes).cpu_ns);
+        let (now, all) = (Instant::now(), OwnCost::so_far(self.ring_bytes).cpu_ns);
+        let own = all.saturating_sub(aside_ns);
         let wall = now.duration_since(std::mem::replace(&mut self.last, now));
         let own_cpu = Duration::from_nanos(own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own)));
         Load { wall, ops, switches, switch_stacks: 0, counted: Counted::BusiestThread, own_cpu, cpus: self.cpus }

@@ -7,6 +7,7 @@ use crate::trace::figures::Figures;
 use crate::trace::screen::Screen;
 use crate::trace::summary::Summary;
 use crate::trace::writer::Snapshot;
+use gpuwhy_memory::alerts::{Alert, Level};
 use gpuwhy_model::{OpId, units};
 use gpuwhy_view::{OpsTable, Style};
 use std::collections::HashMap;
@@ -60,6 +61,25 @@ impl Progress {
     /// Something that is wrong; told also when quiet.
     pub(crate) fn warn(&self, text: &str) {
         output::say_aside(&format!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500)));
+    }
+
+    /// An alert that was raised, or is over; told also when quiet. Times are since the run began.
+    pub(crate) fn alert(&self, alert: &Alert) {
+        let (text, rule) = (units::safe(&alert.text, 500), units::safe(&alert.rule, 100));
+        match (self.display, alert.cleared_ns) {
+            (Display::Json, _) => output::say(&alert_json(alert).to_string()),
+            (Display::Human | Display::Quiet, None) => {
+                let level = match alert.level {
+                    Level::Warning => self.style.yellow("ALERT (warning)"),
+                    Level::Critical => self.style.red("ALERT (critical)"),
+                };
+                output::say_aside(&format!("gpuwhy: {level} {rule}: {text}"));
+            }
+            (_, Some(at)) => {
+                let (number, at) = (alert.id, units::time(at));
+                self.note(&format!("alert {number} ({rule}) is over since {at}: {text}"));
+            }
+        }
     }
 
     /// With new figures, about once a second.
@@ -156,6 +176,12 @@ fn plain_line(table: &OpsTable, snapshot: &Snapshot) -> String {
         line += &format!("  {}", units::safe(trouble, 200));
     }
     line
+}
+
+fn alert_json(alert: &Alert) -> serde_json::Value {
+    let mut json = serde_json::json!(alert);
+    json["type"] = "alert".into();
+    json
 }
 
 fn progress_json(table: &OpsTable, snapshot: &Snapshot) -> serde_json::Value {

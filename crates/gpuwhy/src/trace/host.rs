@@ -2,6 +2,7 @@
 //! What is looked up every second, joined with what the kernel counted for each process meanwhile.
 
 use crate::trace::Settings;
+use crate::trace::alerts::Alerting;
 use crate::trace::writer::WriterThread;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::sample::{SampleOptions, Sampler};
@@ -58,21 +59,22 @@ impl HostSide {
     }
 
     /// Passes on what was sampled.
-    pub(crate) fn every_second(&mut self, processes: &BTreeSet<u32>, writer: &WriterThread) {
+    pub(crate) fn every_second(&mut self, processes: &BTreeSet<u32>, alerts: &mut Alerting, writer: &WriterThread) {
         self.watch(processes);
         let samples = self.sampler.as_ref().map(Sampler::take).unwrap_or_default();
-        self.pass_on(samples, writer);
+        self.pass_on(samples, alerts, writer);
         self.fresh.retain(|pid, _| processes.contains(pid));
     }
 
     /// The last ones.
-    pub(crate) fn finish(&mut self, writer: &WriterThread) {
+    pub(crate) fn finish(&mut self, alerts: &mut Alerting, writer: &WriterThread) {
         let samples = self.sampler.take().map(Sampler::finish).unwrap_or_default();
-        self.pass_on(samples, writer);
+        self.pass_on(samples, alerts, writer);
     }
 
-    fn pass_on(&mut self, samples: Vec<Samples>, writer: &WriterThread) {
+    fn pass_on(&mut self, samples: Vec<Samples>, alerts: &mut Alerting, writer: &WriterThread) {
         for mut samples in samples {
+            alerts.samples(&samples, &self.watched);
             for process in &mut samples.processes {
                 let fresh = self.fresh.remove(&process.pid);
                 process.page_allocations = fresh.map(|pages| pages.allocations);

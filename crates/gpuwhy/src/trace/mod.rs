@@ -2,6 +2,7 @@
 //! Recording a run: start the job or find it, move what is captured into the run file, show progress,
 //! end cleanly.
 
+mod alerts;
 mod answer;
 mod budget;
 mod capabilities;
@@ -20,6 +21,7 @@ pub(crate) mod sudo;
 mod summary;
 mod writer;
 
+pub(crate) use alerts::AlertSettings;
 pub(crate) use display::Display;
 pub(crate) use summary::Summary;
 
@@ -52,6 +54,8 @@ pub(crate) struct Settings {
     pub(crate) display: Display,
     /// What tracing may cost the job.
     pub(crate) budget: Budget,
+    /// What to be alerted of.
+    pub(crate) alerts: AlertSettings,
     /// Whether to say in the end why the job was slow.
     pub(crate) explain: bool,
 }

@@ -2,6 +2,7 @@
 //! The loop between capture and run file.
 
 use crate::output;
+use crate::trace::alerts::Alerting;
 use crate::trace::answer::{self, Answer};
 use crate::trace::budget::Budgeting;
 use crate::trace::cost::{Costs, OwnCost};
@@ -77,6 +78,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let start_ns = capture.began_ns();
     let caller = Caller::from_env();
     let created = create_file(settings, caller.as_ref(), &new_run(settings, start_ns))?;
+    let shell = settings.alerts.shell(caller.as_ref(), open_files);
     let to_json = settings.display == Display::Json;
     let held = job.as_ref().map(|job| job.start_held(to_json, open_files)).transpose()?;
     let progress = Progress::new(settings.display);
@@ -84,6 +86,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     if let Some(moved) = &created.moved_to {
         progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
     }
+    let alerts = Alerting::start(settings, shell, created.writer.path(), start_ns, &progress);
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
     let machine = machine();
     let mut recorder = Recorder {
@@ -93,6 +96,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         budgeting,
         processes: Processes::new(machine.clone()),
         host: HostSide::start(settings),
+        alerts,
         libraries_noted: 0,
         lost_by_op: HashMap::new(),
         lost_by_cause: BTreeMap::new(),
@@ -170,6 +174,7 @@ struct Recorder {
     budgeting: Budgeting,
     processes: Processes,
     host: HostSide,
+    alerts: Alerting,
     libraries_noted: usize,
     lost_by_op: HashMap<OpId, u64>,
     lost_by_cause: BTreeMap<LossCause, u64>,
@@ -228,6 +233,7 @@ impl Recorder {
             if elapsed.as_nanos() / TICK.as_nanos() > u128::from(ticks) {
                 ticks = (elapsed.as_nanos() / TICK.as_nanos()) as u64;
                 self.collect_loss(elapsed.saturating_sub(TICK / 2));
+                self.alerts.tick(now_ns(), self.capture.processes(), &self.writer, &self.progress);
                 self.writer.tick(elapsed);
                 if ticks.is_multiple_of(4) {
                     self.every_second();
@@ -274,6 +280,7 @@ impl Recorder {
         let records = self.batch.len().max(1);
         self.processes.note(&self.batch, &self.writer);
         self.host.note(&self.batch);
+        self.alerts.note(&self.batch);
         self.budgeting.note(&self.batch);
         let next = self.writer.spare();
         self.writer.batch(std::mem::replace(&mut self.batch, next));
@@ -284,14 +291,14 @@ impl Recorder {
         self.note_libraries();
         while self.drain_some() >= BUSY {}
         self.capture.every_second();
-        self.host.every_second(self.capture.processes(), &self.writer);
+        self.host.every_second(self.capture.processes(), &mut self.alerts, &self.writer);
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
     }
 
     fn keep_to_budget(&mut self) {
-        for row in self.budgeting.tick(&mut self.capture, now_ns()) {
+        for row in self.budgeting.tick(&mut self.capture, now_ns(), self.alerts.aside_ns()) {
             self.progress.note(&row.reason);
             self.writer.governor(row);
         }
@@ -367,7 +374,8 @@ impl Recorder {
         while self.drain_some() > 0 {}
         self.capture.stop();
         while self.drain_some() > 0 {}
-        self.host.finish(&self.writer);
+        self.host.finish(&mut self.alerts, &self.writer);
+        self.alerts.end(stop_ns, &self.writer, &self.progress);
         self.collect_loss(elapsed);
         self.capture.note_last_mappings();
         self.note_libraries();
@@ -383,6 +391,7 @@ impl Recorder {
             own_cost: serde_json::to_string(&Costs { own, job: self.budgeting.cost() }).ok(),
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
+        self.alerts.finish(&self.progress);
         let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| is_call(**op)).map(|(_, n)| n).sum();

@@ -5,7 +5,7 @@
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, Unwatched};
-use gpuwhy_store::{Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
+use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,6 +24,7 @@ enum Message {
     Library(LibraryRow),
     Unwatched(Unwatched),
     Governor(GovernorRow),
+    Alert(Box<AlertRow>),
     Machine(Machine),
     Tick(Duration),
     Finish(RunEnd),
@@ -106,6 +107,10 @@ impl WriterThread {
 
     pub(crate) fn governor(&self, row: GovernorRow) {
         self.send(Message::Governor(row));
+    }
+
+    pub(crate) fn alert(&self, row: AlertRow) {
+        self.send(Message::Alert(Box::new(row)));
     }
 
     pub(crate) fn machine(&self, machine: Machine) {
@@ -201,6 +206,7 @@ impl Owner {
                 Message::Library(library) => self.writer.add_library(library),
                 Message::Unwatched(row) => self.writer.add_unwatched(row),
                 Message::Governor(row) => self.writer.add_governor(row),
+                Message::Alert(row) => self.writer.add_alert(*row),
                 Message::Machine(machine) => self.writer.set_machine(machine),
                 Message::Tick(elapsed) => self.tick(elapsed),
                 Message::Finish(end) => {

@@ -1,0 +1,463 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Which alerts are raised, and which are over.
+//!
+//! Reports of the allocator come by the thousand a second: [`Engine::tensor`] changes a few numbers and allocates
+//! nothing but for a process's first report. Everything else is done in [`Engine::tick`], four times a second, and with
+//! NVML's looks, once a second.
+
+use super::rule::{Condition, Rule};
+use super::series::{Floors, Window};
+use super::{Alert, Kind, Level};
+use crate::report::Leak;
+use gpuwhy_model::ops::{TorchOp, torch_op};
+use gpuwhy_model::sample::{GpuProcess, GpuSample};
+use gpuwhy_model::{OpId, TensorEvent, units};
+
+/// How long a figure must have stayed clearly below its limit for the alert to be over, ns.
+pub const STAY_NS: u64 = 5_000_000_000;
+/// Refusals from the same place within this time of the one before are the same trouble, ns.
+const SAME_REFUSAL_NS: u64 = 10_000_000_000;
+/// Where NVML has told nothing for so long, the allocator's own figures must do, ns.
+const NVML_SILENT_NS: u64 = 5_000_000_000;
+/// Floors that rose for so long are told of where nobody can look closer, ns.
+const LONG_NS: u64 = 120_000_000_000;
+/// Memory that will have run out this soon is critical, ns.
+const SOON_NS: u64 = 600_000_000_000;
+/// A tick's length, and that of NVML's looks, ns.
+const TICK_NS: u64 = 250_000_000;
+const LOOK_NS: u64 = 1_000_000_000;
+/// Processes' memories, GPUs and leaks that are followed: more than a machine has.
+const MOST: usize = 256;
+/// Alerts of one run; whoever gets so many reads none.
+const MOST_ALERTS: u64 = 1_000;
+
+/// What a figure is of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Gpu { gpu: u32, pid: Option<u32> },
+    Space { pid: u32, device: u32 },
+}
+
+impl Scope {
+    fn is_same(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Gpu { gpu, .. }, Self::Gpu { gpu: other, .. }) => gpu == other,
+            _ => self == other,
+        }
+    }
+}
+
+/// An alert that is raised.
+#[derive(Debug)]
+struct Active {
+    rule: usize,
+    scope: Scope,
+    /// `None` where a higher limit of the same figure spoke for it.
+    alert: Option<Alert>,
+    below_since: Option<u64>,
+}
+
+/// A refusal that was told.
+#[derive(Debug)]
+struct Refusal {
+    pid: u32,
+    device: u8,
+    stack: Option<u64>,
+    last_ns: u64,
+    alert: Alert,
+}
+
+/// PyTorch's memory of a process on a device.
+#[derive(Debug)]
+struct Space {
+    pid: u32,
+    device: u8,
+    allocated: u64,
+    /// The least since the last tick.
+    floor: u64,
+    reserved: u64,
+    in_use: Window,
+    had: Window,
+    floors: Floors,
+}
+
+/// What NVML says of a GPU.
+#[derive(Debug)]
+struct Gpu {
+    gpu: u32,
+    used: Window,
+    floors: Floors,
+}
+
+/// A line that keeps memory: process, device, line.
+type LeakKey = (u32, Option<u32>, Option<String>);
+
+/// The alerts of a run.
+#[derive(Debug)]
+pub struct Engine {
+    rules: Vec<Rule>,
+    refused: OpId,
+    spaces: Vec<Space>,
+    /// Where the last report's space is: the next one is mostly of the same.
+    last_space: usize,
+    gpus: Vec<Gpu>,
+    last_look_ns: u64,
+    active: Vec<Active>,
+    refusals: Vec<Refusal>,
+    /// Leaks that the examination before found, and those that were told.
+    found: Vec<LeakKey>,
+    told: Vec<LeakKey>,
+    changes: Vec<Alert>,
+    raised: u64,
+}
+
+impl Engine {
+    /// For these rules.
+    pub fn new(rules: Vec<Rule>) -> Self {
+        Self {
+            rules,
+            refused: torch_op(TorchOp::OutOfMemory),
+            spaces: Vec::new(),
+            last_space: 0,
+            gpus: Vec::new(),
+            last_look_ns: 0,
+            active: Vec::new(),
+            refusals: Vec::new(),
+            found: Vec::new(),
+            told: Vec::new(),
+            changes: Vec::new(),
+            raised: 0,
+        }
+    }
+
+    /// Whether there is anything to look for.
+    pub fn is_idle(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// What was raised, or is over, since the last time.
+    pub fn take_changes(&mut self) -> Vec<Alert> {
+        std::mem::take(&mut self.changes)
+    }
+
+    /// A report of PyTorch's allocator.
+    pub fn tensor(&mut self, event: &TensorEvent) {
+        if event.op == self.refused {
+            return self.refusal(event);
+        }
+        let is_its = |space: &Space| space.pid == event.pid && space.device == event.device;
+        if !self.spaces.get(self.last_space).is_some_and(is_its) {
+            match self.spaces.iter().position(is_its) {
+                Some(at) => self.last_space = at,
+                None if self.spaces.len() < MOST => {
+                    self.last_space = self.spaces.len();
+                    self.spaces.push(Space::new(event));
+                }
+                None => return,
+            }
+        }
+        if let Some(space) = self.spaces.get_mut(self.last_space) {
+            space.allocated = event.allocated;
+            space.reserved = event.reserved;
+            space.floor = space.floor.min(event.allocated);
+        }
+    }
+
+    fn refusal(&mut self, event: &TensorEvent) {
+        let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Oom) else { return };
+        let is_same =
+            |known: &&mut Refusal| (known.pid, known.device, known.stack) == (event.pid, event.device, event.stack);
+        if let Some(known) = self.refusals.iter_mut().find(is_same) {
+            known.last_ns = event.at_ns;
+            return;
+        }
+        let text = format!(
+            "out of memory: process {} asked for {} on cuda:{}, {} in use, {} reserved",
+            event.pid,
+            units::bytes(event.bytes),
+            event.device,
+            units::bytes(event.allocated),
+            units::bytes(event.reserved)
+        );
+        let scope = Scope::Space { pid: event.pid, device: u32::from(event.device) };
+        let (level, value) = (rule.level, event.bytes as f64);
+        let raised = self.raise(event.at_ns, level, (Kind::Oom, rule.text.clone()), scope, (value, None), text);
+        if let Some(alert) = raised.filter(|_| self.refusals.len() < MOST) {
+            let (pid, device, stack, last_ns) = (event.pid, event.device, event.stack, event.at_ns);
+            self.refusals.push(Refusal { pid, device, stack, last_ns, alert });
+        }
+    }
+
+    /// A look of NVML's at the GPUs. A GPU on which only others have memory is no business of the job's, unless there is
+    /// but one or NVML cannot say.
+    pub fn look(&mut self, looks: &[GpuSample], processes: &[GpuProcess], is_traced: impl Fn(u32) -> bool) {
+        for look in looks {
+            let (Some(used), now) = (look.memory_used, look.at_ns) else { continue };
+            let on_it = || processes.iter().filter(|process| process.gpu == look.gpu);
+            let ours = on_it().filter(|process| is_traced(process.pid)).max_by_key(|process| process.bytes);
+            if ours.is_none() && looks.len() > 1 && on_it().next().is_some() {
+                continue;
+            }
+            self.last_look_ns = self.last_look_ns.max(now);
+            let scope = Scope::Gpu { gpu: look.gpu, pid: ours.map(|process| process.pid) };
+            self.judge_memory(scope, used, look.memory_total.filter(|total| *total > 0), now);
+            let slope = self.follow(look.gpu, now, used);
+            // Growth of a process's tensors is the GPU's, too, and is told once.
+            let told =
+                |active: &Active| matches!(active.scope, Scope::Space { .. }) && self.is(active.rule, Kind::Growth);
+            if let Some(slope) = slope.filter(|_| !self.active.iter().any(told)) {
+                self.judge_growth(scope, slope, now);
+            }
+        }
+    }
+
+    /// The GPU's figure over time; its slope, bytes a second.
+    fn follow(&mut self, number: u32, now: u64, used: u64) -> Option<f64> {
+        let at = self.gpus.iter().position(|gpu| gpu.gpu == number);
+        if at.is_none() && self.gpus.len() < MOST {
+            self.gpus.push(Gpu { gpu: number, used: Window::default(), floors: Floors::new(LOOK_NS) });
+        }
+        let gpu = match at {
+            Some(at) => &mut self.gpus[at],
+            None => self.gpus.last_mut()?,
+        };
+        gpu.used.push(now, used);
+        gpu.floors.push(used);
+        gpu.used.slope()
+    }
+
+    /// Four times a second.
+    pub fn tick(&mut self, now_ns: u64) {
+        let silent = now_ns.saturating_sub(self.last_look_ns) > NVML_SILENT_NS;
+        let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == Kind::Growth);
+        for at in 0..self.spaces.len() {
+            let space = &mut self.spaces[at];
+            let scope = Scope::Space { pid: space.pid, device: u32::from(space.device) };
+            let (floor, reserved) = (space.floor, space.reserved);
+            space.floor = space.allocated;
+            space.in_use.push(now_ns, floor);
+            space.had.push(now_ns, reserved);
+            space.floors.push(floor);
+            // The two windows are of the same times: either has a slope if the other has.
+            let slopes = if has_growth { space.in_use.slope().zip(space.had.slope()) } else { None };
+            if let Some((in_use, had)) = slopes {
+                self.judge_growth(scope, in_use.max(had), now_ns);
+            }
+            if silent {
+                self.judge_memory(scope, reserved, None, now_ns);
+            }
+        }
+        let over = |refusal: &Refusal| now_ns.saturating_sub(refusal.last_ns) > SAME_REFUSAL_NS;
+        for refusal in self.refusals.extract_if(.., |refusal| over(refusal)) {
+            self.changes.push(Alert { cleared_ns: Some(refusal.last_ns), ..refusal.alert });
+        }
+    }
+
+    /// Forgets processes that have ended. Growth ends with its process; a refusal, or a leak, is not over by that.
+    pub fn keep_processes(&mut self, is_traced: impl Fn(u32) -> bool, now_ns: u64) {
+        self.spaces.retain(|space| is_traced(space.pid));
+        self.refusals.retain(|refusal| is_traced(refusal.pid));
+        let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
+        for active in self.active.extract_if(.., |active| is_gone(active.scope)) {
+            self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
+        }
+    }
+
+    fn is(&self, rule: usize, kind: Kind) -> bool {
+        self.rules.get(rule).is_some_and(|rule| rule.condition.kind() == kind)
+    }
+
+    fn judge_memory(&mut self, scope: Scope, used: u64, total: Option<u64>, now: u64) {
+        let what = match scope {
+            Scope::Gpu { gpu, .. } => format!("GPU {gpu}: {}", units::bytes(used)),
+            Scope::Space { pid, device } => format!("process {pid} has {} of cuda:{device}", units::bytes(used)),
+        };
+        for at in 0..self.rules.len() {
+            let (value, text) = match (self.rules[at].condition, total) {
+                (Condition::MemoryPercent(_), Some(total)) => {
+                    let share = units::percent(used as f64, total as f64);
+                    (used as f64 / total as f64 * 100.0, format!("{what} of {} in use, {share}", units::bytes(total)))
+                }
+                (Condition::MemoryBytes(_), _) => (used as f64, format!("{what} in use")),
+                _ => continue,
+            };
+            self.judge(at, scope, value, now, text);
+        }
+    }
+
+    fn judge_growth(&mut self, scope: Scope, slope: f64, now: u64) {
+        let who = match scope {
+            Scope::Gpu { gpu, .. } => format!("GPU {gpu}"),
+            Scope::Space { pid, device } => format!("process {pid} on cuda:{device}"),
+        };
+        let rate = units::bytes(slope.max(0.0) as u64);
+        for at in 0..self.rules.len() {
+            if self.is(at, Kind::Growth) {
+                self.judge(at, scope, slope, now, format!("memory of {who} grows by {rate}/s"));
+            }
+        }
+    }
+
+    /// Compares a figure with a rule's limit: raises an alert, or finds one over.
+    fn judge(&mut self, rule: usize, scope: Scope, value: f64, now: u64, text: String) {
+        let Some((limit, clear)) = self.rules[rule].condition.limits() else { return };
+        if let Some(at) = self.active.iter().position(|active| active.rule == rule && active.scope.is_same(scope)) {
+            let active = &mut self.active[at];
+            if value > clear {
+                active.below_since = None;
+                return;
+            }
+            let since = *active.below_since.get_or_insert(now);
+            if now.saturating_sub(since) >= STAY_NS {
+                let over = self.active.swap_remove(at).alert;
+                self.changes.extend(over.map(|alert| Alert { cleared_ns: Some(since), ..alert }));
+            }
+            return;
+        }
+        if value <= limit || self.active.len() >= MOST {
+            return;
+        }
+        let alert = if self.is_spoken_for(rule, scope, value) {
+            None
+        } else {
+            let Rule { text: rule, level, condition } = self.rules[rule].clone();
+            self.raise(now, level, (condition.kind(), rule), scope, (value, Some(limit)), text)
+        };
+        self.active.push(Active { rule, scope, alert, below_since: None });
+    }
+
+    /// Whether a higher limit of the same figure is passed, too: then that is told, and this one not.
+    fn is_spoken_for(&self, rule: usize, scope: Scope, value: f64) -> bool {
+        let unit = |condition: Condition| std::mem::discriminant(&condition);
+        let own = self.rules[rule].condition;
+        let limit = |condition: Condition| condition.limits().map_or(0.0, |limits| limits.0);
+        self.rules.iter().enumerate().any(|(at, other)| {
+            let is_higher = unit(other.condition) == unit(own) && limit(other.condition) > limit(own);
+            let is_raised = || self.active.iter().any(|active| active.rule == at && active.scope.is_same(scope));
+            is_higher && (value > limit(other.condition) || is_raised())
+        })
+    }
+
+    /// What an examination found. A cache that is being filled looks like a leak: only what the examination before found,
+    /// too, is told, and once.
+    pub fn leaks(&mut self, leaks: &[Leak], now_ns: u64) {
+        let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Leak) else { return };
+        let (rule, level) = (rule.text.clone(), rule.level);
+        let keys: Vec<LeakKey> = leaks.iter().map(key).take(MOST).collect();
+        for (leak, key) in leaks.iter().zip(&keys) {
+            if !self.found.contains(key) || self.told.contains(key) || self.told.len() >= MOST {
+                continue;
+            }
+            let soon = leak.out_of_memory_in_ns.is_some_and(|ns| ns < SOON_NS);
+            let level = if soon { Level::Critical } else { level };
+            let scope = Scope::Space { pid: leak.pid, device: leak.device.unwrap_or(0) };
+            let figures = (leak.bytes_per_second, None);
+            if let Some(alert) = self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, figures, words(leak)) {
+                self.told.push(key.clone());
+                if let Some(change) = self.changes.iter_mut().rfind(|change| change.id == alert.id) {
+                    change.device = leak.device;
+                }
+            }
+        }
+        self.found = keys;
+    }
+
+    /// Whether somebody's memory keeps growing, so that it is worth looking closer.
+    pub fn suspects(&self) -> bool {
+        let wanted = self.rules.iter().any(|rule| rule.condition == Condition::Leak);
+        let spaces = self.spaces.iter().map(|space| &space.floors);
+        wanted && spaces.chain(self.gpus.iter().map(|gpu| &gpu.floors)).any(|floors| floors.rising().is_some())
+    }
+
+    /// Looking closer at all of the run takes too long: processes whose memory has kept growing for minutes, and of which
+    /// no line was told, are told of without one.
+    pub fn cannot_look_closer(&mut self, now_ns: u64) {
+        let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Leak) else { return };
+        let (rule, level) = (rule.text.clone(), rule.level);
+        for at in 0..self.spaces.len() {
+            let space = &self.spaces[at];
+            let (pid, device) = (space.pid, u32::from(space.device));
+            let Some((for_ns, grown)) = space.floors.rising().filter(|(for_ns, _)| *for_ns >= LONG_NS) else {
+                continue;
+            };
+            let key = (pid, Some(device), None);
+            let is_told = self.told.iter().any(|told| (told.0, told.1) == (key.0, key.1));
+            if is_told || self.told.len() >= MOST {
+                continue;
+            }
+            let rate = grown as f64 / (for_ns as f64 / 1e9);
+            let text = format!(
+                "probably a leak: process {pid} holds {} more on cuda:{device} than {} ago, and more all the time; \
+                 `gpuwhy memory --leaks` finds the line",
+                units::bytes(grown),
+                units::time(for_ns)
+            );
+            let scope = Scope::Space { pid, device };
+            if self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, (rate, None), text).is_some() {
+                self.told.push(key);
+            }
+        }
+    }
+
+    fn raise(
+        &mut self,
+        at_ns: u64,
+        level: Level,
+        (kind, rule): (Kind, String),
+        scope: Scope,
+        (value, threshold): (f64, Option<f64>),
+        text: String,
+    ) -> Option<Alert> {
+        if self.raised >= MOST_ALERTS {
+            return None;
+        }
+        self.raised += 1;
+        let (pid, device, gpu) = match scope {
+            Scope::Gpu { gpu, pid } => (pid, None, Some(gpu)),
+            Scope::Space { pid, device } => (Some(pid), Some(device), None),
+        };
+        let id = self.raised;
+        let alert = Alert { id, at_ns, cleared_ns: None, level, kind, rule, pid, device, gpu, value, threshold, text };
+        self.changes.push(alert.clone());
+        Some(alert)
+    }
+}
+
+impl Space {
+    fn new(event: &TensorEvent) -> Self {
+        Self {
+            pid: event.pid,
+            device: event.device,
+            allocated: event.allocated,
+            floor: event.allocated,
+            reserved: event.reserved,
+            in_use: Window::default(),
+            had: Window::default(),
+            floors: Floors::new(TICK_NS),
+        }
+    }
+}
+
+fn key(leak: &Leak) -> LeakKey {
+    (leak.pid, leak.device, Some(leak.line.clone().unwrap_or_default()))
+}
+
+/// A leak in one line.
+fn words(leak: &Leak) -> String {
+    let (line, pid) = (leak.line.as_deref().unwrap_or("code that is not Python"), leak.pid);
+    let second = units::bytes(leak.bytes_per_second.max(0.0).round() as u64);
+    let rate = match leak.bytes_per_step {
+        Some(bytes) => format!("{} a step ({second}/s)", units::bytes(bytes.max(0.0).round() as u64)),
+        None => format!("{second}/s"),
+    };
+    let since = match leak.onset_step {
+        Some(step) => format!("step {step}"),
+        None => units::time(leak.onset_ns),
+    };
+    let end = leak.out_of_memory_in_ns.map(|ns| format!("; out of memory in {}", units::time(ns))).unwrap_or_default();
+    format!("{line} leaks {rate} since {since}, in process {pid}{end}")
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

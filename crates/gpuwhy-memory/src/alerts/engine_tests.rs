@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Alerts are raised once, and end once.
+
+use super::*;
+use crate::alerts::Choice;
+
+const SECOND: u64 = 1_000_000_000;
+const MB: u64 = 1_000_000;
+const TOTAL: u64 = 1_000 * MB;
+
+fn engine(rules: &[&str]) -> Engine {
+    let choices: Vec<Choice> = rules.iter().map(|text| text.parse().unwrap()).collect();
+    Engine::new(Rule::chosen(&choices))
+}
+
+fn sample(second: u64, gpu: u32, used: u64) -> GpuSample {
+    let (memory_used, memory_total) = (Some(used), Some(TOTAL));
+    GpuSample { at_ns: second * SECOND, gpu, memory_used, memory_total, ..GpuSample::default() }
+}
+
+fn look(engine: &mut Engine, second: u64, used: u64) -> Vec<Alert> {
+    engine.look(&[sample(second, 0, used)], &[], |_| true);
+    engine.take_changes()
+}
+
+fn event(at_ns: u64, pid: u32, op: TorchOp, allocated: u64) -> TensorEvent {
+    TensorEvent {
+        at_ns,
+        pid,
+        tid: pid,
+        op: torch_op(op),
+        device: 0,
+        bytes: MB,
+        address: 1,
+        allocated,
+        reserved: 2 * allocated,
+        stack: Some(7),
+    }
+}
+
+/// A process's live bytes, tick by tick; the alerts.
+fn grow(engine: &mut Engine, ticks: u64, live: impl Fn(u64) -> u64) -> Vec<Alert> {
+    for tick in 0..ticks {
+        engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, live(tick)));
+        engine.tick(tick * TICK_NS);
+    }
+    engine.take_changes()
+}
+
+#[test]
+fn noise_around_the_limit_raises_one_alert() {
+    let mut engine = engine(&["memory>85%"]);
+    let noise = |second: u64| second.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
+    let told: Vec<Alert> = (0..600).flat_map(|second| look(&mut engine, second, (815 + noise(second)) * MB)).collect();
+    let [alert] = told.as_slice() else { panic!("{told:#?}") };
+    assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (Kind::Memory, Level::Warning, Some(0), 1));
+    assert_eq!((alert.threshold, alert.cleared_ns), (Some(85.0), None));
+    assert!(alert.value > 85.0 && alert.text.contains("GPU 0") && alert.text.contains("1.00 GB"), "{alert:#?}");
+}
+
+#[test]
+fn an_alert_is_over_when_its_figure_stays_clearly_below_and_can_then_be_raised_again() {
+    let mut engine = engine(&["memory>80%"]);
+    assert_eq!(look(&mut engine, 0, 800 * MB), [], "not above");
+    assert_eq!(look(&mut engine, 1, 801 * MB).len(), 1);
+    // Below, but not clearly; clearly, but not for long.
+    (2..20).for_each(|second| assert_eq!(look(&mut engine, second, 760 * MB), []));
+    (20..24).for_each(|second| assert_eq!(look(&mut engine, second, 100 * MB), []));
+    assert_eq!(look(&mut engine, 24, 900 * MB), [], "still the same alert");
+    let over: Vec<Alert> = (30..40).flat_map(|second| look(&mut engine, second, 700 * MB)).collect();
+    let [over] = over.as_slice() else { panic!("{over:#?}") };
+    assert_eq!((over.id, over.at_ns, over.cleared_ns), (1, SECOND, Some(30 * SECOND)));
+    let again = look(&mut engine, 41, 900 * MB);
+    assert_eq!((again.len(), again[0].id, again[0].at_ns), (1, 2, 41 * SECOND));
+}
+
+#[test]
+fn of_two_limits_passed_the_higher_is_told() {
+    let mut engine = engine(&[]);
+    let told = look(&mut engine, 0, 990 * MB);
+    assert_eq!(told.iter().map(|alert| alert.rule.as_str()).collect::<Vec<_>>(), ["memory>95%"]);
+    assert_eq!(told[0].level, Level::Critical);
+    let later: Vec<Alert> = (1..30).flat_map(|second| look(&mut engine, second, 880 * MB)).collect();
+    assert_eq!((later.len(), later[0].id, later[0].cleared_ns), (1, 1, Some(SECOND)), "only the higher is over");
+    // One after the other both are told.
+    let mut engine = self::engine(&[]);
+    let rules: Vec<String> =
+        [860, 960].iter().flat_map(|used| look(&mut engine, *used, used * MB)).map(|alert| alert.rule).collect();
+    assert_eq!(rules, ["memory>85%", "memory>95%"]);
+}
+
+#[test]
+fn gpus_of_others_are_no_business_of_the_job() {
+    let both = [sample(1, 0, 990 * MB), sample(1, 1, 990 * MB)];
+    let on = |gpu, pid| GpuProcess { gpu, pid, bytes: Some(5), ..GpuProcess::default() };
+    let gpus = |processes: &[GpuProcess]| {
+        let mut engine = engine(&[]);
+        engine.look(&both, processes, |pid| pid == 9);
+        engine.take_changes().into_iter().map(|alert| (alert.gpu.unwrap(), alert.pid)).collect::<Vec<_>>()
+    };
+    assert_eq!(gpus(&[on(0, 4), on(1, 9), on(1, 5)]), [(1, Some(9))]);
+    assert_eq!(gpus(&[]), [(0, None), (1, None)], "who is there is not known");
+    let mut engine = engine(&[]);
+    engine.look(&both[..1], &[on(0, 4)], |pid| pid == 9);
+    assert_eq!(engine.take_changes().len(), 1, "there is but one");
+}
+
+#[test]
+fn bytes_are_nvmls_or_else_what_pytorch_has() {
+    let mut engine = engine(&["memory>500MB"]);
+    assert_eq!(look(&mut engine, 100, 600 * MB)[0].value, 6e8);
+    let mut engine = self::engine(&["memory>500MB"]);
+    let told = grow(&mut engine, 40, |tick| tick * 10 * MB);
+    assert_eq!((told.len(), told[0].pid, told[0].device), (1, Some(9), Some(0)), "{told:#?}");
+    assert_eq!(told[0].value, 520e6, "reserved: {told:#?}");
+}
+
+#[test]
+fn growth_is_told_once_and_ends_with_the_process() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    let told = grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB);
+    let [alert] = told.as_slice() else { panic!("{told:#?}") };
+    assert_eq!((alert.kind, alert.pid, alert.threshold), (Kind::Growth, Some(9), Some(1e8)));
+    assert!((alert.value / 400e6 - 1.0).abs() < 0.01, "what is reserved grows twice as fast: {alert:#?}");
+    engine.keep_processes(|pid| pid != 9, 77);
+    let over = engine.take_changes();
+    assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(77)));
+}
+
+#[test]
+fn growth_that_ends_is_over() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    let told = grow(&mut engine, 200, |tick| tick.min(60) * 50 * MB);
+    assert_eq!(
+        told.iter().map(|alert| (alert.id, alert.cleared_ns.is_some())).collect::<Vec<_>>(),
+        [(1, false), (1, true)]
+    );
+}
+
+#[test]
+fn a_sawtooth_and_what_comes_and_goes_within_a_tick_are_no_growth() {
+    let mut engine = engine(&["none", "growth>100MB/s", "leak"]);
+    assert_eq!(grow(&mut engine, 200, |tick| tick % 8 * 100 * MB), []);
+    let mut engine = self::engine(&["none", "growth>100MB/s", "leak"]);
+    for tick in 0..200 {
+        engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, 500 * MB + tick * 100 * MB));
+        engine.tensor(&TensorEvent { reserved: 9, ..event(tick * TICK_NS + 1, 9, TorchOp::Free, 500 * MB) });
+        engine.tick(tick * TICK_NS + 2);
+    }
+    assert!(engine.take_changes().is_empty() && !engine.suspects());
+}
+
+#[test]
+fn the_gpus_growth_is_told_where_no_process_tells_it() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    let told: Vec<Alert> = (0..20).flat_map(|second| look(&mut engine, second, second * 300 * MB)).collect();
+    assert_eq!((told.len(), told[0].gpu), (1, Some(0)), "{told:#?}");
+}
+
+#[test]
+fn a_refusal_is_told_once_from_each_place() {
+    let mut engine = engine(&[]);
+    for i in 0..1_000 {
+        engine.tensor(&event(i * MB, 9, TorchOp::OutOfMemory, 5 * MB));
+    }
+    engine.tensor(&TensorEvent { stack: Some(8), ..event(2 * SECOND, 9, TorchOp::OutOfMemory, 5 * MB) });
+    let told = engine.take_changes();
+    assert_eq!(
+        told.iter().map(|alert| (alert.kind, alert.at_ns)).collect::<Vec<_>>(),
+        [(Kind::Oom, 0), (Kind::Oom, 2 * SECOND)]
+    );
+    assert_eq!((told[0].level, told[0].value, told[0].threshold), (Level::Critical, 1e6, None));
+    // The process goes on: that was it. Much later there is another.
+    engine.tick(60 * SECOND);
+    let over = engine.take_changes();
+    assert_eq!(over.iter().map(|alert| alert.cleared_ns).collect::<Vec<_>>(), [Some(999 * MB), Some(2 * SECOND)]);
+    engine.tensor(&event(61 * SECOND, 9, TorchOp::OutOfMemory, 5 * MB));
+    assert_eq!(engine.take_changes().len(), 1);
+    // One that ends by it has not recovered.
+    engine.keep_processes(|_| false, 62 * SECOND);
+    engine.tick(99 * SECOND);
+    assert_eq!(engine.take_changes(), []);
+}
+
+#[test]
+fn a_leak_is_suspected_and_a_full_cache_is_not() {
+    let mut engine = engine(&[]);
+    grow(&mut engine, 60, |tick| tick * MB);
+    assert!(engine.suspects());
+    let mut engine = self::engine(&[]);
+    grow(&mut engine, 400, |tick| tick.min(40) * MB);
+    assert!(!engine.suspects());
+    let mut engine = self::engine(&["none", "oom"]);
+    grow(&mut engine, 60, |tick| tick * MB);
+    assert!(!engine.suspects(), "nobody asked");
+}
+
+fn leak(line: &str) -> Leak {
+    Leak {
+        pid: 9,
+        device: Some(0),
+        line: Some(line.into()),
+        bytes_per_step: Some(1e6),
+        bytes_per_second: 5e6,
+        onset_step: Some(4),
+        out_of_memory_in_ns: Some(3_600 * SECOND),
+        ..Leak::default()
+    }
+}
+
+#[test]
+fn a_leak_that_is_found_twice_is_told_once() {
+    let mut engine = engine(&[]);
+    engine.leaks(&[leak("a.py:3")], 1);
+    assert_eq!(engine.take_changes(), [], "it may be a cache that is being filled");
+    engine.leaks(&[leak("b.py:9")], 2);
+    assert_eq!(engine.take_changes(), [], "it was");
+    engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 3);
+    let told = engine.take_changes();
+    assert_eq!((told.len(), told[0].level, told[0].value), (1, Level::Warning, 5e6));
+    for part in ["b.py:9 leaks", "process 9", "1.00 MB a step", "5.00 MB/s", "since step 4", "out of memory in 1 h"] {
+        assert!(told[0].text.contains(part), "{part}: {}", told[0].text);
+    }
+    engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 4);
+    let told = engine.take_changes();
+    assert_eq!((told.len(), told[0].level), (1, Level::Critical), "it runs out soon");
+    engine.leaks(&[leak("b.py:9")], 5);
+    assert_eq!(engine.take_changes(), []);
+}
+
+#[test]
+fn where_nobody_can_look_closer_minutes_of_growth_are_told_without_a_line() {
+    let mut engine = engine(&[]);
+    grow(&mut engine, 60, |tick| tick * MB);
+    engine.cannot_look_closer(1);
+    assert_eq!(engine.take_changes(), [], "too short to say");
+    grow(&mut engine, 2_000, |tick| 60 * MB + tick * MB);
+    engine.cannot_look_closer(2);
+    engine.cannot_look_closer(3);
+    let told = engine.take_changes();
+    assert_eq!((told.len(), told[0].kind, told[0].pid), (1, Kind::Leak, Some(9)), "{told:#?}");
+}
+
+#[test]
+fn there_is_an_end_to_alerts() {
+    let mut engine = engine(&[]);
+    for i in 0..5_000 {
+        engine.tensor(&TensorEvent { stack: Some(i), ..event(i, 9, TorchOp::OutOfMemory, 0) });
+        engine.tensor(&event(i, i as u32, TorchOp::Alloc, 0));
+    }
+    assert_eq!(engine.take_changes().len() as u64, MOST_ALERTS);
+    assert!(engine.refusals.len() <= MOST && engine.spaces.len() <= MOST);
+}

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Rules as people write them.
+
+use super::{Kind, Level};
+use std::str::FromStr;
+
+/// From this part of a GPU's memory on an alert is critical, percent.
+const CRITICAL_PERCENT: f64 = 95.0;
+/// What is said with every error.
+const EXAMPLES: &str = "write memory>85%, memory>10GB, growth>500MB/s, leak, oom or none";
+
+/// When to raise an alert.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Condition {
+    /// More than this of a GPU's memory is in use, percent, by NVML.
+    MemoryPercent(f64),
+    /// More than so many bytes of a GPU are in use, by NVML; where that tells nothing, had by one process's PyTorch.
+    MemoryBytes(u64),
+    /// Memory in use grows by more than so many bytes a second, for five seconds.
+    Growth(u64),
+    /// A line keeps what it allocates.
+    Leak,
+    /// PyTorch's allocator refused an allocation.
+    Oom,
+}
+
+/// A rule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rule {
+    /// As it was written.
+    pub text: String,
+    /// When to raise an alert.
+    pub condition: Condition,
+    /// How bad that is. A verdict can be worse, if memory will have run out soon.
+    pub level: Level,
+}
+
+/// What one `--alert` says.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Choice {
+    /// None of the rules that hold by themselves.
+    None,
+    /// This rule, in the place of those of its kind that hold by themselves.
+    Rule(Rule),
+}
+
+/// What is wrong with a rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RuleError {
+    /// It is about nothing that is known.
+    #[error("{subject:?} is nothing to be alerted of: {EXAMPLES}")]
+    Subject {
+        /// What it is about.
+        subject: String,
+    },
+    /// There is no limit where there must be one, or one where there is none to have.
+    #[error("{text:?} is no rule: {EXAMPLES}")]
+    Shape {
+        /// The rule.
+        text: String,
+    },
+    /// The limit has no number.
+    #[error("{limit:?} is no number with a unit: {EXAMPLES}")]
+    Number {
+        /// The limit.
+        limit: String,
+    },
+    /// The limit has a unit that does not fit.
+    #[error("{unit:?} is no unit for this: {EXAMPLES}")]
+    Unit {
+        /// The unit.
+        unit: String,
+    },
+    /// The limit can never, or would always, be passed.
+    #[error("a limit of {limit} makes no sense, it must be above 0 (and below 100%): {EXAMPLES}")]
+    Range {
+        /// The limit.
+        limit: String,
+    },
+}
+
+impl Condition {
+    /// What it is about.
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::MemoryPercent(_) | Self::MemoryBytes(_) => Kind::Memory,
+            Self::Growth(_) => Kind::Growth,
+            Self::Leak => Kind::Leak,
+            Self::Oom => Kind::Oom,
+        }
+    }
+
+    /// The limit, and below what the figure must fall for an alert to be over: five percentage points, or a fifth, below.
+    pub(super) fn limits(self) -> Option<(f64, f64)> {
+        match self {
+            Self::MemoryPercent(percent) => Some((percent, (percent - 5.0).max(percent * 0.5))),
+            Self::MemoryBytes(limit) | Self::Growth(limit) => Some((limit as f64, limit as f64 * 0.8)),
+            Self::Leak | Self::Oom => None,
+        }
+    }
+
+    fn level(self) -> Level {
+        match self {
+            Self::MemoryPercent(percent) if percent >= CRITICAL_PERCENT => Level::Critical,
+            Self::Oom => Level::Critical,
+            _ => Level::Warning,
+        }
+    }
+}
+
+impl Rule {
+    fn new(text: &str, condition: Condition) -> Self {
+        Self { text: text.to_owned(), condition, level: condition.level() }
+    }
+
+    /// What holds without a word.
+    pub fn defaults() -> Vec<Self> {
+        vec![
+            Self::new("memory>85%", Condition::MemoryPercent(85.0)),
+            Self::new("memory>95%", Condition::MemoryPercent(95.0)),
+            Self::new("leak", Condition::Leak),
+            Self::new("oom", Condition::Oom),
+        ]
+    }
+
+    /// The rules that hold when these were chosen: those given, and by themselves those of the kinds that none is given
+    /// of, unless `none` was. What is given twice holds once.
+    pub fn chosen(choices: &[Choice]) -> Vec<Self> {
+        let mut rules: Vec<Self> = Vec::new();
+        for choice in choices {
+            match choice {
+                Choice::Rule(rule) if rules.iter().all(|known| known.condition != rule.condition) => {
+                    rules.push(rule.clone());
+                }
+                _ => {}
+            }
+        }
+        if !choices.contains(&Choice::None) {
+            let given: Vec<Kind> = rules.iter().map(|rule| rule.condition.kind()).collect();
+            rules.extend(Self::defaults().into_iter().filter(|rule| !given.contains(&rule.condition.kind())));
+        }
+        rules
+    }
+}
+
+impl FromStr for Choice {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let text = text.trim();
+        if text.eq_ignore_ascii_case("none") {
+            return Ok(Self::None);
+        }
+        text.parse().map(Self::Rule)
+    }
+}
+
+impl FromStr for Rule {
+    type Err = RuleError;
+
+    fn from_str(text: &str) -> Result<Self, RuleError> {
+        let text = text.trim();
+        let (subject, limit) = match text.split_once('>') {
+            Some((subject, limit)) => (subject.trim(), Some(limit.trim())),
+            None => (text, None),
+        };
+        let kind = Kind::by_name(&subject.to_ascii_lowercase())
+            .ok_or_else(|| RuleError::Subject { subject: subject.to_owned() })?;
+        let condition = match (kind, limit) {
+            (Kind::Leak, None) => Condition::Leak,
+            (Kind::Oom, None) => Condition::Oom,
+            (Kind::Memory, Some(limit)) => memory(limit)?,
+            (Kind::Growth, Some(limit)) => growth(limit)?,
+            _ => return Err(RuleError::Shape { text: text.to_owned() }),
+        };
+        Ok(Self::new(text, condition))
+    }
+}
+
+/// `85%` or `10GB`.
+fn memory(limit: &str) -> Result<Condition, RuleError> {
+    let Some(percent) = limit.strip_suffix('%') else { return size(limit).map(Condition::MemoryBytes) };
+    let number: f64 = percent.trim().parse().map_err(|_| RuleError::Number { limit: limit.to_owned() })?;
+    if number > 0.0 && number < 100.0 {
+        Ok(Condition::MemoryPercent(number))
+    } else {
+        Err(RuleError::Range { limit: limit.to_owned() })
+    }
+}
+
+/// `500MB/s`.
+fn growth(limit: &str) -> Result<Condition, RuleError> {
+    let bytes = limit.strip_suffix("/s").or_else(|| limit.strip_suffix("/S"));
+    bytes.map_or_else(|| Err(RuleError::Unit { unit: limit.to_owned() }), size).map(Condition::Growth)
+}
+
+/// `500MB`, `2GB`, `1GiB`.
+fn size(text: &str) -> Result<u64, RuleError> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let number: f64 = number.parse().map_err(|_| RuleError::Number { limit: text.to_owned() })?;
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1024.0 * 1024.0,
+        "gib" => 1024.0 * 1024.0 * 1024.0,
+        "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
+        // A bare number could be bytes or percent.
+        _ => return Err(RuleError::Unit { unit: unit.trim().to_owned() }),
+    };
+    let bytes = number * factor;
+    if (1.0..9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(RuleError::Range { limit: text.to_owned() }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(text: &str) -> Condition {
+        text.parse::<Rule>().unwrap_or_else(|error| panic!("{text}: {error}")).condition
+    }
+
+    #[test]
+    fn rules_are_read_as_people_write_them() {
+        for (text, expected) in [
+            ("memory>85%", Condition::MemoryPercent(85.0)),
+            (" Memory > 92.5 % ", Condition::MemoryPercent(92.5)),
+            ("memory>10GB", Condition::MemoryBytes(10_000_000_000)),
+            ("memory>10GiB", Condition::MemoryBytes(10 << 30)),
+            ("memory>1.5mib", Condition::MemoryBytes(3 << 19)),
+            ("growth>500MB/s", Condition::Growth(500_000_000)),
+            ("growth > 2 MiB/s", Condition::Growth(2 << 20)),
+            ("leak", Condition::Leak),
+            ("OOM", Condition::Oom),
+        ] {
+            assert_eq!(condition(text), expected, "{text}");
+        }
+        assert_eq!("memory>95%".parse::<Rule>().unwrap().level, Level::Critical);
+        assert_eq!("memory>94%".parse::<Rule>().unwrap().level, Level::Warning);
+        assert_eq!("None".parse(), Ok(Choice::None));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_examples() {
+        for (text, named) in [
+            ("", "\"\""),
+            ("memory", "\"memory\""),
+            ("memory>", "\"\""),
+            ("memory<85%", "\"memory<85%\""),
+            ("memory>85", "\"\""),
+            ("memory>many%", "\"many%\""),
+            ("memory>0%", "0%"),
+            ("memory>100%", "100%"),
+            ("memory>-1GB", "\"-1GB\""),
+            ("memory>5 elephants", "\"elephants\""),
+            ("memory>0MB", "0MB"),
+            ("memory>nan%", "nan%"),
+            ("growth>500MB", "\"500MB\""),
+            ("growth>10%", "\"10%\""),
+            ("leak>5", "\"leak>5\""),
+            ("temperature>80", "\"temperature\""),
+        ] {
+            let error = text.parse::<Rule>().expect_err(text).to_string();
+            assert!(error.contains(named) && error.contains("growth>500MB/s"), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_rule_takes_the_place_of_its_kind() {
+        let chosen = |texts: &[&str]| -> Vec<String> {
+            let choices: Vec<Choice> = texts.iter().map(|text| text.parse().unwrap()).collect();
+            Rule::chosen(&choices).into_iter().map(|rule| rule.text).collect()
+        };
+        assert_eq!(chosen(&[]), ["memory>85%", "memory>95%", "leak", "oom"]);
+        assert_eq!(chosen(&["memory>70%"]), ["memory>70%", "leak", "oom"]);
+        assert_eq!(
+            chosen(&["growth>1GB/s", "growth > 1GB/s"]),
+            ["growth>1GB/s", "memory>85%", "memory>95%", "leak", "oom"]
+        );
+        assert_eq!(chosen(&["none"]), [""; 0]);
+        assert_eq!(chosen(&["oom", "none"]), ["oom"]);
+    }
+}

@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The command of `--on-alert`: run by the shell, one at a time, on a thread of its own, so that tracing never waits for
+//! it. What an alert says reaches it in environment variables only; nothing of it becomes part of the shell's text.
+//!
+//! It runs after rights were given up: with sudo as the user who called it, as a job does, and it cannot gain more.
+
+use crate::trace::limits;
+use gpuwhy_memory::alerts::Alert;
+use gpuwhy_model::units;
+use std::ffi::OsString;
+use std::os::fd::AsFd;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Alerts that may wait for their turn.
+const QUEUE: usize = 16;
+/// One that takes longer is killed.
+const LONGEST: Duration = Duration::from_secs(30);
+/// How long the end of tracing waits for it.
+const AT_THE_END: Duration = Duration::from_secs(5);
+/// Between looks whether it has ended.
+const PAUSE: Duration = Duration::from_millis(20);
+/// Characters of a variable: names in it are from the traced world.
+const MOST_TEXT: usize = 500;
+
+/// How to run the command.
+pub(crate) struct Shell {
+    pub(crate) command: OsString,
+    /// What a job would have.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// Files it may have open: gpuwhy's own limit is raised.
+    pub(crate) open_files: u64,
+}
+
+type Variables = Vec<(&'static str, OsString)>;
+
+/// The thread, from outside.
+pub(super) struct Commands {
+    queue: SyncSender<Variables>,
+    words: Receiver<String>,
+    /// When tracing has ended: until then the command may take its time.
+    deadline: Arc<OnceLock<Instant>>,
+    thread: JoinHandle<()>,
+    run_file: PathBuf,
+    left_out: u64,
+}
+
+impl Commands {
+    /// Starts it.
+    pub(super) fn start(shell: Shell, run_file: &Path) -> std::io::Result<Self> {
+        let (queue, waiting) = sync_channel(QUEUE);
+        let (tell, words) = channel();
+        let deadline = Arc::new(OnceLock::new());
+        let theirs = Arc::clone(&deadline);
+        let thread = std::thread::Builder::new().name("on-alert".into()).spawn(move || {
+            let mut runner = Runner { shell, deadline: theirs, tell, has_failed: false };
+            let mut not_run = 0;
+            for variables in waiting {
+                if runner.is_over() {
+                    not_run += 1;
+                } else {
+                    runner.run(variables);
+                }
+            }
+            runner.say_left_out(not_run);
+        })?;
+        Ok(Self { queue, words, deadline, thread, run_file: run_file.to_owned(), left_out: 0 })
+    }
+
+    /// Runs it for an alert, when its turn comes.
+    pub(super) fn run(&mut self, alert: &Alert) {
+        self.left_out += u64::from(self.queue.try_send(variables(alert, &self.run_file)).is_err());
+    }
+
+    /// What is to be said about it.
+    pub(super) fn words(&mut self) -> Vec<String> {
+        self.words.try_iter().chain(left_out(std::mem::take(&mut self.left_out))).collect()
+    }
+
+    /// Lets it end what it does, for a while.
+    pub(super) fn finish(mut self) -> Vec<String> {
+        let mut words = self.words();
+        let Self { queue, words: last, deadline, thread, .. } = self;
+        // Set once, here.
+        let _ = deadline.set(Instant::now() + AT_THE_END);
+        drop(queue);
+        let _ = thread.join();
+        words.extend(last.try_iter());
+        words
+    }
+}
+
+fn left_out(alerts: u64) -> Option<String> {
+    (alerts > 0).then(|| {
+        format!("the command of --on-alert was not run for {} alerts: earlier ones took too long", units::count(alerts))
+    })
+}
+
+/// What the command is told.
+fn variables(alert: &Alert, run_file: &Path) -> Variables {
+    let text = |text: &str| OsString::from(units::safe(text, MOST_TEXT));
+    let number = |number: Option<u32>| OsString::from(number.map(|n| n.to_string()).unwrap_or_default());
+    vec![
+        ("GPUWHY_ALERT_KIND", alert.kind.name().into()),
+        ("GPUWHY_ALERT_LEVEL", alert.level.name().into()),
+        ("GPUWHY_ALERT_TEXT", text(&alert.text)),
+        ("GPUWHY_ALERT_RULE", text(&alert.rule)),
+        ("GPUWHY_ALERT_PID", number(alert.pid)),
+        ("GPUWHY_ALERT_DEVICE", number(alert.device)),
+        ("GPUWHY_ALERT_GPU", number(alert.gpu)),
+        ("GPUWHY_ALERT_VALUE", alert.value.to_string().into()),
+        ("GPUWHY_ALERT_THRESHOLD", alert.threshold.map(|limit| limit.to_string()).unwrap_or_default().into()),
+        ("GPUWHY_ALERT_RUN", run_file.as_os_str().to_owned()),
+    ]
+}
+
+/// The thread, from inside.
+struct Runner {
+    shell: Shell,
+    deadline: Arc<OnceLock<Instant>>,
+    tell: std::sync::mpsc::Sender<String>,
+    /// It is said once.
+    has_failed: bool,
+}
+
+impl Runner {
+    fn is_over(&self) -> bool {
+        self.deadline.get().is_some_and(|deadline| Instant::now() >= *deadline)
+    }
+
+    fn run(&mut self, variables: Variables) {
+        let failed = match self.spawn(variables) {
+            Err(error) => Some(format!("could not be run: {error}")),
+            Ok(child) => match self.wait(child) {
+                Ok(status) if status.success() => None,
+                Ok(status) => Some(format!("failed ({status})")),
+                Err(why) => Some(why),
+            },
+        };
+        if let Some(why) = failed.filter(|_| !self.has_failed) {
+            self.has_failed = true;
+            self.say(format!("the command of --on-alert {why}; that is said once"));
+        }
+    }
+
+    fn spawn(&self, variables: Variables) -> std::io::Result<Child> {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(&self.shell.command).env_clear();
+        command.envs(self.shell.environment.iter().map(|(name, value)| (name, value))).envs(variables);
+        // gpuwhy's stdout may carry JSON. A group of its own: Ctrl-C is not for it, and it can be killed whole.
+        let stderr = std::io::stderr().as_fd().try_clone_to_owned()?;
+        command.stdin(Stdio::null()).stdout(Stdio::from(stderr)).process_group(0);
+        let open_files = self.shell.open_files;
+        // SAFETY: runs between fork and exec and makes async-signal-safe calls only.
+        unsafe {
+            command.pre_exec(move || {
+                limits::restore_open_files(open_files);
+                Ok(())
+            });
+        }
+        command.spawn()
+    }
+
+    /// Waits for its end, or makes one.
+    fn wait(&self, mut child: Child) -> Result<ExitStatus, String> {
+        let began = Instant::now();
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) => return Ok(status),
+                Ok(None) => {}
+                Err(error) => return Err(format!("could not be waited for: {error}")),
+            }
+            let too_long = began.elapsed() >= LONGEST;
+            if too_long || self.is_over() {
+                let group = -child.id().cast_signed();
+                // SAFETY: it has not been waited for, so the number is still its own group's.
+                unsafe { libc::kill(group, libc::SIGKILL) };
+                let _ = child.wait();
+                let limit = if too_long { LONGEST } else { AT_THE_END };
+                let when = if too_long { "" } else { " after the end of tracing" };
+                return Err(format!("was killed: it had not ended {} s{when}", limit.as_secs()));
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn say_left_out(&self, alerts: u64) {
+        left_out(alerts).into_iter().for_each(|words| self.say(words));
+    }
+
+    fn say(&self, words: String) {
+        // Nobody listens any more: then nobody wants to know.
+        let _ = self.tell.send(words);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_memory::alerts::{Kind, Level};
+
+    fn alert(text: &str) -> Alert {
+        Alert {
+            id: 1,
+            at_ns: 5,
+            cleared_ns: None,
+            level: Level::Critical,
+            kind: Kind::Leak,
+            rule: "leak".into(),
+            pid: Some(7),
+            device: None,
+            gpu: None,
+            value: 2.5e6,
+            threshold: None,
+            text: text.into(),
+        }
+    }
+
+    fn commands(command: &str) -> Commands {
+        let shell = Shell {
+            command: command.into(),
+            environment: vec![("PATH".into(), "/usr/bin:/bin".into())],
+            open_files: 512,
+        };
+        Commands::start(shell, Path::new("/x/run.db")).unwrap()
+    }
+
+    #[test]
+    fn what_an_alert_says_is_never_part_of_the_shells_text() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        let command = format!(
+            "printf '%s|' \"$GPUWHY_ALERT_KIND\" \"$GPUWHY_ALERT_LEVEL\" \"$GPUWHY_ALERT_TEXT\" \"$GPUWHY_ALERT_RULE\" \
+             \"$GPUWHY_ALERT_PID\" \"$GPUWHY_ALERT_VALUE\" \"$GPUWHY_ALERT_THRESHOLD\" \"$GPUWHY_ALERT_RUN\" \
+             \"$(ulimit -n)\" \"$(cat)\" > {}",
+            out.display()
+        );
+        let mut commands = commands(&command);
+        commands.run(&alert("$(touch /nowhere); `id` '\"\x1b[2J\n\0"));
+        assert_eq!(commands.finish(), [""; 0]);
+        let said = std::fs::read_to_string(out).unwrap();
+        let text = "$(touch /nowhere); `id` '\"\u{fffd}[2J\u{fffd}\u{fffd}";
+        assert_eq!(said, format!("leak|critical|{text}|leak|7|2500000||/x/run.db|512||"));
+    }
+
+    #[test]
+    fn a_failure_is_said_once() {
+        let mut commands = commands("exit 3");
+        (0..3).for_each(|_| commands.run(&alert("a")));
+        let words = commands.finish();
+        assert!(words.len() == 1 && words[0].contains("exit status: 3"), "{words:?}");
+    }
+
+    #[test]
+    fn one_that_does_not_end_ends_with_the_trace_and_so_do_its_children() {
+        let folder = tempfile::tempdir().unwrap();
+        let pid_file = folder.path().join("pid");
+        let mut commands = commands(&format!("sleep 1000 & echo $! > {}; wait", pid_file.display()));
+        commands.run(&alert("a"));
+        commands.run(&alert("b"));
+        let words = commands.finish();
+        assert!(words[0].contains("killed") && words[1].contains("not run for 1 alerts"), "{words:?}");
+        let pid = std::fs::read_to_string(pid_file).unwrap();
+        let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
+        assert!(state.is_err() || state.is_ok_and(|state| state.contains(") Z ")), "its child is gone");
+    }
+
+    #[test]
+    fn alerts_that_come_too_fast_do_not_wait() {
+        let mut commands = commands("sleep 1000");
+        (0..40).for_each(|_| commands.run(&alert("a")));
+        assert!(commands.words().iter().any(|words| words.contains("not run for")));
+        drop(commands.finish());
+    }
+}
