@@ -8,7 +8,7 @@ use crate::grid::Grid;
 use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
 use crate::lines::{LineKey, Lines};
 use crate::oom::{EndRecord, OomLog, OomRecord};
-use crate::report::{End, Growth, Leak, Oom, Report, Source, SpaceReport, StepsReport};
+use crate::report::{End, Growth, Leak, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport};
 use crate::sieve::is_work;
 use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
 use crate::steps::{Certainty, ProcessSteps};
@@ -369,7 +369,11 @@ impl Analyser {
                 point.device_used = self.gap.most_used(*key, point.at_ns, to);
             }
             let parts: Vec<usize> = timeline.iter().map(|point| space.timeline.part_at(point.at_ns)).collect();
-            let live = space.parts.as_ref().map(|live| live.told(&space.sites, lines, &timeline, &parts));
+            let device_total = self.gap.used_at(*key, self.facts.to_ns).1;
+            let live = space
+                .parts
+                .as_ref()
+                .map(|live| LiveTimeline { device_total, ..live.told(&space.sites, lines, &timeline, &parts) });
             let at_peak = space.sites.iter().map(|site| (site.stack, site.peak_bytes, site.peak_count));
             let now = space.held();
             let at_end: &[Held] = space.at_last_look.as_deref().unwrap_or(&now);

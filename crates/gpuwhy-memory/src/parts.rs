@@ -184,6 +184,7 @@ fn finish_told(
         LivePoint { lines, others: sum.saturating_sub(shown), unseen: point.allocated.saturating_sub(sum) }
     };
     LiveTimeline {
+        device_total: None,
         lines: ranked.iter().map(named).collect(),
         points: points.iter().zip(top).zip(sums).map(point).collect(),
     }

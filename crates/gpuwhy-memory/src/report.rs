@@ -150,6 +150,8 @@ pub struct TimelinePoint {
 pub struct LiveTimeline {
     /// The lines told of, those that held most first.
     pub lines: Vec<LiveLine>,
+    /// The device's memory, where NVML tells.
+    pub device_total: Option<u64>,
     /// As many as the timeline has.
     pub points: Vec<LivePoint>,
 }
@@ -169,6 +171,7 @@ pub struct LiveLine {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LivePoint {
     /// Places in [`LiveTimeline::lines`] and bytes, most first; no more than eight.
+    #[serde(rename = "live")]
     pub lines: Vec<(u32, u64)>,
     /// Bytes of all other lines.
     pub others: u64,
