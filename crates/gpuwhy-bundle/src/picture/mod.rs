@@ -67,13 +67,15 @@ fn head(canvas: &mut Canvas, timeline: &Timeline) {
     canvas.text((RIGHT, 16.0), &TITLE.fit(&format!("GPU memory of {name}"), width), TITLE);
     canvas.text((RIGHT, 46.0), &PLAIN.fit(&timeline.verdict, width), PLAIN);
     let mut left = RIGHT;
+    let any = |has: &dyn Fn(&SpaceTimeline) -> bool| timeline.spaces.iter().any(has);
+    let looks = |space: &SpaceTimeline| space.points.iter().any(|point| point.memory.device_used.is_some());
     let entries = [
-        ("in use", ALLOCATED, false),
-        ("reserved by PyTorch", RESERVED, false),
-        ("device used, all processes", DEVICE, false),
-        ("device total", TOTAL, true),
+        (true, "in use", ALLOCATED, false),
+        (any(&|space| space.source == Source::Torch), "reserved by PyTorch", RESERVED, false),
+        (any(&looks), "device used, all processes", DEVICE, false),
+        (any(&|space| space.device_total.is_some()), "device total", TOTAL, true),
     ];
-    for (text, color, dashed) in entries {
+    for (_, text, color, dashed) in entries.into_iter().filter(|entry| entry.0) {
         canvas.line(&[(left, 84.0), (left + 28.0, 84.0)], Pen { color, width: 3.0, dashed });
         canvas.text((left + 36.0, 76.0), text, SMALL);
         left += 36.0 + SMALL.width(text) + 28.0;

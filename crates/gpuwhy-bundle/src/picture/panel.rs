@@ -148,7 +148,9 @@ fn marks(canvas: &mut Canvas, axes: &Axes<'_>, marks: &[Mark]) {
         let text = format!("{} at {}", mark.text, units::time(mark.at_ns));
         let text = font.fit(&text, axes.frame.right - axes.frame.left);
         let width = font.width(&text);
-        let start = (x + 6.0).min(axes.frame.right - width);
+        // Before its line, where there is no room after it.
+        let after = x + 6.0 + width <= axes.frame.right;
+        let start = if after { x + 6.0 } else { (x - 6.0 - width).max(axes.frame.left) };
         let row = free_from.iter().take(rows).position(|free| *free <= start);
         let top = axes.frame.top + TITLE_ROOM + row.unwrap_or(rows) as f32 * ROW;
         canvas.line(&[(x, top), (x, axes.bottom)], Pen { color, width: 1.5, dashed: mark.kind != "oom" });
