@@ -10,12 +10,16 @@ const LONGEST_WORD: usize = 64 << 10;
 /// All that comes before the events, and so is kept.
 const LARGEST_HEADER: u64 = 1 << 30;
 
+/// Nothing in it is nested deeper than a few levels.
+const DEEPEST: u32 = 32;
+
 /// Reads, and fails at what is too large.
 pub(crate) struct Guard<R> {
     inner: R,
     in_string: bool,
     escaped: bool,
     word: usize,
+    depth: u32,
     kept: u64,
     /// Whether what is read now is not kept.
     passing: Rc<Cell<bool>>,
@@ -24,7 +28,7 @@ pub(crate) struct Guard<R> {
 impl<R: Read> Guard<R> {
     /// `passing` is set while events pass that nobody keeps.
     pub(crate) fn new(inner: R, passing: Rc<Cell<bool>>) -> Self {
-        Self { inner, in_string: false, escaped: false, word: 0, kept: 0, passing }
+        Self { inner, in_string: false, escaped: false, word: 0, depth: 0, kept: 0, passing }
     }
 
     fn see(&mut self, byte: u8) -> io::Result<()> {
@@ -39,7 +43,9 @@ impl<R: Read> Guard<R> {
         } else {
             match byte {
                 b'"' => (self.in_string, self.word) = (true, 0),
-                b'{' | b'}' | b'[' | b']' | b',' | b':' | b' ' | b'\n' | b'\r' | b'\t' => self.word = 0,
+                b'{' | b'[' => (self.depth, self.word) = (self.depth + 1, 0),
+                b'}' | b']' => (self.depth, self.word) = (self.depth.saturating_sub(1), 0),
+                b',' | b':' | b' ' | b'\n' | b'\r' | b'\t' => self.word = 0,
                 _ => self.word += 1,
             }
         }
@@ -49,6 +55,9 @@ impl<R: Read> Guard<R> {
         let too_large = |what: &str| Err(io::Error::new(io::ErrorKind::InvalidData, what.to_owned()));
         if self.word > LONGEST_WORD {
             return too_large("a string or number of over 64 KiB");
+        }
+        if self.depth > DEEPEST {
+            return too_large("something nested over 32 levels deep");
         }
         if self.kept > LARGEST_HEADER {
             return too_large("over 1 GiB before the events");
@@ -82,6 +91,7 @@ mod tests {
         assert_eq!(read(many.as_bytes()).unwrap(), many.len());
         assert!(read(format!("\"{}\"", "x".repeat(LONGEST_WORD + 1)).as_bytes()).is_err());
         assert!(read("9".repeat(LONGEST_WORD + 1).as_bytes()).is_err());
+        assert!(read(b"[[[]]]").is_ok() && read("[".repeat(40).as_bytes()).is_err());
         assert!(read(" ".repeat(LONGEST_WORD * 2).as_bytes()).is_ok());
     }
 }
