@@ -119,21 +119,16 @@ impl Parts {
         for (place, site) in sites.iter().enumerate().take(self.sites.len()) {
             by_line.entry(lines.key(site.stack)).or_default().push(place);
         }
-        let mut top: Vec<Vec<(u64, usize)>> = vec![Vec::new(); points.len()];
-        let mut sums = vec![0_u64; points.len()];
+        let mut tops = vec![Top::default(); points.len()];
         let mut heads = Vec::new();
         for (number, places) in by_line.values().enumerate() {
             let mut series = vec![0_u64; points.len()];
             places.iter().for_each(|place| self.add(*place, parts, &mut series));
-            for ((bytes, top), sum) in series.iter().zip(&mut top).zip(&mut sums).filter(|((bytes, _), _)| **bytes > 0)
-            {
-                *sum = sum.saturating_add(*bytes);
-                keep_most(top, (*bytes, number));
-            }
+            tops.iter_mut().zip(series).for_each(|(top, bytes)| top.take(number, bytes));
             let most = |place: &&usize| self.sites.get(**place).and_then(|one| one.changes.iter().map(|c| c.1).max());
-            heads.push(places.iter().max_by_key(most).copied().unwrap_or_default());
+            heads.push(places.iter().max_by_key(most).and_then(|place| sites.get(*place)?.stack));
         }
-        finish_told(&heads, sites, lines, points, (top, sums))
+        finish_told(&heads, lines, points, &tops)
     }
 
     fn add(&self, place: usize, parts: &[usize], series: &mut [u64]) {
@@ -149,24 +144,31 @@ impl Parts {
     }
 }
 
-fn keep_most(top: &mut Vec<(u64, usize)>, one: (u64, usize)) {
-    let place = top.partition_point(|(bytes, _)| *bytes >= one.0);
-    if place < MOST_LINES {
-        top.insert(place, one);
-        top.truncate(MOST_LINES);
+/// The lines that held most at a point, most first, by their numbers; and what all lines held.
+#[derive(Debug, Clone, Default)]
+struct Top {
+    held: Vec<(u64, usize)>,
+    sum: u64,
+}
+
+impl Top {
+    fn take(&mut self, number: usize, bytes: u64) {
+        if bytes == 0 {
+            return;
+        }
+        self.sum = self.sum.saturating_add(bytes);
+        let place = self.held.partition_point(|(held, _)| *held >= bytes);
+        if place < MOST_LINES {
+            self.held.insert(place, (bytes, number));
+            self.held.truncate(MOST_LINES);
+        }
     }
 }
 
-/// Names the lines that are told of, those that held most first.
-fn finish_told(
-    heads: &[usize],
-    sites: &[Site],
-    lines: &Lines,
-    points: &[TimelinePoint],
-    (top, sums): (Vec<Vec<(u64, usize)>>, Vec<u64>),
-) -> LiveTimeline {
+/// Names the lines that are told of, those that held most first. `heads` are the stacks that held most of each line.
+fn finish_told(heads: &[Option<u64>], lines: &Lines, points: &[TimelinePoint], tops: &[Top]) -> LiveTimeline {
     let mut most: BTreeMap<usize, u64> = BTreeMap::new();
-    for (bytes, number) in top.iter().flatten() {
+    for (bytes, number) in tops.iter().flat_map(|top| &top.held) {
         let known = most.entry(*number).or_default();
         *known = (*known).max(*bytes);
     }
@@ -174,19 +176,19 @@ fn finish_told(
         most.iter().map(|(number, bytes)| (Reverse(*bytes), *number)).collect();
     let place_of: BTreeMap<usize, u32> = ranked.iter().zip(0..).map(|((_, number), place)| (*number, place)).collect();
     let named = |(_, number): &(Reverse<u64>, usize)| {
-        let stack = heads.get(*number).and_then(|site| sites.get(*site)).and_then(|site| site.stack);
+        let stack = heads.get(*number).copied().flatten();
         let function = lines.fact(stack).and_then(|fact| fact.function.clone());
         LiveLine { line: lines.line(stack), function, stack_id: stack.map(u64::cast_signed) }
     };
-    let point = |((point, top), sum): ((&TimelinePoint, Vec<(u64, usize)>), u64)| {
-        let shown: u64 = top.iter().map(|(bytes, _)| bytes).sum();
-        let lines = top.iter().filter_map(|(bytes, number)| Some((*place_of.get(number)?, *bytes))).collect();
-        LivePoint { lines, others: sum.saturating_sub(shown), unseen: point.allocated.saturating_sub(sum) }
+    let point = |(point, top): (&TimelinePoint, &Top)| {
+        let shown: u64 = top.held.iter().map(|(bytes, _)| bytes).sum();
+        let lines = top.held.iter().filter_map(|(bytes, number)| Some((*place_of.get(number)?, *bytes))).collect();
+        LivePoint { lines, others: top.sum.saturating_sub(shown), unseen: point.allocated.saturating_sub(top.sum) }
     };
     LiveTimeline {
         device_total: None,
         lines: ranked.iter().map(named).collect(),
-        points: points.iter().zip(top).zip(sums).map(point).collect(),
+        points: points.iter().zip(tops).map(point).collect(),
     }
 }
 
@@ -223,9 +225,9 @@ mod tests {
 
     #[test]
     fn only_so_many_lines_are_kept_of_a_point() {
-        let mut top = Vec::new();
-        (0..20).for_each(|number| keep_most(&mut top, (100 - (number as u64 * 37) % 50, number)));
-        assert_eq!(top.len(), MOST_LINES);
-        assert!(top.is_sorted_by_key(|(bytes, _)| Reverse(*bytes)));
+        let mut top = Top::default();
+        (0..20).for_each(|number| top.take(number, 100 - (number as u64 * 37) % 50));
+        assert_eq!(top.held.len(), MOST_LINES);
+        assert!(top.held.is_sorted_by_key(|(bytes, _)| Reverse(*bytes)));
     }
 }

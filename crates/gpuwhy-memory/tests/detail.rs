@@ -62,10 +62,13 @@ fn what_the_sieve_keeps_gives_the_same_report() {
     assert!(!job.events.iter().any(|event| others.keeps(event)), "of another process");
 }
 
+/// Address → bytes and stack.
+type Live = BTreeMap<u64, (u64, u64)>;
+
 /// What was live, by line, when most was in use between two moments.
 fn most_between(job: &Job, from: u64, to: u64) -> (u64, BTreeMap<String, u64>) {
-    let (mut live, mut total) = (BTreeMap::<u64, (u64, u64)>::new(), 0);
-    let mut most: Option<(u64, BTreeMap<u64, (u64, u64)>)> = None;
+    let (mut live, mut total) = (Live::new(), 0);
+    let mut most: Option<(u64, Live)> = None;
     let tensors = job.events.iter().filter_map(|event| match event {
         MemoryEvent::Tensor(tensor) => Some(tensor),
         MemoryEvent::Call(_) => None,
