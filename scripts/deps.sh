@@ -34,6 +34,8 @@ if [ "${1:-build}" = test ]; then
   need nodejs command -v node
   need npm command -v npm
   need openssl command -v openssl
+  # The page of a memory bundle is opened in a browser.
+  need chromium command -v chromium
 fi
 
 install_missing() {

@@ -60,6 +60,17 @@ pub enum Error {
         /// What is wrong with it.
         source: trace::Error,
     },
+    /// A memory bundle.
+    #[error(transparent)]
+    Bundle(#[from] gpuwhy_bundle::Error),
+    /// A bundle's events are of another part of the run.
+    #[error("process {pid} is not in {}, which has only those it was made for: ask the run file", .path.display())]
+    NotInBundle {
+        /// The process.
+        pid: u32,
+        /// The file.
+        path: PathBuf,
+    },
     /// A memory snapshot.
     #[error("{}: {source}", .path.display())]
     Snapshot {

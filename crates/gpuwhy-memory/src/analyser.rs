@@ -8,7 +8,8 @@ use crate::grid::Grid;
 use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
 use crate::lines::{LineKey, Lines};
 use crate::oom::{EndRecord, OomLog, OomRecord};
-use crate::report::{End, Growth, Leak, Oom, Report, Source, SpaceReport, StepsReport};
+use crate::report::{End, Growth, Leak, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport};
+use crate::sieve::is_work;
 use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
 use crate::steps::{Certainty, ProcessSteps};
 use crate::{findings, fragmentation};
@@ -36,6 +37,7 @@ pub struct Analyser {
     drivers: BTreeMap<u32, DriverSide>,
     gap: GapWatch,
     ooms: OomLog,
+    detailed: bool,
 }
 
 impl Analyser {
@@ -48,7 +50,13 @@ impl Analyser {
             spaces: BTreeMap::new(),
             drivers: BTreeMap::new(),
             ooms: OomLog::default(),
+            detailed: false,
         }
+    }
+
+    /// With a finer timeline, and who held memory at each of its points.
+    pub fn in_detail(self) -> Self {
+        Self { detailed: true, ..self }
     }
 
     /// The next event, in the order of time, from the run's beginning on.
@@ -64,10 +72,11 @@ impl Analyser {
     }
 
     fn space(&mut self, key: SpaceKey) -> &mut Space {
-        let (from, to, steps) = (self.facts.from_ns, self.facts.to_ns, &self.steps);
+        let (from, to, steps, detailed) = (self.facts.from_ns, self.facts.to_ns, &self.steps, self.detailed);
         self.spaces.entry(key).or_insert_with(|| {
             let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, to));
-            Space::new(grid, from, to)
+            let space = Space::new(grid, from, to);
+            if detailed { space.in_detail(to) } else { space }
         })
     }
 
@@ -132,9 +141,9 @@ impl Analyser {
             Some(_) => self.give(call),
             None => {
                 // Work for the GPU: what the thread took before was not for PyTorch's allocator.
-                let works =
-                    call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
-                if works && let Some(driver) = self.drivers.get_mut(&call.pid) {
+                if is_work(call)
+                    && let Some(driver) = self.drivers.get_mut(&call.pid)
+                {
                     let direct = driver.settle(call.tid);
                     self.take_direct(call.pid, direct);
                 }
@@ -225,6 +234,7 @@ impl Analyser {
         report.oom_count = self.ooms.count;
         report.ends = self.ends_told(&lines);
         report.spaces = self.spaces_told(&lines);
+        report.alerts.clone_from(&self.facts.alerts);
         report.notes = self.notes(&report);
         report.findings = findings::all(&report, &self.facts, &lines);
         report.verdict = findings::verdict(&report);
@@ -359,6 +369,12 @@ impl Analyser {
             for (point, to) in timeline.iter_mut().zip(next) {
                 point.device_used = self.gap.most_used(*key, point.at_ns, to);
             }
+            let parts: Vec<usize> = timeline.iter().map(|point| space.timeline.part_at(point.at_ns)).collect();
+            let device_total = self.gap.used_at(*key, self.facts.to_ns).1;
+            let live = space
+                .parts
+                .as_ref()
+                .map(|live| LiveTimeline { device_total, ..live.told(&space.sites, lines, &timeline, &parts) });
             let at_peak = space.sites.iter().map(|site| (site.stack, site.peak_bytes, site.peak_count));
             let now = space.held();
             let at_end: &[Held] = space.at_last_look.as_deref().unwrap_or(&now);
@@ -379,6 +395,7 @@ impl Analyser {
                 at_peak: lines.holders(at_peak),
                 at_end: lines.of_space(space, at_end),
                 timeline,
+                live,
             });
         }
         all.sort_by_key(|space| std::cmp::Reverse(space.peak_reserved.max(space.peak_allocated)));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the analysis is told. Times are nanoseconds since the run began.
 
+use crate::alerts::Alert;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use std::collections::BTreeMap;
 
@@ -32,6 +33,8 @@ pub struct Facts {
     pub lost: u64,
     /// What is not certain about the recording, in words.
     pub notes: Vec<String>,
+    /// What people were alerted of while it was recorded.
+    pub alerts: Vec<Alert>,
 }
 
 impl Facts {

@@ -139,9 +139,8 @@ fn others_at(facts: &Facts, gpu: u32, at_ns: u64) -> Vec<OtherProcess> {
     let close = rows[from..].iter().take_while(|row| row.at_ns <= at_ns + TOGETHER_NS);
     let mut found: BTreeMap<u32, OtherProcess> = BTreeMap::new();
     for row in close.filter(|row| row.gpu == gpu && !facts.processes.contains_key(&row.pid)) {
-        let name = String::from_utf8_lossy(&row.name).trim_end_matches('\0').to_owned();
         let bytes = row.bytes.unwrap_or(0);
-        found.insert(row.pid, OtherProcess { pid: row.pid, name, bytes });
+        found.insert(row.pid, OtherProcess { pid: row.pid, name: row.name(), bytes });
     }
     found.into_values().collect()
 }

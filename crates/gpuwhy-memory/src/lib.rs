@@ -6,6 +6,8 @@
 //!   peak, and live bytes at the end of every step; `driver` follows what is taken from the driver.
 //! - `leaks`: which lines keep what they allocate, and which only look like it.
 //! - `fragmentation`, `gap`, `oom`: memory reserved and not used, memory nobody sees, and what there was when it ran out.
+//! - `parts`: who held memory at every point of the timeline, where somebody wants to see that.
+//! - [`Sieve`]: which events all of this needs.
 //! - `findings`, `fixes`: what is said about it.
 //! - [`alerts`]: what is said while the job still runs.
 //!
@@ -24,13 +26,17 @@ mod grid;
 mod leaks;
 mod lines;
 mod oom;
+mod parts;
 pub mod report;
 mod robust;
+mod sieve;
 mod space;
 pub mod steps;
 mod timeline;
 
 pub use analyser::Analyser;
 pub use facts::{Facts, ProcessFact, SiteFact};
+pub use fixes::HINTS;
 pub use report::Report;
+pub use sieve::Sieve;
 pub use steps::{ProcessSteps, StepFinder};

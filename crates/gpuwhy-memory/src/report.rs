@@ -87,6 +87,10 @@ pub struct SpaceReport {
     pub at_end: Vec<Holder>,
     /// Over time.
     pub timeline: Vec<TimelinePoint>,
+    /// Who held memory at each point of it, where that was asked for ([`crate::Analyser::in_detail`]): too much for a
+    /// report that is read, and so no part of its JSON.
+    #[serde(skip)]
+    pub live: Option<LiveTimeline>,
 }
 
 /// Allocations and frees of the span: `live_before` + `alloc_bytes` − `free_bytes` = `live_bytes`.
@@ -142,6 +146,40 @@ pub struct TimelinePoint {
     pub reserved: u64,
     /// What the device said was used, by all.
     pub device_used: Option<u64>,
+}
+
+/// Who held memory at each point of a timeline: at the moment of that part in which most was in use.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LiveTimeline {
+    /// The lines told of, those that held most first.
+    pub lines: Vec<LiveLine>,
+    /// The device's memory, where NVML tells.
+    pub device_total: Option<u64>,
+    /// As many as the timeline has.
+    pub points: Vec<LivePoint>,
+}
+
+/// A line of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LiveLine {
+    /// The line; `None` where no Python was running.
+    pub line: Option<String>,
+    /// The function that line is in.
+    pub function: Option<String>,
+    /// The stack that held most of it.
+    pub stack_id: Option<i64>,
+}
+
+/// A point of it: `lines` + `others` + `unseen` = the timeline's `allocated`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LivePoint {
+    /// Places in [`LiveTimeline::lines`] and bytes, most first; no more than eight.
+    #[serde(rename = "live")]
+    pub lines: Vec<(u32, u64)>,
+    /// Bytes of all other lines.
+    pub others: u64,
+    /// Bytes in use whose allocation was not seen.
+    pub unseen: u64,
 }
 
 /// A process's steps.

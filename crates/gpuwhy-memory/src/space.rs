@@ -7,8 +7,9 @@
 
 use crate::grid::Grid;
 use crate::oom::BEFORE_NS;
+use crate::parts::Parts;
 use crate::report::{Balance, Source, TimelinePoint};
-use crate::timeline::Timeline;
+use crate::timeline::{DETAILED_PARTS, PARTS, Timeline};
 use std::collections::{HashMap, VecDeque};
 
 /// Which memory. Device 255: not known.
@@ -86,6 +87,8 @@ pub(crate) struct Space {
     pub(crate) balance: Balance,
     pub(crate) sites: Vec<Site>,
     pub(crate) timeline: Timeline,
+    /// Who held memory in each part of it, where that is wanted.
+    pub(crate) parts: Option<Parts>,
     pub(crate) grid: Grid,
     /// The process has ended, and all its memory with it.
     pub(crate) ended: bool,
@@ -117,7 +120,8 @@ impl Space {
             preexisting: None,
             balance: Balance::default(),
             sites: Vec::new(),
-            timeline: Timeline::new(from_ns, to_ns),
+            timeline: Timeline::new(from_ns, to_ns, PARTS),
+            parts: None,
             grid,
             ended: false,
             recent: VecDeque::new(),
@@ -132,6 +136,11 @@ impl Space {
             at_first_look: (0, 0),
             begun: false,
         }
+    }
+
+    /// With a finer timeline that knows who held memory.
+    pub(crate) fn in_detail(self, to_ns: u64) -> Self {
+        Self { timeline: Timeline::new(self.from_ns, to_ns, DETAILED_PARTS), parts: Some(Parts::default()), ..self }
     }
 
     /// A piece was allocated; the totals after it, where somebody tells them.
@@ -210,6 +219,9 @@ impl Space {
     /// Takes the looks that are due, up to the end.
     pub(crate) fn finish(&mut self, to_ns: u64) {
         self.before(to_ns.saturating_add(1));
+        if let Some(parts) = &mut self.parts {
+            parts.finish();
+        }
     }
 
     fn gone(&mut self, old: Live) {
@@ -240,6 +252,9 @@ impl Space {
         if !std::mem::replace(&mut one.moved_since_look, true) {
             self.moved_since_look.push(site);
         }
+        if let Some(parts) = &mut self.parts {
+            parts.moved(site, one.bytes);
+        }
     }
 
     /// What must be noted before something changes at this moment.
@@ -251,10 +266,18 @@ impl Space {
             self.begun = true;
             let Balance { live, live_bytes, .. } = self.balance;
             self.balance = Balance { live_before: live_bytes, live, live_bytes, ..Balance::default() };
+            if let Some(parts) = &mut self.parts {
+                parts.begin(self.allocated);
+            }
             // What there was when the span began counts for its peak.
             if self.preexisting.is_some() && !self.ended {
                 self.note_totals(self.from_ns);
             }
+        }
+        if at >= self.from_ns
+            && let Some(parts) = &mut self.parts
+        {
+            parts.enter(self.timeline.part_at(at), self.allocated);
         }
     }
 
@@ -316,6 +339,9 @@ impl Space {
 
     fn note_totals(&mut self, at: u64) {
         self.timeline.set(at, self.allocated, self.reserved);
+        if let Some(parts) = &mut self.parts {
+            parts.total(self.allocated);
+        }
         self.note_recent(at);
         if self.reserved > self.peak_reserved.0 {
             self.peak_reserved = (self.reserved, at);

@@ -8,7 +8,7 @@
 use crate::robust::median;
 use gpuwhy_model::MemoryEvent;
 use gpuwhy_model::ops::{Class, OpId, TorchOp, torch_op};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ const MOST_SITES: usize = 1 << 14;
 const MOST_PASSES: usize = 1 << 21;
 
 /// How sure it is that the marks are steps.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
     /// No pattern: there are no steps, only time.

@@ -4,8 +4,9 @@
 
 use crate::report::TimelinePoint;
 
-/// Parts of the span.
+/// Parts of the span; and where it is drawn in detail.
 pub(crate) const PARTS: usize = 120;
+pub(crate) const DETAILED_PARTS: usize = 600;
 
 #[derive(Debug, Clone, Copy)]
 struct Part {
@@ -24,14 +25,16 @@ pub(crate) struct Timeline {
 }
 
 impl Timeline {
-    pub(crate) fn new(from_ns: u64, to_ns: u64) -> Self {
-        let width_ns = (to_ns.saturating_sub(from_ns) / PARTS as u64).max(1);
-        Self { from_ns, width_ns, parts: vec![None; PARTS], now: None }
+    pub(crate) fn new(from_ns: u64, to_ns: u64, parts: usize) -> Self {
+        let parts = parts.max(1);
+        let width_ns = (to_ns.saturating_sub(from_ns) / parts as u64).max(1);
+        Self { from_ns, width_ns, parts: vec![None; parts], now: None }
     }
 
-    fn part_at(&self, at_ns: u64) -> usize {
+    /// The part a moment is in.
+    pub(crate) fn part_at(&self, at_ns: u64) -> usize {
         let part = at_ns.saturating_sub(self.from_ns) / self.width_ns;
-        usize::try_from(part).unwrap_or(PARTS).min(PARTS - 1)
+        usize::try_from(part).unwrap_or(usize::MAX).min(self.parts.len() - 1)
     }
 
     /// From this moment on.
@@ -82,7 +85,7 @@ mod tests {
 
     #[test]
     fn what_is_true_stays_true_and_peaks_are_not_missed() {
-        let mut timeline = Timeline::new(0, 1_200);
+        let mut timeline = Timeline::new(0, 1_200, PARTS);
         timeline.set(100, 5, 10);
         timeline.set(101, 50, 60);
         timeline.set(102, 5, 60);

@@ -168,6 +168,20 @@ pub struct GpuProcess {
     pub name: [u8; 16],
 }
 
+impl GpuProcess {
+    /// Its name as text. What is no UTF-8 (the kernel cuts names anywhere) is `?`: so it is never longer than `name`.
+    pub fn name(&self) -> String {
+        let mut text = String::new();
+        for chunk in self.name.utf8_chunks() {
+            text.push_str(chunk.valid());
+            if !chunk.invalid().is_empty() {
+                text.push('?');
+            }
+        }
+        text.trim_end_matches('\0').to_owned()
+    }
+}
+
 /// An error the driver reported of a GPU (Xid).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuError {

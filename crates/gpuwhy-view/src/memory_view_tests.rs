@@ -29,6 +29,7 @@ fn space() -> SpaceReport {
         at_peak: vec![Holder { line: Some("a.py:3".into()), bytes: 10_000_000, count: 2, ..Holder::default() }],
         at_end: Vec::new(),
         timeline: (0..=16).map(point).collect(),
+        live: None,
     }
 }
 

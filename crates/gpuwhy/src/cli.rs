@@ -277,15 +277,22 @@ pub(crate) struct Explain {
 #[command(after_help = "\
 Without a section: the verdict, what was found, and all sections, the most important first.
 Leaks are lines whose allocations stay from step to step; caches that fill, warm-up and what is given back are none.
-The JSON has everything and is described in docs/memory-json.md.
+The JSON has everything and is described in docs/memory-json.md. A bundle is a folder with every allocation and free
+(JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows who held memory when), figures, alerts and
+a manifest, see docs/memory-bundle.md; its events.json gives the same answers as the run file.
 
 Examples:
   gpuwhy memory
   gpuwhy memory --leaks                                which lines keep what they allocate?
   gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
   gpuwhy memory --oom                                  why did it run out?
-  gpuwhy memory --since 120s --json | jq .leaks")]
+  gpuwhy memory --since 120s --json | jq .leaks
+  gpuwhy memory --bundle out/                          everything as files, to keep or hand on
+  gpuwhy memory out/events.json --leaks                and read back from them")]
 pub(crate) struct Memory {
+    /// A run file, or the events.json of a bundle [default: that of --db]
+    #[arg(value_name = "FILE", conflicts_with = "db")]
+    pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) of: Of,
     /// Lines that keep what they allocate, and those that only look like it
@@ -303,6 +310,13 @@ pub(crate) struct Memory {
     /// Every time memory ran out: what was asked, what was in use
     #[arg(long)]
     pub(crate) oom: bool,
+    /// Write everything into this folder, which is new, empty or an earlier bundle, and print what was written
+    #[arg(
+        long,
+        value_name = "FOLDER",
+        conflicts_with_all = ["json", "leaks", "at_peak", "fragmentation", "gap", "oom"]
+    )]
+    pub(crate) bundle: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -332,6 +346,11 @@ impl Of {
     /// The part of the run.
     pub(crate) fn part(&self) -> Part {
         Part { from: self.from, to: self.to, since: self.since, pids: self.pid.clone() }
+    }
+
+    /// Whether a part of the run's time is asked about.
+    pub(crate) fn has_times(&self) -> bool {
+        self.from.is_some() || self.to.is_some() || self.since.is_some()
     }
 }
 

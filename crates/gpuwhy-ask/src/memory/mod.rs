@@ -2,14 +2,19 @@
 //! From a run file to what is known about its GPU memory: the store's events are handed to gpuwhy-memory, twice, first for
 //! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
 
+mod bundle;
+mod read_back;
 mod source;
 
 use crate::{Error, Part, Result, Stop};
+pub use bundle::{Bundled, write_bundle};
+pub use gpuwhy_bundle::report::json as report_json;
 use gpuwhy_memory::alerts::{Alert, Kind, Level};
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
-use gpuwhy_model::{Class, Finding, Severity, ops, units};
+use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, ops, units};
 use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
+pub use read_back::{ReadBack, is_events_file, read_back};
 use source::Sources;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -30,43 +35,67 @@ pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
 
 /// The same, and an error if it is told to stop meanwhile.
 pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Examined> {
-    let go_on = || if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let session = reader.session()?;
-    let (from, to) = part.span(session.duration_ns)?;
-    let facts = gather(reader.facts(from, Some(to))?, from, to, &part.pids, &reader.memory_let_go()?);
-    if let Some(pid) = part.pids.iter().find(|pid| !facts.processes.contains_key(pid)) {
-        return Err(Error::UnknownProcess { pid: *pid });
-    }
-    let end = Some(to.saturating_add(1));
-    let mut finder = StepFinder::new(from, to);
-    // From the beginning, whatever part is asked about: whether a process has tensors, and what is live, began before.
-    reader.replay_memory(0, end, |event| {
+    let asked = Asked::new(reader, part)?;
+    let mut finder = StepFinder::new(asked.facts.from_ns, asked.facts.to_ns);
+    asked.play(stop, reader, |event| {
         finder.feed(event);
-        go_on()
+        ControlFlow::Continue(())
     })?;
-    let mut analyser = Analyser::new(facts, finder.finish());
-    reader.replay_memory(0, end, |event| {
+    let mut analyser = Analyser::new(asked.facts.clone(), finder.finish());
+    asked.play(stop, reader, |event| {
         analyser.feed(event);
-        go_on()
+        ControlFlow::Continue(())
     })?;
-    if stop() {
-        return Err(Error::Stopped);
-    }
     let mut failed = None;
-    let report = analyser.finish(&mut |ids| match reader.stack_text(ids) {
-        Ok(texts) => {
-            let mut sources = Sources::default();
-            texts.into_iter().map(|(id, trace)| (id, site(trace, &mut sources))).collect()
-        }
-        Err(error) => {
+    let report = analyser.finish(&mut |ids| {
+        sites(reader, ids).unwrap_or_else(|error| {
             failed = Some(error);
             HashMap::new()
-        }
+        })
     });
     match failed {
-        Some(error) => Err(error.into()),
-        None => Ok(Examined { report: Report { alerts: alerts(reader, from, to, &part.pids)?, ..report }, session }),
+        Some(error) => Err(error),
+        None => Ok(Examined { report, session: asked.session }),
     }
+}
+
+/// A part of a run that is asked about, and what is known beforehand.
+struct Asked {
+    session: Session,
+    facts: Facts,
+    gpus: Vec<gpuwhy_model::sample::Gpu>,
+}
+
+impl Asked {
+    fn new(reader: &Reader, part: &Part) -> Result<Self> {
+        let session = reader.session()?;
+        let (from, to) = part.span(session.duration_ns)?;
+        let mut run = reader.facts(from, Some(to))?;
+        let gpus = std::mem::take(&mut run.gpus);
+        let facts = gather(run, from, to, &part.pids, &reader.memory_let_go()?);
+        let facts = Facts { alerts: alerts(reader, from, to, &part.pids)?, ..facts };
+        match part.pids.iter().find(|pid| !facts.processes.contains_key(pid)) {
+            Some(pid) => Err(Error::UnknownProcess { pid: *pid }),
+            None => Ok(Self { session, facts, gpus }),
+        }
+    }
+
+    /// All events up to the part's end. From the run's beginning, whatever part is asked about: whether a process has
+    /// tensors, and what is live, began before.
+    fn play<F>(&self, stop: &Stop<'_>, reader: &Reader, mut each: F) -> Result<()>
+    where
+        F: FnMut(&MemoryEvent) -> ControlFlow<()>,
+    {
+        let end = Some(self.facts.to_ns.saturating_add(1));
+        reader.replay_memory(0, end, |event| if stop() { ControlFlow::Break(()) } else { each(event) })?;
+        if stop() { Err(Error::Stopped) } else { Ok(()) }
+    }
+}
+
+/// Stacks in words; those the file does not know are missing.
+fn sites(reader: &Reader, ids: &[u64]) -> Result<HashMap<u64, SiteFact>> {
+    let mut sources = Sources::default();
+    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, &mut sources))).collect())
 }
 
 /// What people were alerted of in that time; of these processes, and of whole GPUs.
@@ -112,6 +141,7 @@ fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo
         processes: run.processes.into_iter().map(process).collect(),
         gpu_seconds: run.gpu_seconds,
         gpu_processes: run.gpu_processes,
+        alerts: Vec::new(),
     }
 }
 

@@ -18,10 +18,10 @@ pub use engine::{Engine, STAY_NS};
 pub use rule::{Choice, Rule, RuleError};
 pub use schedule::{Look, Schedule};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// How bad it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     /// It will go wrong if nothing changes.
@@ -49,7 +49,7 @@ impl Level {
 }
 
 /// What an alert, or a rule, is about.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Much of a GPU's memory is in use.
@@ -83,7 +83,7 @@ impl Kind {
 }
 
 /// An alert, raised or over. Names in it are from the traced world.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Alert {
     /// Its number in the run, from 1 on.
     pub id: u64,

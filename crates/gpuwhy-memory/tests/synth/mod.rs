@@ -148,7 +148,7 @@ impl Job {
     }
 }
 
-fn site(stack: u64) -> SiteFact {
+pub fn site(stack: u64) -> SiteFact {
     let line = format!("job.py:{stack}");
     SiteFact { place: Some(format!("/home/me/{line}")), line: Some(line), ..SiteFact::default() }
 }

@@ -8,10 +8,8 @@ use crate::trace::sudo::Caller;
 use anyhow::Context;
 use gpuwhy_model::units;
 use gpuwhy_store::{MergeRequest, MergedRun};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
     let caller = Caller::from_env();
@@ -21,7 +19,7 @@ pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
         version: env!("CARGO_PKG_VERSION"),
         owner: caller.as_ref().map(Caller::owner),
     };
-    let stopped = stop_flag().context("cannot listen to signals")?;
+    let stopped = super::stop_flag().context("cannot listen to signals")?;
     let go_on = || !stopped.load(Ordering::Relaxed);
     // With the rights of the user who called sudo, as a trace makes its file.
     let merge = || output::patiently("merging", || gpuwhy_store::merge(&request, go_on));
@@ -47,13 +45,4 @@ fn line(run: &MergedRun) -> String {
     };
     let end = if run.unfinished { ", has no end: its gpuwhy was killed" } else { "" };
     format!("  {}: {processes}, {began}{end}", run.path.display())
-}
-
-/// Set by Ctrl-C and its like: then what is half done is removed.
-fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
-    let stopped = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM, SIGHUP] {
-        signal_hook::flag::register(signal, Arc::clone(&stopped))?;
-    }
-    Ok(stopped)
 }

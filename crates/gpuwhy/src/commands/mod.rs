@@ -15,7 +15,10 @@ mod stacks;
 mod trace;
 
 use crate::cli::Command;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// Runs a command and says how gpuwhy should exit.
 pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
@@ -41,4 +44,13 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
     explains || matches!(command, Command::Query(_) | Command::Merge(_) | Command::Profile(_) | Command::Mcp(_))
+}
+
+/// Set by Ctrl-C and its like: then what is half done is removed.
+fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&stopped))?;
+    }
+    Ok(stopped)
 }

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+//! From a bundle's `events.json` to the report that the run file gives.
+
+use crate::{Error, Result};
+pub use gpuwhy_bundle::is_events_file;
+use gpuwhy_bundle::{EventsFile, Run};
+use gpuwhy_memory::{Analyser, Report};
+use std::path::Path;
+
+/// What is known from a file of events, and the run they are of.
+#[derive(Debug, Clone)]
+pub struct ReadBack {
+    /// What is known.
+    pub report: Report,
+    /// The run.
+    pub run: Run,
+}
+
+/// Examines the events of a bundle, all of them or those of some processes. `progress` hears how many bytes are read.
+pub fn read_back(path: &Path, pids: &[u32], mut progress: impl FnMut(u64)) -> Result<ReadBack> {
+    let file = EventsFile::open(path)?;
+    let header = file.header();
+    let has = |pid: &u32| {
+        let listed = header.part.pids.is_empty() || header.part.pids.contains(pid);
+        listed && header.processes.iter().any(|process| process.pid == *pid)
+    };
+    if let Some(pid) = pids.iter().find(|pid| !has(pid)) {
+        return Err(Error::NotInBundle { pid: *pid, path: path.into() });
+    }
+    let mut analyser = Analyser::new(header.facts(pids), header.found_steps());
+    file.events(|event, read| {
+        analyser.feed(event);
+        progress(read);
+    })?;
+    let words = header.site_facts();
+    let known = |ids: &[u64]| ids.iter().filter_map(|id| Some((*id, words.get(id)?.clone()))).collect();
+    Ok(ReadBack { report: analyser.finish(&mut |ids| known(ids)), run: header.run.clone() })
+}

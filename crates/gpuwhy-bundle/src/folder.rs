@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The folder a bundle is written to. Files get their names when all of them are written, the manifest last: a folder with
+//! a manifest holds what it says, and what broke off leaves an earlier bundle as it was.
+//!
+//! Nothing that is not a bundle's is overwritten, and no symbolic link is followed at the files' own names.
+
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// The manifest's name and version.
+const SCHEMA: &str = "gpuwhy.memory-bundle/1";
+const MANIFEST: &str = "manifest.json";
+/// A manifest is small.
+const LARGEST_MANIFEST: u64 = 1 << 20;
+
+/// The files of a bundle, as they are listed.
+pub const FILES: [&str; 8] = [
+    "events.json",
+    "events.csv",
+    "timeline.json",
+    "stats.json",
+    "alerts.json",
+    "timeline.png",
+    "timeline.html",
+    MANIFEST,
+];
+
+/// A file of a bundle.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WrittenFile {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// Its SHA-256, in hexadecimal.
+    pub sha256: String,
+}
+
+/// What a bundle says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Manifest {
+    /// `gpuwhy.memory-bundle/1`.
+    pub schema: String,
+    /// The gpuwhy that wrote it.
+    pub gpuwhy: String,
+    /// When, Unix nanoseconds.
+    pub made_unix_ns: u64,
+    /// The run it is of.
+    pub run: crate::Run,
+    /// The part of the run.
+    pub part: crate::Part,
+    /// Its files, without itself.
+    pub files: Vec<WrittenFile>,
+}
+
+/// A folder on its way to be a bundle.
+#[derive(Debug)]
+pub struct Folder {
+    path: PathBuf,
+    files: Vec<WrittenFile>,
+    /// Made by us and empty before: gone again, if nothing comes of it.
+    made: bool,
+    /// Files that have no name of their own yet.
+    unnamed: Vec<&'static str>,
+}
+
+/// A file that is being written; it counts and hashes what passes.
+#[derive(Debug)]
+pub struct Output {
+    name: &'static str,
+    out: BufWriter<File>,
+    bytes: u64,
+    hash: Sha256,
+}
+
+impl Write for Output {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let count = self.out.write(buffer)?;
+        self.hash.update(&buffer[..count]);
+        self.bytes += count as u64;
+        Ok(count)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+fn temporary(name: &str) -> String {
+    format!(".{name}.part")
+}
+
+impl Folder {
+    /// Takes a folder: a new one, an empty one, or one with an earlier bundle.
+    pub fn take(path: &Path) -> Result<Self> {
+        let cannot = |source| Error::Write { path: path.into(), source };
+        let made = match fs::metadata(path) {
+            Ok(found) if found.is_dir() => {
+                refuse_others(path)?;
+                false
+            }
+            Ok(_) => return Err(Error::NotAFolder { path: path.into() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(path).map_err(cannot)?;
+                true
+            }
+            Err(source) => return Err(cannot(source)),
+        };
+        Ok(Self { path: path.into(), files: Vec::new(), made, unnamed: Vec::new() })
+    }
+
+    /// Begins one of [`FILES`].
+    pub fn begin(&mut self, name: &'static str) -> Result<Output> {
+        let path = self.path.join(temporary(name));
+        let cannot = |source| Error::Write { path: path.clone(), source };
+        // What an earlier gpuwhy that was killed left there.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(error)),
+            _ => {}
+        }
+        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(cannot)?;
+        self.unnamed.push(name);
+        Ok(Output { name, out: BufWriter::with_capacity(1 << 18, file), bytes: 0, hash: Sha256::new() })
+    }
+
+    /// Ends it.
+    pub fn end(&mut self, mut output: Output) -> Result<()> {
+        let flushed = output.out.flush().and_then(|()| output.out.get_ref().sync_data());
+        flushed.map_err(|source| self.cannot(output.name, source))?;
+        let mut sha256 = String::new();
+        for byte in output.hash.finalize() {
+            // Writing to a string does not fail.
+            let _ = write!(sha256, "{byte:02x}");
+        }
+        self.files.push(WrittenFile { name: output.name.to_owned(), bytes: output.bytes, sha256 });
+        Ok(())
+    }
+
+    /// A whole file at once.
+    pub fn put(&mut self, name: &'static str, content: &[u8]) -> Result<()> {
+        let mut output = self.begin(name)?;
+        output.write_all(content).map_err(|source| self.cannot(name, source))?;
+        self.end(output)
+    }
+
+    /// Why something could not be written.
+    pub fn cannot(&self, name: &str, source: io::Error) -> Error {
+        Error::Write { path: self.path.join(name), source }
+    }
+
+    /// Writes the manifest and gives every file its name. Returns all files, the manifest included.
+    pub fn finish(
+        mut self,
+        gpuwhy: &str,
+        made_unix_ns: u64,
+        run: &crate::Run,
+        part: &crate::Part,
+    ) -> Result<Vec<WrittenFile>> {
+        let place = |file: &WrittenFile| FILES.iter().position(|name| *name == file.name);
+        self.files.sort_by_key(place);
+        let manifest = Manifest {
+            schema: SCHEMA.to_owned(),
+            gpuwhy: gpuwhy.to_owned(),
+            made_unix_ns,
+            run: run.clone(),
+            part: part.clone(),
+            files: self.files.clone(),
+        };
+        let mut text = serde_json::to_vec_pretty(&manifest)?;
+        text.push(b'\n');
+        self.put(MANIFEST, &text)?;
+        for name in std::mem::take(&mut self.unnamed) {
+            let renamed = fs::rename(self.path.join(temporary(name)), self.path.join(name));
+            renamed.map_err(|source| self.cannot(name, source))?;
+        }
+        self.made = false;
+        Ok(std::mem::take(&mut self.files))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        for name in &self.unnamed {
+            let _ = fs::remove_file(self.path.join(temporary(name)));
+        }
+        if self.made {
+            let _ = fs::remove_dir(&self.path);
+        }
+    }
+}
+
+/// Whether a folder's files may be written over: there is nothing but a bundle's, and a manifest that says so.
+fn refuse_others(path: &Path) -> Result<()> {
+    let cannot = |source| Error::Read { path: path.into(), source };
+    let mut ours = None;
+    for entry in fs::read_dir(path).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if FILES.iter().any(|file| temporary(file) == name) {
+            continue;
+        }
+        let is_folder = entry.file_type().map_err(cannot)?.is_dir();
+        if is_folder || !FILES.contains(&name.as_str()) {
+            return Err(Error::Occupied { path: path.into(), name: gpuwhy_model::units::safe(&name, 100) });
+        }
+        ours = Some(name);
+    }
+    match ours {
+        Some(name) if !has_manifest(path) => Err(Error::NotABundle { path: path.into(), name }),
+        _ => Ok(()),
+    }
+}
+
+fn has_manifest(path: &Path) -> bool {
+    #[derive(Deserialize)]
+    struct Schema {
+        schema: String,
+    }
+    let path = path.join(MANIFEST);
+    // A pipe of this name would hold us up.
+    if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
+        return false;
+    }
+    let mut text = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(LARGEST_MANIFEST).read_to_end(&mut text));
+    // Of any version: it is a bundle.
+    let is_ours = |found: Schema| found.schema.starts_with("gpuwhy.memory-bundle/");
+    read.is_ok() && serde_json::from_slice::<Schema>(&text).is_ok_and(is_ours)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(path: &Path, content: &[u8]) -> Result<Vec<WrittenFile>> {
+        let mut folder = Folder::take(path)?;
+        folder.put("stats.json", content)?;
+        folder.put("events.csv", b"")?;
+        folder.finish("1.2.3", 5, &crate::Run::default(), &crate::Part::default())
+    }
+
+    #[test]
+    fn files_get_their_names_together_and_an_earlier_bundle_is_written_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        let files = write(&path, b"abc").unwrap();
+        let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["events.csv", "stats.json", "manifest.json"]);
+        assert_eq!(files[1].sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        let manifest: Manifest = serde_json::from_slice(&fs::read(path.join(MANIFEST)).unwrap()).unwrap();
+        assert_eq!((manifest.schema.as_str(), manifest.files.len()), (SCHEMA, 2));
+        write(&path, b"later").unwrap();
+        assert_eq!(fs::read(path.join("stats.json")).unwrap(), b"later");
+        // One that breaks off changes nothing, and leaves nothing.
+        let mut broken = Folder::take(&path).unwrap();
+        broken.put("stats.json", b"half").unwrap();
+        drop(broken);
+        assert_eq!(fs::read(path.join("stats.json")).unwrap(), b"later");
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 3);
+        drop(Folder::take(&dir.path().join("new")).unwrap());
+        assert!(!dir.path().join("new").exists());
+    }
+
+    #[test]
+    fn what_is_not_a_bundles_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        fs::write(&file, "mine").unwrap();
+        assert!(matches!(write(&file, b""), Err(Error::NotAFolder { .. })));
+        assert!(matches!(write(dir.path(), b""), Err(Error::Occupied { .. })));
+        let mine = dir.path().join("mine");
+        fs::create_dir(&mine).unwrap();
+        fs::write(mine.join("events.json"), "mine").unwrap();
+        let error = write(&mine, b"").unwrap_err();
+        assert!(matches!(error, Error::NotABundle { .. }), "{error}");
+        fs::write(mine.join("manifest.json"), "{\"schema\": \"of somebody else\"}").unwrap();
+        assert!(write(&mine, b"").is_err());
+        assert_eq!(fs::read(mine.join("events.json")).unwrap(), b"mine");
+    }
+}

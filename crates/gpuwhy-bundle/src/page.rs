@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `timeline.html`: the timeline to zoom into and point at, as one file that needs nothing else.
+//!
+//! Names in it are from the traced world. They are in one place, as JSON in a script element that is never run, without
+//! any character that HTML could take for markup; the page's own script, the only one that its policy lets run (by its
+//! hash), makes text of them and nothing else. Nothing can be loaded from anywhere.
+
+use crate::{Result, Timeline};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+const SCRIPT: &str = include_str!("page/page.js");
+
+/// Makes the page.
+pub fn html(timeline: &Timeline) -> Result<String> {
+    let data = harmless(&serde_json::to_string(timeline)?);
+    let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
+    let mut page = String::with_capacity(PAGE.len() + STYLE.len() + SCRIPT.len() + data.len());
+    let mut rest = PAGE;
+    // One pass, so that braces in what is put in are not taken for places.
+    while let Some((before, after)) = rest.split_once('{') {
+        page.push_str(before);
+        let (name, after) = after.split_once('}').unwrap_or((after, ""));
+        match name {
+            "style" => page.push_str(STYLE),
+            "script" => page.push_str(SCRIPT),
+            "style_hash" => page.push_str(&hash(STYLE)),
+            "script_hash" => page.push_str(&hash(SCRIPT)),
+            _ => page.push_str(&data),
+        }
+        rest = after;
+    }
+    page.push_str(rest);
+    Ok(page)
+}
+
+/// JSON without a character that could end the element it is in. Outside of strings JSON has none of them.
+fn harmless(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    for letter in json.chars() {
+        match letter {
+            '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
+                // Writing to a string does not fail.
+                let _ = write!(out, "\\u{:04x}", u32::from(letter));
+            }
+            _ => out.push(letter),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stay_in_their_place() {
+        let evil = "</script><img src=x onerror=alert(1)>&amp;\u{2028}{script}";
+        let timeline = Timeline {
+            schema: "gpuwhy.memory-timeline/1",
+            run: evil.to_owned(),
+            start_monotonic_ns: 0,
+            start_unix_ns: 0,
+            from_ns: 0,
+            to_ns: 1,
+            verdict: evil.to_owned(),
+            spaces: Vec::new(),
+        };
+        let page = html(&timeline).unwrap();
+        assert_eq!(page.matches("</script>").count(), 2);
+        assert!(!page.contains("<img"), "{page}");
+        let data = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
+        let read: serde_json::Value = serde_json::from_str(data).unwrap();
+        assert_eq!(read["verdict"], evil, "and say what they said");
+    }
+
+    #[test]
+    fn nothing_is_loaded_from_anywhere() {
+        for text in [PAGE, STYLE, SCRIPT] {
+            let addresses: Vec<&str> =
+                text.match_indices("http").map(|(at, _)| &text[at..(at + 30).min(text.len())]).collect();
+            // The name of SVG is no address.
+            assert!(
+                addresses.iter().all(|at| at.starts_with("http://www.w3.org/2000/svg") || at.starts_with("http-equiv"))
+            );
+            assert!(!text.contains("innerHTML") && !text.contains("url(") && !text.contains("@import"));
+        }
+    }
+}

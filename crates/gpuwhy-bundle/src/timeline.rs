@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `timeline.json`: memory over time, who held it, and what happened when. The picture and the page show the same.
+
+use gpuwhy_memory::Report;
+use gpuwhy_memory::report::{LiveLine, LivePoint, Source, SpaceReport, TimelinePoint};
+use gpuwhy_model::units;
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// The file's name and version.
+const SCHEMA: &str = "gpuwhy.memory-timeline/1";
+
+/// The file.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Timeline {
+    /// `gpuwhy.memory-timeline/1`.
+    pub schema: &'static str,
+    /// The run file.
+    pub run: String,
+    /// The run's beginning on `CLOCK_MONOTONIC`.
+    pub start_monotonic_ns: u64,
+    /// The same by the wall clock, Unix nanoseconds.
+    pub start_unix_ns: u64,
+    /// The part of the run.
+    pub from_ns: u64,
+    /// Its end.
+    pub to_ns: u64,
+    /// The answer in words.
+    pub verdict: String,
+    /// Memory of each process on each device, most first.
+    pub spaces: Vec<SpaceTimeline>,
+}
+
+/// Memory of one process on one device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct SpaceTimeline {
+    /// Process.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// CUDA's number of the device.
+    pub device: Option<u32>,
+    /// Who took it.
+    pub source: Source,
+    /// The device's memory, where NVML tells.
+    pub device_total: Option<u64>,
+    /// What happened, in the order of time.
+    pub marks: Vec<Mark>,
+    /// Lines that the points speak of.
+    pub lines: Vec<LiveLine>,
+    /// Parts of the span.
+    pub points: Vec<Point>,
+}
+
+/// A part of the span.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Point {
+    /// How much.
+    #[serde(flatten)]
+    pub memory: TimelinePoint,
+    /// Whose.
+    #[serde(flatten)]
+    pub live: LivePoint,
+}
+
+/// A moment worth a mark.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Mark {
+    /// When.
+    pub at_ns: u64,
+    /// `peak`, `leak` (its onset), `oom` or `end` (by a signal).
+    pub kind: &'static str,
+    /// Bytes in use then, where they are known.
+    pub bytes: Option<u64>,
+    /// In words.
+    pub text: String,
+}
+
+impl Timeline {
+    /// Of a report that was made in detail.
+    pub fn new(run: &crate::Run, report: &Report) -> Self {
+        Self {
+            schema: SCHEMA,
+            run: run.file.clone(),
+            start_monotonic_ns: run.start_monotonic_ns,
+            start_unix_ns: run.start_unix_ns,
+            from_ns: report.from_ns,
+            to_ns: report.to_ns,
+            verdict: report.verdict.clone(),
+            spaces: report.spaces.iter().map(|space| space_timeline(space, report)).collect(),
+        }
+    }
+
+    /// Writes it with a line for each point.
+    pub fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        let text = |value: &dyn erased::Json| value.json();
+        write!(out, "{{\"schema\": {}", text(&self.schema)?)?;
+        write!(out, ",\n\"run\": {}", text(&self.run)?)?;
+        write!(out, ",\n\"start_monotonic_ns\": {}", self.start_monotonic_ns)?;
+        write!(out, ",\n\"start_unix_ns\": {}", self.start_unix_ns)?;
+        write!(out, ",\n\"from_ns\": {},\n\"to_ns\": {}", self.from_ns, self.to_ns)?;
+        write!(out, ",\n\"verdict\": {},\n\"spaces\": [", text(&self.verdict)?)?;
+        for (number, space) in self.spaces.iter().enumerate() {
+            let SpaceTimeline { pid, name, device, source, device_total, marks, lines, points } = space;
+            write!(out, "{}\n{{\"pid\": {pid}", if number > 0 { "," } else { "" })?;
+            write!(out, ", \"name\": {}, \"device\": {}", text(name)?, text(device)?)?;
+            write!(out, ", \"source\": {}, \"device_total\": {}", text(source)?, text(device_total)?)?;
+            write!(out, ",\n\"marks\": {},\n\"lines\": {},\n\"points\": [", text(marks)?, text(lines)?)?;
+            for (number, point) in points.iter().enumerate() {
+                write!(out, "{}\n{}", if number > 0 { "," } else { "" }, text(point)?)?;
+            }
+            write!(out, "\n]}}")?;
+        }
+        writeln!(out, "\n]}}")
+    }
+}
+
+/// JSON of anything, by one name.
+mod erased {
+    pub(super) trait Json {
+        fn json(&self) -> std::io::Result<String>;
+    }
+
+    impl<T: serde::Serialize> Json for T {
+        fn json(&self) -> std::io::Result<String> {
+            Ok(serde_json::to_string(self)?)
+        }
+    }
+}
+
+fn space_timeline(space: &SpaceReport, report: &Report) -> SpaceTimeline {
+    let live = space.live.clone().unwrap_or_default();
+    let mut held = live.points.into_iter();
+    let point = |memory: &TimelinePoint| Point { memory: *memory, live: held.next().unwrap_or_default() };
+    SpaceTimeline {
+        pid: space.pid,
+        name: space.name.clone(),
+        device: space.device,
+        source: space.source,
+        device_total: live.device_total,
+        marks: marks(space, report),
+        lines: live.lines,
+        points: space.timeline.iter().map(point).collect(),
+    }
+}
+
+fn marks(space: &SpaceReport, report: &Report) -> Vec<Mark> {
+    let mut marks = Vec::new();
+    if space.peak_allocated > 0 {
+        let text = format!("peak: {} in use", units::bytes(space.peak_allocated));
+        marks.push(Mark { at_ns: space.peak_allocated_at_ns, kind: "peak", bytes: Some(space.peak_allocated), text });
+    }
+    // Leaks and refusals are told of a process and device: they belong to its first space.
+    let mine = |other: &&SpaceReport| (other.pid, other.device) == (space.pid, space.device);
+    let first = report.spaces.iter().find(mine).is_some_and(|first| first.source == space.source);
+    for leak in report.leaks.iter().filter(|leak| first && (leak.pid, leak.device) == (space.pid, space.device)) {
+        let line = leak.line.as_deref().unwrap_or("code without a Python line");
+        let rate = match leak.bytes_per_step {
+            Some(bytes) => format!("{} a step", units::bytes(bytes.round() as u64)),
+            None => format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64)),
+        };
+        let text = format!("leak begins: {line} keeps {rate}");
+        marks.push(Mark { at_ns: leak.onset_ns, kind: "leak", bytes: None, text });
+    }
+    for oom in report.ooms.iter().filter(|oom| first && (oom.pid, oom.device) == (space.pid, space.device)) {
+        let line = oom.line.as_deref().unwrap_or("code without a Python line");
+        let text = format!("out of memory: {line} asked for {}", units::bytes(oom.asked));
+        marks.push(Mark { at_ns: oom.at_ns, kind: "oom", bytes: Some(oom.allocated), text });
+    }
+    for end in report.ends.iter().filter(|end| end.pid == space.pid) {
+        let why = if end.oom_killed { " for want of main memory" } else { "" };
+        let text = format!("ended by signal {}{why}", end.signal);
+        marks.push(Mark { at_ns: end.at_ns, kind: "end", bytes: None, text });
+    }
+    marks.sort_by_key(|mark| mark.at_ns);
+    marks
+}
