@@ -140,6 +140,7 @@ impl Budgeting {
     }
 
     /// To be called often. When it is time, sees what tracing costs and does something about it; says what.
+    /// `aside_ns`: CPU time so far of a thread of gpuwhy's that gives way to everybody and has a budget of its own.
     pub(crate) fn tick(&mut self, capture: &mut Capture, now_ns: u64, aside_ns: u64) -> Vec<GovernorRow> {
         if Instant::now() < self.next {
             return Vec::new();
