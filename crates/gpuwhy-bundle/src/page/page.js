@@ -117,19 +117,27 @@
     svg.replaceChildren();
     svg.setAttribute('viewBox', '0 0 ' + width + ' ' + height);
     const { first, last, points } = visible(space);
-    let most = 1;
+    // What the device says is drawn where it does not flatten the process's own lines: others may fill it.
+    let own = 1, seen = 0;
     for (let i = first; i <= last; i += 1) {
-      const point = points[i];
-      most = Math.max(most, point.allocated, point.reserved, point.device_used || 0);
+      own = Math.max(own, points[i].allocated, points[i].reserved);
+      seen = Math.max(seen, points[i].device_used || 0);
     }
-    const total = space.device_total !== null && space.device_total <= 4 * most ? space.device_total : null;
-    most = Math.max(most * 1.05, total || 0);
+    const inSight = (n) => n !== null && n <= 4 * own;
+    const total = inSight(space.device_total) ? space.device_total : null;
+    const most = Math.max(own, inSight(seen) ? seen : 0, total || 0) * 1.05;
+    const beyond = [];
+    if (seen && !inSight(seen)) beyond.push('device used, ' + bytes(seen));
+    if (space.device_total !== null && total === null) beyond.push('device total, ' + bytes(space.device_total));
     const x = (at) => LEFT + (Math.min(Math.max(at, view.from), view.to) - view.from) / (view.to - view.from) * (width - LEFT - RIGHT);
     const y = (n) => height - BOTTOM - n / most * (height - TOP - BOTTOM);
     Object.assign(one, { x, width, height });
     axes(svg, { x, y, most, width, height });
-    if (last >= first && points.length) curves(one, { x, y, first, last, floor: height - BOTTOM });
+    if (last >= first && points.length) curves(one, { x, y, first, last, floor: height - BOTTOM, withDevice: inSight(seen) });
     if (total !== null) shape('line', { class: 'total', x1: LEFT, x2: width - RIGHT, y1: y(total), y2: y(total) }, svg);
+    if (beyond.length) {
+      shape('text', { x: LEFT + 6, y: TOP + 14 }, svg, 'beyond the scale: ' + beyond.join('; '));
+    }
     drawMarks(one, { x, y, width, height });
     one.cursor = shape('line', { class: 'cursor', y1: TOP - ROW * ROWS, y2: height - BOTTOM, visibility: 'hidden' }, svg);
     show(one, one.at);
@@ -149,7 +157,7 @@
     shape('line', { class: 'axis', x1: LEFT, x2: width - RIGHT, y1: height - BOTTOM, y2: height - BOTTOM }, svg);
   }
 
-  function curves({ svg, space }, { x, y, first, last, floor }) {
+  function curves({ svg, space }, { x, y, first, last, floor, withDevice }) {
     const points = space.points;
     const walk = (value) => {
       const path = [];
@@ -164,7 +172,7 @@
     shape('path', { class: 'under', d: 'M' + most.join('L') + 'L' + edge(most.length - 1) + ' ' + floor + 'L' + edge(0) + ' ' + floor + 'Z' }, svg);
     shape('path', { class: 'between', d: 'M' + most.concat(least).join('L') + 'Z' }, svg);
     const looks = [];
-    for (let i = first; i <= last; i += 1) {
+    for (let i = first; withDevice && i <= last; i += 1) {
       if (points[i].device_used !== null) looks.push([x(points[i].at_ns), y(points[i].device_used)]);
     }
     if (looks.length) shape('path', { class: 'device', d: 'M' + looks.map((look) => look.join(' ')).join('L') }, svg);
@@ -218,6 +226,7 @@
     element('h3', {}, 'Live, by line', who);
     const largest = Math.max(1, ...point.live.map((held) => held[1]), point.others, point.unseen);
     for (const [number, n] of point.live) holder(who, named(space.lines[number]), n, largest);
+    if (point.allocated === 0) element('p', { class: 'faint' }, 'nothing', who);
     if (point.others > 0) holder(who, 'other lines', point.others, largest);
     if (point.unseen > 0) holder(who, 'older than the recording, or lost', point.unseen, largest);
   }

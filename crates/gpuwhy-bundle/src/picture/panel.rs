@@ -14,7 +14,7 @@ const TIMES_ROOM: f32 = 34.0;
 const ROW: f32 = 19.0;
 /// Marks with words; more are lines only.
 const MOST_ROWS: usize = 3;
-/// A device's size is drawn where it is no more than so many times what is used.
+/// What the device says is drawn where it is no more than so many times what the process has: others may fill it.
 const IN_SIGHT: u64 = 4;
 
 /// Where a panel is.
@@ -63,19 +63,25 @@ impl Axes<'_> {
 }
 
 pub(super) fn draw(canvas: &mut Canvas, frame: &Frame, space: &SpaceTimeline, span: (u64, u64)) {
-    let most = most(space);
-    let total = space.device_total.filter(|total| *total <= most.saturating_mul(IN_SIGHT));
-    let most = most.max(total.unwrap_or(0));
+    let own = space.points.iter().map(|point| point.memory.allocated.max(point.memory.reserved)).max().unwrap_or(0);
+    let in_sight = |bytes: &u64| *bytes <= own.saturating_mul(IN_SIGHT);
+    let device_most = space.points.iter().filter_map(|point| point.memory.device_used).max();
+    let (used, total) = (device_most.filter(in_sight), space.device_total.filter(in_sight));
+    let most = own.max(used.unwrap_or(0)).max(total.unwrap_or(0));
+    let most = most.saturating_add(most / 20);
     let rows = space.marks.len().min(MOST_ROWS) as f32;
     let top = frame.top + TITLE_ROOM + rows * ROW + 6.0;
     let axes = Axes { frame, span, most: most.max(1), top, bottom: frame.top + frame.height - TIMES_ROOM };
     let mut name = title(space);
-    if let Some(total) = space.device_total.filter(|_| total.is_none()) {
-        name += &format!(" (device total {}, beyond the scale)", units::bytes(total));
+    let beyond = [("used", device_most, used), ("total", space.device_total, total)];
+    for (what, bytes, _) in beyond.into_iter().filter(|(_, _, shown)| shown.is_none()) {
+        if let Some(bytes) = bytes {
+            name += &format!(" (beyond the scale: device {what}, {})", units::bytes(bytes));
+        }
     }
     canvas.text((frame.left, frame.top), &BOLD.fit(&name, frame.right - frame.left), BOLD);
     grid(canvas, &axes);
-    lines(canvas, &axes, space);
+    lines(canvas, &axes, space, used.is_some());
     if let Some(total) = total {
         let y = axes.y(total);
         canvas.line(&[(frame.left, y), (frame.right, y)], Pen { color: TOTAL, width: 2.0, dashed: true });
@@ -83,18 +89,10 @@ pub(super) fn draw(canvas: &mut Canvas, frame: &Frame, space: &SpaceTimeline, sp
     marks(canvas, &axes, &space.marks);
 }
 
-/// The highest of all lines, and a little more.
-fn most(space: &SpaceTimeline) -> u64 {
-    let highest =
-        |point: &Point| point.memory.allocated.max(point.memory.reserved).max(point.memory.device_used.unwrap_or(0));
-    let most = space.points.iter().map(highest).max().unwrap_or(0);
-    most.saturating_add(most / 20)
-}
-
 fn grid(canvas: &mut Canvas, axes: &Axes<'_>) {
     let Frame { left, right, .. } = *axes.frame;
     let thin = |color: Rgb| Pen { color, width: 1.0, dashed: false };
-    let many = ((axes.bottom - axes.top) / 60.0).clamp(2.0, 8.0) as u64;
+    let many = ((axes.bottom - axes.top) / 45.0).clamp(2.0, 8.0) as u64;
     for bytes in ticks(0, axes.most, many) {
         let y = axes.y(bytes).round() + 0.5;
         canvas.line(&[(left, y), (right, y)], thin(GRID));
@@ -111,7 +109,7 @@ fn grid(canvas: &mut Canvas, axes: &Axes<'_>) {
     canvas.line(&[(left, axes.bottom + 0.5), (right, axes.bottom + 0.5)], thin(FAINT));
 }
 
-fn lines(canvas: &mut Canvas, axes: &Axes<'_>, space: &SpaceTimeline) {
+fn lines(canvas: &mut Canvas, axes: &Axes<'_>, space: &SpaceTimeline, with_device: bool) {
     let points = &space.points;
     let pen = |color: Rgb, width: f32| Pen { color, width, dashed: false };
     let in_use = axes.steps(points, |point| point.memory.allocated);
@@ -123,7 +121,7 @@ fn lines(canvas: &mut Canvas, axes: &Axes<'_>, space: &SpaceTimeline) {
         canvas.area(&in_use.iter().copied().chain(least.into_iter().rev()).collect::<Vec<_>>(), ALLOCATED, 60);
     }
     let used = points.iter().filter_map(|point| Some((axes.x(point.memory.at_ns), axes.y(point.memory.device_used?))));
-    let used: Vec<(f32, f32)> = used.collect();
+    let used: Vec<(f32, f32)> = used.filter(|_| with_device).collect();
     canvas.line(&used, pen(DEVICE, 2.0));
     used.iter().for_each(|look| canvas.dot(*look, 2.5, DEVICE));
     if space.source == Source::Torch {
