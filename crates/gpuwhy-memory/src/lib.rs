@@ -7,11 +7,13 @@
 //! - `leaks`: which lines keep what they allocate, and which only look like it.
 //! - `fragmentation`, `gap`, `oom`: memory reserved and not used, memory nobody sees, and what there was when it ran out.
 //! - `findings`, `fixes`: what is said about it.
+//! - [`compare`]: reports of several runs side by side.
 //!
 //! What is kept in memory is bounded by what is live, by the number of call sites, and by constants; never by the number
 //! of events. Times are nanoseconds since the run began, sizes are bytes.
 
 mod analyser;
+pub mod compare;
 mod driver;
 mod facts;
 mod findings;

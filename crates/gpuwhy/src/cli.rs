@@ -272,6 +272,7 @@ Examples:
   gpuwhy memory --leaks                                which lines keep what they allocate?
   gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
   gpuwhy memory --oom                                  why did it run out?
+  gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
   gpuwhy memory --since 120s --json | jq .leaks")]
 pub(crate) struct Memory {
     #[command(flatten)]
@@ -291,6 +292,14 @@ pub(crate) struct Memory {
     /// Every time memory ran out: what was asked, what was in use
     #[arg(long)]
     pub(crate) oom: bool,
+    /// Compare runs, the first being what the others are held against: peaks, growth, memory by line. Of --pid each has its own
+    #[arg(
+        long,
+        value_name = "RUN",
+        num_args = 2..,
+        conflicts_with_all = ["db", "leaks", "at_peak", "fragmentation", "gap", "oom"]
+    )]
+    pub(crate) compare: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

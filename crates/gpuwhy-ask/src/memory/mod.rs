@@ -2,9 +2,12 @@
 //! From a run file to what is known about its GPU memory: the store's events are handed to gpuwhy-memory, twice, first for
 //! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
 
+mod compare;
 mod source;
 
 use crate::{Error, Part, Result, Stop};
+pub use compare::{Compared, compare};
+pub use gpuwhy_memory::compare::Comparison;
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
 use gpuwhy_model::{Class, Finding, Severity, ops, units};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `gpuwhy memory`: what GPU memory was used for, and what was wrong with it.
 
+mod compare;
+
 use crate::cli::Memory;
 use crate::output;
 use gpuwhy_ask::{Examined, memory};
@@ -13,6 +15,9 @@ use std::process::ExitCode;
 const SCHEMA: &str = "gpuwhy.memory/1";
 
 pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
+    if !args.compare.is_empty() {
+        return compare::run(args);
+    }
     let part = args.of.part();
     let examined = output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.of.db)?, &part))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
