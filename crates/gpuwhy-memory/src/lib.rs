@@ -8,6 +8,7 @@
 //! - `fragmentation`, `gap`, `oom`: memory reserved and not used, memory nobody sees, and what there was when it ran out.
 //! - `findings`, `fixes`: what is said about it.
 //! - [`compare`]: reports of several runs side by side.
+//! - [`live`]: a run that goes on, event by event.
 //!
 //! What is kept in memory is bounded by what is live, by the number of call sites, and by constants; never by the number
 //! of events. Times are nanoseconds since the run began, sizes are bytes.
@@ -23,6 +24,7 @@ mod gap;
 mod grid;
 mod leaks;
 mod lines;
+pub mod live;
 mod oom;
 pub mod report;
 mod robust;

@@ -4,6 +4,7 @@
 
 pub mod explain_view;
 pub mod memory_compare;
+pub mod memory_live;
 pub mod memory_view;
 pub mod ops_table;
 mod paths;

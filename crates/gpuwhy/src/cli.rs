@@ -272,6 +272,7 @@ Examples:
   gpuwhy memory --leaks                                which lines keep what they allocate?
   gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
   gpuwhy memory --oom                                  why did it run out?
+  gpuwhy memory --live                                 while the job runs: what grows, and when will it be full?
   gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
   gpuwhy memory --since 120s --json | jq .leaks")]
 pub(crate) struct Memory {
@@ -292,6 +293,13 @@ pub(crate) struct Memory {
     /// Every time memory ran out: what was asked, what was in use
     #[arg(long)]
     pub(crate) oom: bool,
+    /// Show a run that is being recorded, every second: in use, reserved, what grows at which line, time until memory is full.
+    /// Waits for one to begin, and ends with it, or by q or Ctrl-C
+    #[arg(
+        long,
+        conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare"]
+    )]
+    pub(crate) live: bool,
     /// Compare runs, the first being what the others are held against: peaks, growth, memory by line. Of --pid each has its own
     #[arg(
         long,
@@ -326,6 +334,11 @@ pub(crate) struct Of {
 }
 
 impl Of {
+    /// The processes asked for; none for all.
+    pub(crate) fn pids(&self) -> &[u32] {
+        &self.pid
+    }
+
     /// The part of the run.
     pub(crate) fn part(&self) -> Part {
         Part { from: self.from, to: self.to, since: self.since, pids: self.pid.clone() }

@@ -3,15 +3,18 @@
 //! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
 
 mod compare;
+mod live;
 mod source;
 
 use crate::{Error, Part, Result, Stop};
 pub use compare::{Compared, compare};
 pub use gpuwhy_memory::compare::Comparison;
+pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
 use gpuwhy_model::{Class, Finding, Severity, ops, units};
 use gpuwhy_store::{LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
+pub use live::{Following, Look, State};
 use source::Sources;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -58,7 +61,7 @@ pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
     let report = analyser.finish(&mut |ids| match reader.stack_text(ids) {
         Ok(texts) => {
             let mut sources = Sources::default();
-            texts.into_iter().map(|(id, trace)| (id, site(trace, &mut sources))).collect()
+            texts.into_iter().map(|(id, trace)| (id, site(trace, Some(&mut sources)))).collect()
         }
         Err(error) => {
             failed = Some(error);
@@ -118,14 +121,14 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     notes
 }
 
-/// A stack in the words of the analysis.
-fn site(trace: StackTrace, sources: &mut Sources) -> SiteFact {
+/// A stack in the words of the analysis; without sources, their text is not looked at.
+fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
     let place = trace.top_line;
     let (mut line, mut function, mut source) = (None, None, None);
     if let Some((at, name)) = place.as_deref().and_then(|place| place.rsplit_once(' ')) {
         line = Some(at.rsplit('/').next().unwrap_or(at).to_owned());
         function = Some(name.to_owned());
-        if let Some((file, number)) = at.rsplit_once(':') {
+        if let (Some((file, number)), Some(sources)) = (at.rsplit_once(':'), sources) {
             source = number.parse().ok().and_then(|number| sources.line(file, number));
         }
     }

@@ -2,6 +2,8 @@
 //! `gpuwhy memory`: what GPU memory was used for, and what was wrong with it.
 
 mod compare;
+mod live;
+mod terminal;
 
 use crate::cli::Memory;
 use crate::output;
@@ -17,6 +19,9 @@ const SCHEMA: &str = "gpuwhy.memory/1";
 pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     if !args.compare.is_empty() {
         return compare::run(args);
+    }
+    if args.live {
+        return live::run(args);
     }
     let part = args.of.part();
     let examined = output::patiently("looking at its memory", || memory::examine(&Reader::open(&args.of.db)?, &part))?;
