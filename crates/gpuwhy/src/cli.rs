@@ -497,6 +497,9 @@ pub(crate) struct Demo {
     /// The run file it leaves behind
     #[arg(long, value_name = "FILE", default_value = "gpuwhy-demo.db")]
     pub(crate) db: PathBuf,
+    /// Only write the simulated GPU's libraries and programs into this folder, for jobs of your own (examples/leak-tutorial)
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["scenario", "duration", "db"])]
+    pub(crate) unpack: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
