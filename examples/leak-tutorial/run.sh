@@ -20,7 +20,8 @@ while [ $# -gt 0 ]; do
 done
 gpuwhy=${GPUWHY:-$here/../../target/release/gpuwhy}
 [ -x "$gpuwhy" ] || gpuwhy=$(command -v gpuwhy) || { echo "no gpuwhy: run make build first, or set GPUWHY" >&2 && exit 2; }
-python=${PYTHON:-python3}
+# Its whole path: sudo may look elsewhere.
+python=$(command -v "${PYTHON:-python3}") || { echo "no ${PYTHON:-python3}" >&2 && exit 2; }
 if [ -z "$mode" ]; then
   mode=sim
   "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null && mode=gpu

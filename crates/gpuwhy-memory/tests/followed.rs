@@ -128,13 +128,15 @@ fn what_the_whole_examination_says_is_shown_with_its_lines() {
     assert_eq!((picture.verdict.as_ref(), picture.verdict_at_ns), (Some(&report.verdict), Some(job.now - 200)));
     assert!(picture.growing[0].leaks, "{:#?}", picture.growing);
     assert!((picture.spaces[0].bytes_per_second - report.leaks[0].bytes_per_second).abs() < 1.0);
+    // From the beginning again: the same, and what was said stays.
+    tracker.restart();
+    let mut again = follow(&mut tracker, &job);
+    assert_eq!((again.verdict.as_ref(), again.spaces[0].peak_allocated), (Some(&report.verdict), job.peak.0));
+    assert_eq!((again.oom_count, again.ends.len()), (1, 1));
     // Every key is described.
-    tracker.feed(&job.events[job.events.len() - 2]);
-    tracker.feed(&job.events[job.events.len() - 1]);
-    let mut picture = tracker.picture(job.now, &sites(), &HashMap::new());
     let mut real = BTreeSet::new();
-    described::keys_in(&serde_json::to_value(&picture).unwrap(), &mut real);
-    picture.growing.push(gpuwhy_memory::live::GrowingLine::default());
-    described::keys_in(&serde_json::to_value(&picture).unwrap(), &mut real);
+    described::keys_in(&serde_json::to_value(&again).unwrap(), &mut real);
+    again.growing.push(gpuwhy_memory::live::GrowingLine::default());
+    described::keys_in(&serde_json::to_value(&again).unwrap(), &mut real);
     described::assert_described("gpuwhy.memory-live/1", &real, &["schema", "type", "run", "state", "reason"]);
 }

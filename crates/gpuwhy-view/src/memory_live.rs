@@ -16,6 +16,8 @@ const LINES: usize = 8;
 const OOMS: usize = 3;
 /// No name is longer than this on a screen.
 const NAME: usize = 44;
+/// Nor a process's in the table: it fits 80 columns.
+const PROCESS: usize = 18;
 /// Less time than this until memory is full is alarming, ns.
 const SOON_NS: u64 = 600_000_000_000;
 /// Eighths of a character's height.
@@ -27,7 +29,8 @@ pub fn lines(picture: &Picture, head: &str, size: (usize, usize), style: Style) 
     let mut lines = vec![style.bold(&units::safe(head, width))];
     lines.push(String::new());
     lines.extend(verdict(picture, width, style));
-    lines.extend(picture.ooms.iter().rev().take(OOMS).map(|oom| style.red(&oom_line(oom))));
+    let ooms = picture.ooms.iter().rev().take(OOMS).flat_map(|oom| wrap(&oom_line(oom), width.min(PROSE), 2));
+    lines.extend(ooms.map(|line| style.red(&line)));
     if picture.oom_count > OOMS as u64 {
         lines.push(style.red(&format!("memory ran out {} times in all", units::count(picture.oom_count))));
     }
@@ -122,7 +125,6 @@ fn spaces(spaces: &[LiveSpaceReport], width: usize, style: Style) -> Vec<String>
         ("in use", Align::Right),
         ("peak", Align::Right),
         ("reserved", Align::Right),
-        ("device", Align::Right),
         ("growth", Align::Right),
         ("full in", Align::Right),
     ];
@@ -131,14 +133,12 @@ fn spaces(spaces: &[LiveSpaceReport], width: usize, style: Style) -> Vec<String>
     for space in &shown {
         let source = if space.source == Source::Driver { " driver" } else { "" };
         let ended = if space.ended { " ended" } else { "" };
-        let used = space.device_used.zip(space.device_total);
         table.push(vec![
-            format!("{} {}{source}{ended}", units::safe(&space.name, 24), space.pid),
+            format!("{} {}{source}{ended}", units::safe(&space.name, PROCESS), space.pid),
             device(space.device),
             units::bytes(space.allocated),
             units::bytes(space.peak_allocated),
             units::bytes(space.reserved),
-            used.map_or_else(|| "–".to_owned(), |(used, total)| units::percent(used as f64, total as f64)),
             if space.bytes_per_second >= 1.0 { rate(space.bytes_per_second) } else { "–".to_owned() },
             space.out_of_memory_in_ns.map_or_else(|| "–".to_owned(), units::time),
         ]);
@@ -156,12 +156,15 @@ fn spaces(spaces: &[LiveSpaceReport], width: usize, style: Style) -> Vec<String>
     lines
 }
 
-/// The recent minutes as a row of bars, from nothing to the most that was reserved.
+/// What was in use in the recent minutes as a row of bars, from nothing to the most that was reserved; and the whole device.
 fn recent(space: &LiveSpaceReport, width: usize, style: Style) -> Option<String> {
     let points = &space.recent;
     let (first, last) = (points.first()?, points.last()?);
     let top = points.iter().map(|point| point.reserved.max(point.allocated)).max().filter(|top| *top > 0)?;
-    let end = format!("  {} in use, of {} at most", span(last.at_ns - first.at_ns), units::bytes(top));
+    let mut end = format!("  {}, to {}", span(last.at_ns - first.at_ns), units::bytes(top));
+    if let (Some(used), Some(total)) = (space.device_used, space.device_total) {
+        end += &format!("; device {} of {}", units::bytes(used), units::bytes(total));
+    }
     let columns = width.saturating_sub(2 + end.chars().count()).clamp(10, points.len().max(10));
     let from = points.len().saturating_sub(columns);
     let bars: String = points.iter().skip(from).map(|point| bar(point, top)).collect();
@@ -171,7 +174,7 @@ fn recent(space: &LiveSpaceReport, width: usize, style: Style) -> Option<String>
 fn span(ns: u64) -> String {
     match ns / 1_000_000_000 {
         0..=1 => "now".to_owned(),
-        seconds => format!("the last {seconds} s"),
+        seconds => format!("last {seconds} s"),
     }
 }
 
@@ -265,7 +268,7 @@ mod tests {
             "first 10.0 s",
             "26.0 MB/s",
             "41.0 s",
-            "75 %",
+            "device 200 MB of 268 MB",
             "▁▁▂▂",
             "█",
             "+63.0 MB",
@@ -274,8 +277,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
-        assert!(text.contains("out of memory at 9 ns: process 4821 asked for 20.0 MB on a GPU at a.py:3"), "{text}");
+        assert!(
+            text.contains("out of memory at 9 ns: process 4821 asked for 20.0 MB on a GPU at a.py:3, 0 B"),
+            "{text}"
+        );
         assert!(!text.contains('\x1b'), "{text:?}");
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{widest:?} columns:\n{text}");
         let narrow = lines(&picture(), "gpuwhy memory  run.db", (4, 80), Style::PLAIN);
         assert_eq!(narrow.len(), 4, "no more than the screen has");
     }

@@ -14,9 +14,14 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// Rows appear up to half a second after they happened, on a slow disk later: what is newer than this is left for the next
-/// look, ns. Times are those of calls' beginnings, so a call that allocates and takes longer is not met.
+/// Rows appear up to half a second after they happened: what is newer than this is left for the next look, ns.
 const LAG_NS: u64 = 1_500_000_000;
+/// A row has the time at which its call began and comes when that has ended, and rows come in that order: those that are as
+/// much older than the newest are all there, also when the writer is late. A call that allocates and takes longer is met in
+/// the end, when all is read again.
+const LONGEST_CALL_NS: u64 = 1_000_000_000;
+/// After so many looks without a newer row it is not the writer that is late: nothing happens.
+const LOOKS_IDLE: u32 = 8;
 /// So many looks without anything new, and without a writer, mean that it was killed.
 const LOOKS_LEFT: u32 = 3;
 /// A file that is no run yet may become one for so many looks.
@@ -97,11 +102,13 @@ impl Following {
             *self = Self { start: Some(start), ..Self::new(&self.path, &self.pids) };
         }
         let state = self.state(&session, is_left);
-        let at_ns = if state == State::Running {
-            now_ns.saturating_sub(session.start_monotonic_ns).saturating_sub(LAG_NS)
-        } else {
-            session.duration_ns
-        };
+        let at_ns = if state == State::Running { self.horizon(&session, now_ns) } else { session.duration_ns };
+        if state != State::Running && !is_first {
+            // Once more from the beginning: nothing that came late is missing in the end.
+            self.tracker.restart();
+            self.follow = MemoryFollow::default();
+            self.samples_from = 0;
+        }
         self.read(stop, &reader, at_ns, state != State::Running)?;
         Ok(Look { state, picture: self.tracker.picture(at_ns, &self.sites, &self.names), is_first })
     }
@@ -128,9 +135,16 @@ impl Following {
             let reason = session.stop_reason.clone().unwrap_or_default();
             return State::Ended(reason);
         }
-        let moved = self.last.0 != session.duration_ns || !is_left;
+        let moved = self.last.0 != session.duration_ns;
         self.last = (session.duration_ns, if moved { 0 } else { self.last.1 + 1 });
-        if self.last.1 >= LOOKS_LEFT { State::Left } else { State::Running }
+        if is_left && self.last.1 >= LOOKS_LEFT { State::Left } else { State::Running }
+    }
+
+    /// Up to when all rows are there.
+    fn horizon(&self, session: &Session, now_ns: u64) -> u64 {
+        let by_clock = now_ns.saturating_sub(session.start_monotonic_ns).saturating_sub(LAG_NS);
+        let by_rows = session.duration_ns.saturating_sub(LONGEST_CALL_NS);
+        if self.last.1 >= LOOKS_IDLE { by_clock } else { by_clock.min(by_rows) }
     }
 
     fn read(&mut self, stop: &Stop<'_>, reader: &Reader, at_ns: u64, to_the_end: bool) -> Result<()> {

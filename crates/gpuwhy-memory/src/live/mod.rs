@@ -88,6 +88,11 @@ impl Tracker {
         Self { only: only.to_vec(), ..Self::default() }
     }
 
+    /// Forgets all that was fed, but not what the examination said.
+    pub fn restart(&mut self) {
+        *self = Self { judged: self.judged.take(), ..Self::new(&self.only) };
+    }
+
     /// The next event, in the order of time.
     pub fn feed(&mut self, event: &MemoryEvent) {
         if !self.only.is_empty() && !self.only.contains(&event.pid()) {
