@@ -9,6 +9,7 @@ use crate::wrap::wrap;
 use gpuwhy_memory::live::{GrowingLine, LiveOom, LiveSpaceReport, Picture, RecentPoint};
 use gpuwhy_memory::report::Source;
 use gpuwhy_model::units;
+use unicode_width::UnicodeWidthStr;
 
 /// Processes and lines shown.
 const SPACES: usize = 8;
@@ -51,9 +52,13 @@ fn verdict(picture: &Picture, width: usize, style: Style) -> Vec<String> {
         _ if picture.spaces.is_empty() => ("No GPU memory has been allocated yet.".to_owned(), String::new()),
         _ => ("Whether anything leaks is not known yet.".to_owned(), String::new()),
     };
-    let mut lines: Vec<String> = wrap(&text, width.min(PROSE), 0).iter().map(|line| style.bold(line)).collect();
-    if let (Some(last), false) = (lines.last_mut(), of.is_empty()) {
-        *last += &style.dim(&of);
+    let width = width.min(PROSE);
+    let plain = wrap(&text, width, 0);
+    let fits = plain.last().is_some_and(|last| last.width() + of.width() <= width);
+    let mut lines: Vec<String> = plain.iter().map(|line| style.bold(line)).collect();
+    match lines.last_mut() {
+        Some(last) if fits => *last += &style.dim(&of),
+        _ => lines.push(style.dim(of.trim_start())),
     }
     lines
 }
@@ -73,15 +78,12 @@ pub fn oom_line(oom: &LiveOom) -> String {
 
 /// A space in one line, for where there is no screen.
 pub fn space_line(space: &LiveSpaceReport) -> String {
-    let mut line = format!(
-        "{} {} on {}{}: {} in use, {} reserved",
-        units::safe(&space.name, NAME),
-        space.pid,
-        device(space.device),
-        by(space),
-        units::bytes(space.allocated),
-        units::bytes(space.reserved)
-    );
+    let who = format!("{} {} on {}{}", units::safe(&space.name, NAME), space.pid, device(space.device), by(space));
+    if space.ended {
+        return format!("{who}: ended, at most {} in use", units::bytes(space.peak_allocated));
+    }
+    let mut line =
+        format!("{who}: {} in use, {} reserved", units::bytes(space.allocated), units::bytes(space.reserved));
     if let (Some(used), Some(total)) = (space.device_used, space.device_total) {
         line += &format!(", device {} of {}", units::bytes(used), units::bytes(total));
     }
@@ -90,9 +92,6 @@ pub fn space_line(space: &LiveSpaceReport) -> String {
     }
     if let Some(ns) = space.out_of_memory_in_ns {
         line += &format!(", full in {}", units::time(ns));
-    }
-    if space.ended {
-        line += ", ended";
     }
     line
 }
@@ -284,6 +283,10 @@ mod tests {
         assert!(!text.contains('\x1b'), "{text:?}");
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{widest:?} columns:\n{text}");
+        let long = "train.py:31 leaks 524 kB a step since step 4, and what is said of it nearly fills it.";
+        let long = Picture { verdict: Some(long.into()), ..picture() };
+        let shown = lines(&long, "gpuwhy memory  run.db", (24, 90), Style::PLAIN);
+        assert_eq!(shown[3], "(of the first 10.0 s)", "{shown:#?}");
         let narrow = lines(&picture(), "gpuwhy memory  run.db", (4, 80), Style::PLAIN);
         assert_eq!(narrow.len(), 4, "no more than the screen has");
     }
@@ -302,6 +305,8 @@ mod tests {
             said.contains("146 MB in use, 149 MB reserved, device 200 MB of 268 MB, grows 26.0 MB/s, full in 41.0 s")
         );
         assert!(!said.contains('\x1b'), "{said:?}");
+        let ended = LiveSpaceReport { ended: true, ..picture.spaces[0].clone() };
+        assert!(space_line(&ended).ends_with("on cuda:0: ended, at most 148 MB in use"));
         assert_eq!(growing_line(&picture.growing[0]), "train.py:31 step +63.0 MB in 20.0 s, a leak");
     }
 }

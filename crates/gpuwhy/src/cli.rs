@@ -272,7 +272,7 @@ Examples:
   gpuwhy memory --leaks                                which lines keep what they allocate?
   gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
   gpuwhy memory --oom                                  why did it run out?
-  gpuwhy memory --live                                 while the job runs: what grows, and when will it be full?
+  gpuwhy memory --live                                 while it runs: what grows, when is it full?
   gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
   gpuwhy memory --since 120s --json | jq .leaks")]
 pub(crate) struct Memory {
