@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # make demo    build gpuwhy and see it work on a simulated GPU
+# make tutorial  a leak found, run into and fixed, step by step: on a GPU if there is one, else on the simulated one
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only glibc and libgcc_s and can be copied
 # make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
@@ -7,7 +8,7 @@
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo test bench score deps deps-test deps-bench clean
+.PHONY: build demo tutorial test bench score deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -19,6 +20,10 @@ build: deps
 
 demo: build
 	$(SUDO) target/release/gpuwhy demo
+
+# TUTORIAL=--sim or --gpu chooses; run files go to target/leak-tutorial.
+tutorial: build
+	examples/leak-tutorial/run.sh --out target/leak-tutorial $(TUTORIAL)
 
 # One build serves everything: tests run in the release profile, too. The tests need root for eBPF; cargo
 # itself stays the caller's, so that target/ does.

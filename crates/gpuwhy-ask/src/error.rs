@@ -23,6 +23,14 @@ pub enum Error {
         /// The process.
         pid: u32,
     },
+    /// None of the asked-for processes is one of this run's, of several runs.
+    #[error("process {pid}, or another that was asked for, is not in {}", .path.display())]
+    UnknownProcessOf {
+        /// The first process asked for.
+        pid: u32,
+        /// The run.
+        path: PathBuf,
+    },
     /// No time is left between the two ends asked for.
     #[error("there is nothing between from and to: the run is {} long", units::time(*.run_ns))]
     EmptyPart {

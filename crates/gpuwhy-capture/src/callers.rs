@@ -12,12 +12,15 @@ const MOST: usize = 4096;
 const MOST_PROCESSES: usize = 256;
 const MOST_PARTS: usize = 1024;
 
+/// Where a process has code, and which CUDA library each part is of, if any.
+type Code = Vec<(Range<u64>, Option<Library>)>;
+
 /// Answers, remembered by process and address.
 #[derive(Default)]
 pub(crate) struct Callers {
     known: HashMap<(u32, u64), Option<Library>>,
     /// Where processes had their code when last looked at: for calls that are settled when their process is gone.
-    code: HashMap<u32, Vec<(Range<u64>, Option<Library>)>>,
+    code: HashMap<u32, Code>,
     unknown: HashMap<OpId, u64>,
 }
 

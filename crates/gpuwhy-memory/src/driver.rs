@@ -227,6 +227,13 @@ impl DriverSide {
         self.pending.drain(..beyond).collect()
     }
 
+    /// What was taken before a moment and nobody claimed since.
+    pub(crate) fn settle_before(&mut self, at_ns: u64) -> Vec<Pending> {
+        let (old, others) = self.pending.drain(..).partition(|pending| pending.at_ns < at_ns);
+        self.pending = others;
+        old
+    }
+
     /// All that nobody claimed.
     pub(crate) fn settle_all(&mut self) -> Vec<Pending> {
         std::mem::take(&mut self.pending)

@@ -10,12 +10,15 @@
 //! - [`Sieve`]: which events all of this needs.
 //! - `findings`, `fixes`: what is said about it.
 //! - [`alerts`]: what is said while the job still runs.
+//! - [`compare`]: reports of several runs side by side.
+//! - [`live`]: a run that goes on, event by event.
 //!
 //! What is kept in memory is bounded by what is live, by the number of call sites, and by constants; never by the number
 //! of events. Times are nanoseconds since the run began, sizes are bytes.
 
 pub mod alerts;
 mod analyser;
+pub mod compare;
 mod driver;
 mod facts;
 mod findings;
@@ -25,6 +28,7 @@ mod gap;
 mod grid;
 mod leaks;
 mod lines;
+pub mod live;
 mod oom;
 mod parts;
 pub mod report;

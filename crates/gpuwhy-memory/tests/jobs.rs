@@ -2,6 +2,7 @@
 //! Jobs made of events, against the simplest account of them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
+mod described;
 mod synth;
 
 use gpuwhy_memory::Report;
@@ -467,17 +468,6 @@ fn nothing_breaks_on_nonsense() {
     assert!(report.spaces.is_empty() && report.findings.is_empty() && report.verdict.contains("No GPU memory"));
 }
 
-fn keys_in(value: &serde_json::Value, keys: &mut BTreeSet<String>) {
-    match value {
-        serde_json::Value::Object(object) => object.iter().for_each(|(key, inner)| {
-            keys.insert(key.clone());
-            keys_in(inner, keys);
-        }),
-        serde_json::Value::Array(list) => list.iter().for_each(|inner| keys_in(inner, keys)),
-        _ => {}
-    }
-}
-
 /// A job that has everything a report can tell.
 fn eventful() -> Report {
     let mut job = Job::default();
@@ -523,20 +513,9 @@ fn every_key_of_the_json_is_documented_and_there() {
     // Findings are described where explanations are.
     let findings = value.as_object_mut().unwrap().insert("findings".into(), serde_json::json!([])).unwrap();
     let mut real = BTreeSet::new();
-    keys_in(&value, &mut real);
+    described::keys_in(&value, &mut real);
     let docs = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-    let text = std::fs::read_to_string(docs.join("memory-json.md")).unwrap();
-    let first_column = text.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
-    let documented: BTreeSet<String> = first_column
-        .flat_map(|cell| cell.split('`').skip(1).step_by(2))
-        .map(|word| word.trim_end_matches("[]").to_owned())
-        .filter(|word| !["schema", "run", "start_monotonic_ns"].contains(&word.as_str()))
-        .collect();
-    let missing: Vec<&String> = documented.difference(&real).collect();
-    assert!(missing.is_empty(), "described but not there: {missing:?}");
-    let told = |key: &str| text.contains(&format!("`{key}`")) || text.contains(&format!("`{key}[]`"));
-    let silent: Vec<&String> = real.iter().filter(|key| !told(key)).collect();
-    assert!(silent.is_empty(), "there but not described: {silent:?}");
+    described::assert_described("gpuwhy.memory/1", &real, &["schema", "run", "start_monotonic_ns"]);
     let explained = std::fs::read_to_string(docs.join("explain-json.md")).unwrap();
     for finding in findings.as_array().unwrap() {
         for key in [&finding["kind"], &finding["root_cause"]["kind"]] {

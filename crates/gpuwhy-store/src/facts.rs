@@ -130,6 +130,13 @@ impl Reader {
         })
     }
 
+    /// What NVML said of GPUs' memory from `from_ns` on, and who had it, in the order of time.
+    pub fn gpu_memory_since(&self, from_ns: u64) -> Result<(Vec<GpuSample>, Vec<GpuProcess>)> {
+        let span = [i64::try_from(from_ns).unwrap_or(i64::MAX), i64::MAX];
+        let sql = "SELECT * FROM gpu_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu";
+        Ok((self.rows(sql, span, gpu)?, self.gpu_processes(span)?))
+    }
+
     /// Sums by process and function over the calls that ended in the seconds of the span (nanoseconds since the run
     /// began; from the second `from_ns` is in, to the second before `to_ns` ends). Those that took most time first.
     pub fn op_totals_by_process(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<ProcessOpTotals>> {

@@ -61,9 +61,9 @@ pub use ledger::{LedgerEntry, LedgerRow};
 pub use merge::{MergeRequest, Merged, MergedRun, merge};
 pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
-pub use place::Owner;
+pub use place::{Owner, is_written};
 pub use reader::Reader;
-pub use replay::LetGo;
+pub use replay::{LetGo, MemoryFollow};
 pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackTrace, StackUnit,

@@ -114,8 +114,8 @@ fn refuse_if_written(path: &Path) -> Result<()> {
 }
 
 /// Whether a gpuwhy writes the file at `path` now, as far as the file system can tell. Before SQLite opens the file in
-/// this process: closing the descriptor that is opened here drops SQLite's locks.
-pub(crate) fn is_written(path: &Path) -> io::Result<bool> {
+/// this process, or after it has closed it: closing the descriptor that is opened here drops SQLite's locks.
+pub fn is_written(path: &Path) -> io::Result<bool> {
     let found = fs::metadata(path)?;
     if WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity(&found)) {
         return Ok(true);

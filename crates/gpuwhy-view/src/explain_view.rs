@@ -12,7 +12,7 @@ use gpuwhy_why::report::{GpuReport, Report, ThreadReport};
 use unicode_width::UnicodeWidthStr;
 
 /// Prose is no wider than this, however wide the terminal.
-const PROSE: usize = 100;
+pub(crate) const PROSE: usize = 100;
 /// A finding is no wider than this, save its chain.
 const BLOCK: usize = 110;
 /// Where the second column of a finding begins.

@@ -3,6 +3,8 @@
 //! is somebody else's business.
 
 pub mod explain_view;
+pub mod memory_compare;
+pub mod memory_live;
 pub mod memory_view;
 pub mod ops_table;
 mod paths;

@@ -286,6 +286,8 @@ Examples:
   gpuwhy memory --leaks                                which lines keep what they allocate?
   gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
   gpuwhy memory --oom                                  why did it run out?
+  gpuwhy memory --live                                 while it runs: what grows, when is it full?
+  gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
   gpuwhy memory --since 120s --json | jq .leaks
   gpuwhy memory --bundle out/                          everything as files, to keep or hand on
   gpuwhy memory out/events.json --leaks                and read back from them")]
@@ -314,9 +316,24 @@ pub(crate) struct Memory {
     #[arg(
         long,
         value_name = "FOLDER",
-        conflicts_with_all = ["json", "leaks", "at_peak", "fragmentation", "gap", "oom"]
+        conflicts_with_all = ["json", "leaks", "at_peak", "fragmentation", "gap", "oom", "live", "compare"]
     )]
     pub(crate) bundle: Option<PathBuf>,
+    /// Show a run that is being recorded, every second: in use, reserved, what grows at which line, time until memory is full.
+    /// Waits for one to begin, and ends with it, or by q or Ctrl-C
+    #[arg(
+        long,
+        conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare", "file"]
+    )]
+    pub(crate) live: bool,
+    /// Compare runs, the first being what the others are held against: peaks, growth, memory by line. Of --pid each has its own
+    #[arg(
+        long,
+        value_name = "RUN",
+        num_args = 2..,
+        conflicts_with_all = ["file", "db", "leaks", "at_peak", "fragmentation", "gap", "oom"]
+    )]
+    pub(crate) compare: Vec<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
@@ -343,6 +360,11 @@ pub(crate) struct Of {
 }
 
 impl Of {
+    /// The processes asked for; none for all.
+    pub(crate) fn pids(&self) -> &[u32] {
+        &self.pid
+    }
+
     /// The part of the run.
     pub(crate) fn part(&self) -> Part {
         Part { from: self.from, to: self.to, since: self.since, pids: self.pid.clone() }
@@ -506,6 +528,9 @@ pub(crate) struct Demo {
     /// The run file it leaves behind
     #[arg(long, value_name = "FILE", default_value = "gpuwhy-demo.db")]
     pub(crate) db: PathBuf,
+    /// Only write the simulated GPU's libraries and programs into this folder, for jobs of your own (examples/leak-tutorial)
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["scenario", "duration", "db"])]
+    pub(crate) unpack: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -6,6 +6,7 @@ use std::io::{IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
+use unicode_width::UnicodeWidthChar;
 
 /// How wide text is where there is no terminal.
 const COLUMNS: usize = 100;
@@ -86,4 +87,36 @@ pub(crate) fn one_sentence(error: &anyhow::Error) -> String {
     }
     let line = parts.join(": ").replace('\n', "; ");
     gpuwhy_model::units::safe(&line, 2000)
+}
+
+/// The line cut to a number of columns; escape sequences take none and are kept.
+pub(crate) fn cut(line: &str, columns: usize) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut used = 0;
+    let mut escape = false;
+    for c in line.chars() {
+        if escape || c == '\x1b' {
+            escape = !(escape && c.is_ascii_alphabetic());
+            out.push(c);
+            continue;
+        }
+        used += c.width().unwrap_or(0);
+        if used > columns {
+            continue;
+        }
+        out.push(c);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_cut_at_the_edge_but_colours_end() {
+        assert_eq!(cut("abcdef", 3), "abc");
+        assert_eq!(cut("\x1b[1mabcdef\x1b[0m", 3), "\x1b[1mabc\x1b[0m");
+        assert_eq!(cut("訓練x", 3), "訓");
+    }
 }

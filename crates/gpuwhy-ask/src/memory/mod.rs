@@ -3,17 +3,23 @@
 //! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
 
 mod bundle;
+mod compare;
+mod live;
 mod read_back;
 mod source;
 
 use crate::{Error, Part, Result, Stop};
 pub use bundle::{Bundled, write_bundle};
+pub use compare::{Compared, compare};
 pub use gpuwhy_bundle::report::json as report_json;
 use gpuwhy_memory::alerts::{Alert, Kind, Level};
+pub use gpuwhy_memory::compare::Comparison;
+pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
 use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, ops, units};
 use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
+pub use live::{Following, Look, State};
 pub use read_back::{ReadBack, is_events_file, read_back};
 use source::Sources;
 use std::collections::HashMap;
@@ -95,7 +101,7 @@ impl Asked {
 /// Stacks in words; those the file does not know are missing.
 fn sites(reader: &Reader, ids: &[u64]) -> Result<HashMap<u64, SiteFact>> {
     let mut sources = Sources::default();
-    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, &mut sources))).collect())
+    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, Some(&mut sources)))).collect())
 }
 
 /// What people were alerted of in that time; of these processes, and of whole GPUs.
@@ -170,14 +176,14 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     notes
 }
 
-/// A stack in the words of the analysis.
-fn site(trace: StackTrace, sources: &mut Sources) -> SiteFact {
+/// A stack in the words of the analysis; without sources, their text is not looked at.
+fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
     let place = trace.top_line;
     let (mut line, mut function, mut source) = (None, None, None);
     if let Some((at, name)) = place.as_deref().and_then(|place| place.rsplit_once(' ')) {
         line = Some(at.rsplit('/').next().unwrap_or(at).to_owned());
         function = Some(name.to_owned());
-        if let Some((file, number)) = at.rsplit_once(':') {
+        if let (Some((file, number)), Some(sources)) = (at.rsplit_once(':'), sources) {
             source = number.parse().ok().and_then(|number| sources.line(file, number));
         }
     }

@@ -19,9 +19,15 @@ pub(super) struct ById<T> {
     last: i64,
 }
 
+impl<T> Default for ById<T> {
+    fn default() -> Self {
+        Self { dense: Vec::new(), sparse: FastMap::default(), last: i64::MIN }
+    }
+}
+
 impl<T: Copy> ById<T> {
     fn new() -> Self {
-        Self { dense: Vec::new(), sparse: FastMap::default(), last: i64::MIN }
+        Self::default()
     }
 
     /// `None`: not read yet. `Some(None)`: of no use here.
@@ -88,7 +94,25 @@ pub(super) struct Contexts<'a> {
     runners: ById<CpuRun>,
 }
 
+/// What was read of calls, to go on with later.
+#[derive(Default)]
+pub(super) struct Known {
+    ops: HashMap<i64, OpId>,
+    calls: ById<Call>,
+}
+
 impl<'a> Contexts<'a> {
+    /// Of calls alone, and of those what is not known yet: all are read when they are met.
+    pub(super) fn of_calls(db: &'a Connection, known: Known) -> Self {
+        let Known { ops, calls } = known;
+        Self { db, ops, calls, offs: ById::new(), wakers: ById::new(), runners: ById::new() }
+    }
+
+    /// What is known of calls now.
+    pub(super) fn into_known(self) -> Known {
+        Known { ops: self.ops, calls: self.calls }
+    }
+
     pub(super) fn load(db: &'a Connection) -> rusqlite::Result<Self> {
         let mut contexts = Self {
             db,

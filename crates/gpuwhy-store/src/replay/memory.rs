@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The part of a run that is about GPU memory, played again: calls and the allocator's reports, in the order of time.
 
-use super::contexts::Contexts;
+use super::contexts::{Contexts, Known};
 use super::cursors::{Calls, END, Front, Tensors};
 use super::{Span, cursors};
 use crate::facts::unsigned;
@@ -23,8 +23,38 @@ impl Reader {
     {
         let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
         let span = Span { from: bound(from_ns), to: to_ns.map_or(i64::MAX, bound) };
-        play(&self.db, span, each).map_err(|source| self.error(source))
+        let mut contexts = Contexts::of_calls(&self.db, Known::default());
+        play(&self.db, &mut contexts, span, each).map_err(|source| self.error(source))
     }
+
+    /// Hands what is new since the last time, and began before `to_ns`, to `each`, as [`Reader::replay_memory`] does: for
+    /// a run that is still written. What rows refer to is read once, by whatever reader of the file comes first.
+    ///
+    /// A row has the time at which its call began and is written when that ended, up to a second later than it might: what
+    /// is too new is better left for the next time. A call that takes longer than that is never met.
+    pub fn replay_new_memory<F>(&self, follow: &mut MemoryFollow, to_ns: u64, each: F) -> Result<u64>
+    where
+        F: FnMut(&MemoryEvent) -> ControlFlow<()>,
+    {
+        let to = i64::try_from(to_ns).unwrap_or(i64::MAX);
+        if to <= follow.next {
+            return Ok(0);
+        }
+        let span = Span { from: follow.next, to };
+        let mut contexts = Contexts::of_calls(&self.db, std::mem::take(&mut follow.known));
+        let played = play(&self.db, &mut contexts, span, each);
+        follow.known = contexts.into_known();
+        let played = played.map_err(|source| self.error(source))?;
+        follow.next = to;
+        Ok(played)
+    }
+}
+
+/// How far a run that is still written was read.
+#[derive(Default)]
+pub struct MemoryFollow {
+    known: Known,
+    next: i64,
 }
 
 /// A time in which some of what is about memory was let go to stay within the budget.
@@ -51,29 +81,28 @@ impl Reader {
     }
 }
 
-fn play<F>(db: &Connection, span: Span, mut each: F) -> rusqlite::Result<u64>
+fn play<F>(db: &Connection, contexts: &mut Contexts<'_>, span: Span, mut each: F) -> rusqlite::Result<u64>
 where
     F: FnMut(&MemoryEvent) -> ControlFlow<()>,
 {
-    let mut contexts = Contexts::load(db)?;
     let mut statement = cursors::prepare_calls(db, span)?;
     let mut calls = Calls(statement.raw_query());
     let mut call = Front::none();
-    calls.next(&mut contexts, &mut call)?;
+    calls.next(contexts, &mut call)?;
     let mut statement = cursors::prepare_tensors(db, span)?;
     let mut tensors = Tensors(statement.as_mut().map(|statement| statement.raw_query()));
-    let mut tensor = tensors.next(&mut contexts)?;
+    let mut tensor = tensors.next(contexts)?;
     let mut played = 0;
     loop {
         let (at, report) = tensor.unzip();
         let event = match (&call.event, report) {
             (_, Some(report)) if at.unwrap_or(END) < call.at => {
-                tensor = tensors.next(&mut contexts)?;
+                tensor = tensors.next(contexts)?;
                 MemoryEvent::Tensor(report)
             }
             (Event::Call(first), _) if call.at < END => {
                 let first = *first;
-                calls.next(&mut contexts, &mut call)?;
+                calls.next(contexts, &mut call)?;
                 MemoryEvent::Call(first)
             }
             _ => return Ok(played),

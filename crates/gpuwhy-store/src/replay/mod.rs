@@ -16,7 +16,7 @@ use gpuwhy_model::Event;
 use rusqlite::Connection;
 use std::ops::ControlFlow;
 
-pub use memory::LetGo;
+pub use memory::{LetGo, MemoryFollow};
 
 impl Reader {
     /// Hands every event that began at `from_ns` or later, and before `to_ns`, to `each`, until that breaks off. Times

@@ -4,7 +4,7 @@
 use crate::support::{ORIGIN, end, new_run};
 use gpuwhy_model::ops::{TorchOp, by_function, torch_op};
 use gpuwhy_model::{Call, CallFlags, MemoryEvent, TensorEvent};
-use gpuwhy_store::{GovernorRow, LetGo, Reader, Writer};
+use gpuwhy_store::{GovernorRow, LetGo, MemoryFollow, Reader, Writer, is_written};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -85,4 +85,37 @@ fn calls_and_reports_are_played_in_order() {
     let let_go = |op: &str, action: &str| LetGo { at_ns: 5, op: Some(op.into()), action: action.into() };
     let expected = [let_go("cudaMalloc", "detach"), let_go("cudaLaunchKernel", "sample")];
     assert_eq!(reader.memory_let_go().unwrap(), expected);
+}
+
+#[test]
+fn what_is_new_is_played_once_by_any_reader_while_the_run_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    let mut writer = Writer::create(&path, &new_run()).unwrap().writer;
+    let mut follow = MemoryFollow::default();
+    let mut new = |to: u64| {
+        let mut at = Vec::new();
+        let count = Reader::open(&path).unwrap().replay_new_memory(&mut follow, to, |event| {
+            at.push((event.at_ns(), event.pid()));
+            ControlFlow::Continue(())
+        });
+        assert_eq!(count.unwrap(), at.len() as u64);
+        at
+    };
+    assert_eq!(new(5), []);
+    writer.write_calls(&mut [10, 30].map(malloc)).unwrap();
+    writer.write_tensors(&mut [tensor(20, TorchOp::Alloc)]).unwrap();
+    writer.commit().unwrap();
+    assert_eq!(new(25), [(10, 7), (20, 7)], "what began later is left for the next time");
+    // Another process and function: what they are is read when they are met.
+    let other = Call { pid: 9, op: by_function("cudaFree").unwrap().id, ..malloc(40) };
+    writer.write_calls(&mut [other]).unwrap();
+    writer.write_tensors(&mut [TensorEvent { pid: 11, ..tensor(50, TorchOp::Free) }]).unwrap();
+    writer.commit().unwrap();
+    assert!(is_written(&path).unwrap());
+    assert_eq!(new(25), [], "nothing is played twice");
+    assert_eq!(new(u64::MAX), [(30, 7), (40, 9), (50, 11)]);
+    assert!(writer.finish(&end()).problem.is_none(), "a reader that is closed is not in the way");
+    assert!(!is_written(&path).unwrap());
+    assert_eq!(new(u64::MAX), []);
 }

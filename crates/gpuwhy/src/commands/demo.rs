@@ -23,6 +23,11 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
+    if let Some(folder) = &args.unpack {
+        let sim = simgpu::install(folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+        println!("{}", sim.dir.display());
+        return Ok(ExitCode::SUCCESS);
+    }
     needs::require()?;
     let folder = Folder::new().context("cannot make a temporary folder")?;
     // The job may run as the user who called sudo, and must be able to read its program.

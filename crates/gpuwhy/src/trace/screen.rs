@@ -4,9 +4,8 @@
 //! The terminal's scroll region does it (DECSTBM), so the job keeps its terminal and nothing is piped.
 //! Undone when dropped, also on a panic.
 
-use crate::output;
+use crate::output::{self, cut};
 use std::io::Write;
-use unicode_width::UnicodeWidthChar;
 
 /// The lines kept at the bottom.
 pub(crate) struct Screen {
@@ -80,36 +79,4 @@ fn write(text: &str) {
 /// Rows and columns of the terminal at stderr.
 fn size() -> Option<(u16, u16)> {
     output::terminal_size(&std::io::stderr())
-}
-
-/// The line cut to a number of columns; escape sequences take none and are kept.
-fn cut(line: &str, columns: usize) -> String {
-    let mut out = String::with_capacity(line.len());
-    let mut used = 0;
-    let mut escape = false;
-    for c in line.chars() {
-        if escape || c == '\x1b' {
-            escape = !(escape && c.is_ascii_alphabetic());
-            out.push(c);
-            continue;
-        }
-        used += c.width().unwrap_or(0);
-        if used > columns {
-            continue;
-        }
-        out.push(c);
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_are_cut_at_the_edge_but_colours_end() {
-        assert_eq!(cut("abcdef", 3), "abc");
-        assert_eq!(cut("\x1b[1mabcdef\x1b[0m", 3), "\x1b[1mabc\x1b[0m");
-        assert_eq!(cut("訓練x", 3), "訓");
-    }
 }

@@ -203,6 +203,12 @@ impl Tracing {
         tracing
     }
 
+    /// Starts it as it is, and waits for nothing.
+    pub fn spawn(command: &mut Command, place: &Place) -> Self {
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        Self { child, db: place.db() }
+    }
+
     /// Waits until the run file, read while it is written, tells of this many libraries.
     pub fn wait_for_libraries(&self, libraries: i64) {
         until("gpuwhy attaches", || {

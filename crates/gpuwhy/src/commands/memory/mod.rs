@@ -2,6 +2,10 @@
 //! `gpuwhy memory`: what GPU memory was used for, and what was wrong with it; from a run file, or from what `--bundle` made
 //! of one.
 
+mod compare;
+mod live;
+mod terminal;
+
 use crate::cli::Memory;
 use crate::output;
 use crate::progress::Progress;
@@ -25,6 +29,12 @@ struct Known {
 }
 
 pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
+    if !args.compare.is_empty() {
+        return compare::run(args);
+    }
+    if args.live {
+        return live::run(args);
+    }
     let path = args.file.as_deref().unwrap_or(&args.of.db);
     // What cannot be looked at is taken for a run file, which says so.
     let is_events = memory::is_events_file(path).unwrap_or(false);

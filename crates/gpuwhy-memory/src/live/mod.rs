@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory of a run that goes on. Each event is fed once, every second of the run closes what was summed up in it, and a
+//! [`Picture`] is what there is to show. Pure; what is kept is bounded by what is live, by the number of call sites, and by
+//! constants.
+//!
+//! What a line holds goes up and down within a step. So growth is that of the *floor*: the least that was held in each
+//! second, the last third of the window against the first. Whether it is a leak is for the whole examination to say; its
+//! answer is handed in now and then ([`Tracker::judged`]).
+
+mod picture;
+mod space;
+
+pub use picture::{GrowingLine, LiveEnd, LiveOom, LiveSpaceReport, Picture, RecentPoint};
+
+use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
+use crate::report::{Report, Source};
+use crate::space::{SpaceKey, UNKNOWN_DEVICE};
+use gpuwhy_model::ops::{Class, KernelOp, TorchOp, kernel_op, torch_op};
+use gpuwhy_model::sample::{GpuProcess, GpuSample};
+use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
+use space::LiveSpace;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// Seconds in which growth is looked for, and the fewest that tell any.
+const WINDOW: usize = 60;
+const FEWEST_TICKS: usize = 6;
+/// Points of the recent past that are kept for a picture.
+const RECENT: usize = 120;
+/// Times memory ran out, and ends of processes, that are kept.
+const KEPT: usize = 8;
+/// CUDA's and the driver's code for a lack of memory.
+const OUT_OF_MEMORY: i32 = 2;
+/// Calls of a thread that may still turn out to be PyTorch's, and for how long.
+const MOST_PENDING: usize = 64;
+const PENDING_NS: u64 = SECOND;
+/// Nanoseconds in a second.
+const SECOND: u64 = 1_000_000_000;
+
+/// What one GPU said last.
+#[derive(Debug, Clone, Copy, Default)]
+struct Device {
+    used: Option<u64>,
+    total: Option<u64>,
+}
+
+/// What the last whole examination said.
+#[derive(Debug, Clone, Default)]
+struct Judged {
+    at_ns: u64,
+    verdict: String,
+    /// Bytes a second of all leaks of a process and device.
+    rates: BTreeMap<(u32, Option<u32>), f64>,
+    lines: BTreeSet<String>,
+}
+
+/// Memory ran out; the stack is not named yet.
+#[derive(Debug, Clone)]
+struct Refused {
+    at_ns: u64,
+    key: SpaceKey,
+    asked: u64,
+    allocated: u64,
+    stack: Option<u64>,
+}
+
+/// Follows a run's memory.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    only: Vec<u32>,
+    spaces: BTreeMap<SpaceKey, LiveSpace>,
+    drivers: BTreeMap<u32, DriverSide>,
+    /// Processes with PyTorch's allocator.
+    torch: BTreeSet<u32>,
+    gpus: BTreeMap<u32, Device>,
+    gpu_of: BTreeMap<u32, u32>,
+    refused: VecDeque<Refused>,
+    oom_count: u64,
+    ends: VecDeque<LiveEnd>,
+    /// The ends of the window's seconds, and the next, ns.
+    ticks: VecDeque<u64>,
+    next_tick: u64,
+    judged: Option<Judged>,
+}
+
+impl Tracker {
+    /// Of these processes; of none given, all.
+    pub fn new(only: &[u32]) -> Self {
+        Self { only: only.to_vec(), ..Self::default() }
+    }
+
+    /// Forgets all that was fed, but not what the examination said.
+    pub fn restart(&mut self) {
+        *self = Self { judged: self.judged.take(), ..Self::new(&self.only) };
+    }
+
+    /// The next event, in the order of time.
+    pub fn feed(&mut self, event: &MemoryEvent) {
+        if !self.only.is_empty() && !self.only.contains(&event.pid()) {
+            return;
+        }
+        self.advance(event.at_ns());
+        match event {
+            MemoryEvent::Tensor(tensor) => self.tensor(tensor),
+            MemoryEvent::Call(call) if !call.flags.inner => self.call(call),
+            MemoryEvent::Call(_) => {}
+        }
+    }
+
+    /// What NVML said since the last time.
+    pub fn devices(&mut self, samples: &[GpuSample], processes: &[GpuProcess]) {
+        for sample in samples {
+            // A driver that does not tell may say 0.
+            let known = sample.memory_total != Some(0);
+            let used = sample.memory_used.filter(|_| known);
+            self.gpus.insert(sample.gpu, Device { used, total: sample.memory_total.filter(|_| known) });
+        }
+        self.gpu_of.extend(processes.iter().map(|row| (row.pid, row.gpu)));
+    }
+
+    /// What the whole run up to `at_ns` comes to, by the full examination.
+    pub fn judged(&mut self, report: &Report, at_ns: u64) {
+        let mut judged = Judged { at_ns, verdict: report.verdict.clone(), ..Judged::default() };
+        for leak in &report.leaks {
+            *judged.rates.entry((leak.pid, leak.device)).or_default() += leak.bytes_per_second;
+            judged.lines.extend(leak.line.clone());
+        }
+        self.judged = Some(judged);
+    }
+
+    /// All events before this moment were fed: closes the seconds that are over.
+    pub fn advance(&mut self, at_ns: u64) {
+        // Nothing happened for longer than anything is kept: those seconds are all the same.
+        let most = (RECENT as u64 + 1) * SECOND;
+        self.next_tick = self.next_tick.max(at_ns.saturating_sub(most).next_multiple_of(SECOND)).max(SECOND);
+        while self.next_tick <= at_ns {
+            self.tick(self.next_tick);
+            self.next_tick += SECOND;
+        }
+    }
+
+    fn tick(&mut self, at_ns: u64) {
+        let pids: Vec<u32> = self.drivers.keys().copied().collect();
+        for pid in pids {
+            let direct = self.driver(pid).settle_before(at_ns.saturating_sub(PENDING_NS));
+            self.take_direct(pid, direct);
+        }
+        push(&mut self.ticks, at_ns, WINDOW);
+        self.spaces.values_mut().for_each(|space| space.tick(at_ns));
+    }
+
+    fn space(&mut self, key: SpaceKey) -> &mut LiveSpace {
+        self.spaces.entry(key).or_default()
+    }
+
+    fn driver(&mut self, pid: u32) -> &mut DriverSide {
+        self.drivers.entry(pid).or_insert_with(|| DriverSide::new(0, 0, u64::MAX))
+    }
+
+    fn tensor(&mut self, event: &TensorEvent) {
+        self.torch.insert(event.pid);
+        let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
+        let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
+        self.take_direct(event.pid, direct);
+        let space = self.space(key);
+        if event.op == torch_op(TorchOp::Alloc) {
+            space.alloc(event.address, event.bytes, event.stack);
+        } else if event.op == torch_op(TorchOp::Free) {
+            space.free(event.address);
+        }
+        space.totals(event.allocated, event.reserved);
+        if event.op == torch_op(TorchOp::OutOfMemory) {
+            let Self { oom_count, refused, .. } = self;
+            *oom_count += 1;
+            let (asked, allocated) = (event.bytes, event.allocated);
+            push(refused, Refused { at_ns: event.at_ns, key, asked, allocated, stack: event.stack }, KEPT);
+        }
+    }
+
+    fn call(&mut self, call: &Call) {
+        if call.op == kernel_op(KernelOp::ProcessExit) {
+            self.ended(call);
+        }
+        match is_device_memory(call) {
+            Some(Class::Alloc) => self.take(call),
+            Some(_) => self.give(call),
+            None => {
+                // Work for the GPU: what the thread took before was not for PyTorch's allocator.
+                let works =
+                    call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
+                if works && let Some(driver) = self.drivers.get_mut(&call.pid) {
+                    let direct = driver.settle(call.tid);
+                    self.take_direct(call.pid, direct);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, call: &Call) {
+        let driver = self.driver(call.pid);
+        driver.alloc(call);
+        let direct = driver.settle_beyond(MOST_PENDING);
+        self.take_direct(call.pid, direct);
+        if call.ret == OUT_OF_MEMORY && !self.torch.contains(&call.pid) && !call.flags.unfinished {
+            let key = self.driver_key(call.pid, call.device);
+            let (asked, allocated) = (call.arg0.unwrap_or(0), self.space(key).allocated);
+            self.oom_count += 1;
+            let refused = Refused { at_ns: call.start_ns, key, asked, allocated, stack: call.stack };
+            push(&mut self.refused, refused, KEPT);
+        }
+    }
+
+    fn driver_key(&self, pid: u32, device: Option<u8>) -> SpaceKey {
+        SpaceKey { pid, device: device.unwrap_or(UNKNOWN_DEVICE), source: Source::Driver }
+    }
+
+    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
+        for one in taken {
+            let key = self.driver_key(pid, one.device);
+            let space = self.space(key);
+            space.alloc(one.pointer, one.bytes, one.stack);
+            space.totals_of_live();
+        }
+    }
+
+    fn give(&mut self, call: &Call) {
+        match (self.driver(call.pid).free(call), call.arg1) {
+            (Freed::Segment { device, bytes }, _) => {
+                let space = self.space(SpaceKey { pid: call.pid, device, source: Source::Torch });
+                space.totals(space.allocated, space.reserved.saturating_sub(bytes));
+            }
+            (Freed::Direct { .. }, Some(pointer)) => {
+                // Freed by a thread whose current device may be another.
+                let of_it = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
+                for (_, space) in self.spaces.iter_mut().filter(|(key, _)| of_it(key)) {
+                    space.free(pointer);
+                    space.totals_of_live();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn ended(&mut self, call: &Call) {
+        let mut had = false;
+        for (_, space) in self.spaces.iter_mut().filter(|(key, _)| key.pid == call.pid) {
+            had |= !std::mem::replace(&mut space.ended, true);
+        }
+        self.drivers.remove(&call.pid);
+        if had {
+            let signal = u32::try_from(call.arg1.unwrap_or(0)).unwrap_or(u32::MAX);
+            push(&mut self.ends, LiveEnd { at_ns: call.start_ns, pid: call.pid, signal }, KEPT);
+        }
+    }
+}
+
+/// Adds to a list that keeps the newest.
+fn push<T>(list: &mut VecDeque<T>, one: T, most: usize) {
+    if list.len() >= most {
+        list.pop_front();
+    }
+    list.push_back(one);
+}

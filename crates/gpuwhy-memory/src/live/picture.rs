@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What there is to show of a run that goes on, a second at a time. Its JSON is `gpuwhy.memory-live/1`
+//! (docs/memory-json.md).
+
+use super::space::{Grown, LiveSpace};
+use super::{Device, Tracker};
+use crate::facts::SiteFact;
+use crate::report::Source;
+use crate::space::SpaceKey;
+use serde::Serialize;
+use std::collections::{BTreeMap, HashMap};
+
+/// Lines told.
+const MOST_LINES: usize = 16;
+/// Growth of less is none, bytes.
+const LEAST_GROWTH: i64 = 64 << 10;
+/// Growth that would fill what is left only after longer is no danger: two days.
+const FAR_NS: f64 = 1.728e14;
+
+/// A run's memory now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Picture {
+    /// Up to when events were looked at, nanoseconds since the run began.
+    pub at_ns: u64,
+    /// Memory of each process on each device, most first.
+    pub spaces: Vec<LiveSpaceReport>,
+    /// Lines whose memory grew in the last minute: those that grow steadily first, then by how much.
+    pub growing: Vec<GrowingLine>,
+    /// The last times memory ran out.
+    pub ooms: Vec<LiveOom>,
+    /// How often it did.
+    pub oom_count: u64,
+    /// The last processes with memory that ended.
+    pub ends: Vec<LiveEnd>,
+    /// What the last examination of the whole run said; `None` before the first.
+    pub verdict: Option<String>,
+    /// Up to when that examination looked.
+    pub verdict_at_ns: Option<u64>,
+}
+
+/// Memory of one process on one device.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LiveSpaceReport {
+    /// Process.
+    pub pid: u32,
+    /// Its name.
+    pub name: String,
+    /// CUDA's number of the device; `None` where it was not seen being set.
+    pub device: Option<u32>,
+    /// Who took it.
+    pub source: Source,
+    /// Bytes in use.
+    pub allocated: u64,
+    /// Bytes had from the driver.
+    pub reserved: u64,
+    /// The most in use so far.
+    pub peak_allocated: u64,
+    /// What the device says is used, by all; `None` where NVML does not tell.
+    pub device_used: Option<u64>,
+    /// Its memory.
+    pub device_total: Option<u64>,
+    /// How fast what is in use grows: that of the leaks that were found, else of what grew steadily in the last minute.
+    pub bytes_per_second: f64,
+    /// When memory will have run out at that rate.
+    pub out_of_memory_in_ns: Option<u64>,
+    /// The process has ended.
+    pub ended: bool,
+    /// The last minutes, for a drawing.
+    #[serde(skip)]
+    pub recent: Vec<RecentPoint>,
+}
+
+/// About a second of the recent past.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct RecentPoint {
+    /// Its end.
+    pub at_ns: u64,
+    /// The most that was in use in it.
+    pub allocated: u64,
+    /// The most that was had from the driver.
+    pub reserved: u64,
+}
+
+/// A line that holds more than some seconds ago.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct GrowingLine {
+    /// Process.
+    pub pid: u32,
+    /// CUDA's number of the device.
+    pub device: Option<u32>,
+    /// The line; `None` where no Python was running.
+    pub line: Option<String>,
+    /// The function that line is in.
+    pub function: Option<String>,
+    /// Bytes it holds now.
+    pub bytes: u64,
+    /// In so many pieces.
+    pub count: u64,
+    /// By how much the least it held in a second grew.
+    pub grown_bytes: u64,
+    /// In so long.
+    pub over_ns: u64,
+    /// It grew from each third of that time to the next, and not just once.
+    pub steadily: bool,
+    /// The last examination of the whole run calls it a leak.
+    pub leaks: bool,
+}
+
+/// Memory ran out.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct LiveOom {
+    /// When.
+    pub at_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// CUDA's number of the device.
+    pub device: Option<u32>,
+    /// What was asked for.
+    pub asked: u64,
+    /// In use.
+    pub allocated: u64,
+    /// The line that asked.
+    pub line: Option<String>,
+}
+
+/// A process that had memory ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct LiveEnd {
+    /// When.
+    pub at_ns: u64,
+    /// Process.
+    pub pid: u32,
+    /// The signal that ended it; 0 for none.
+    pub signal: u32,
+}
+
+impl Tracker {
+    /// Stacks that a picture names: those that hold something, and those that could not get it.
+    pub fn stacks(&self) -> Vec<u64> {
+        let sites = self.spaces.values().flat_map(|space| &space.sites).filter(|site| site.bytes > 0);
+        let refused = self.refused.iter().filter_map(|refused| refused.stack);
+        sites.filter_map(|site| site.stack).chain(refused).collect()
+    }
+
+    /// Processes that a picture names.
+    pub fn pids(&self) -> Vec<u32> {
+        self.spaces.keys().map(|key| key.pid).collect()
+    }
+
+    /// What there is to show. `sites` names stacks, `names` processes; what they do not know is shown without.
+    pub fn picture(&self, at_ns: u64, sites: &HashMap<u64, SiteFact>, names: &HashMap<u32, String>) -> Picture {
+        let mut spaces: Vec<LiveSpaceReport> =
+            self.spaces.iter().map(|(key, space)| self.space_told(*key, space, names)).collect();
+        spaces.sort_by_key(|space| (space.ended, std::cmp::Reverse(space.reserved.max(space.allocated))));
+        let ooms = self.refused.iter().map(|refused| LiveOom {
+            at_ns: refused.at_ns,
+            pid: refused.key.pid,
+            device: refused.key.device(),
+            asked: refused.asked,
+            allocated: refused.allocated,
+            line: refused.stack.and_then(|stack| sites.get(&stack)?.line.clone()),
+        });
+        Picture {
+            at_ns,
+            spaces,
+            growing: self.growing(sites),
+            ooms: ooms.collect(),
+            oom_count: self.oom_count,
+            ends: self.ends.iter().copied().collect(),
+            verdict: self.judged.as_ref().map(|judged| judged.verdict.clone()),
+            verdict_at_ns: self.judged.as_ref().map(|judged| judged.at_ns),
+        }
+    }
+
+    /// NVML's figures of the GPU a process is on: known where there is one GPU, or where the process was seen on one.
+    fn device_of(&self, pid: u32) -> Device {
+        let only = self.gpus.values().next().filter(|_| self.gpus.len() == 1);
+        let own = self.gpu_of.get(&pid).and_then(|gpu| self.gpus.get(gpu));
+        only.or(own).copied().unwrap_or_default()
+    }
+
+    fn space_told(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
+        let device = self.device_of(key.pid);
+        let leak = self.judged.as_ref().and_then(|judged| judged.rates.get(&(key.pid, key.device())));
+        let growing = || space.sites.iter().map(|site| rate(site.grown(&self.ticks))).sum();
+        let rate = if space.ended { 0.0 } else { leak.copied().unwrap_or_else(growing) };
+        let left = device.total.zip(device.used).map(|(total, used)| {
+            total.saturating_sub(used).saturating_add(space.reserved.saturating_sub(space.allocated)) as f64
+        });
+        let full = left.filter(|_| rate > 0.0).map(|left| left / rate * 1e9).filter(|ns| *ns < FAR_NS);
+        let point = |(at_ns, allocated, reserved): &(u64, u64, u64)| RecentPoint {
+            at_ns: *at_ns,
+            allocated: *allocated,
+            reserved: *reserved,
+        };
+        LiveSpaceReport {
+            pid: key.pid,
+            name: names.get(&key.pid).cloned().unwrap_or_else(|| format!("pid {}", key.pid)),
+            device: key.device(),
+            source: key.source,
+            allocated: space.allocated,
+            reserved: space.reserved,
+            peak_allocated: space.peak_allocated,
+            device_used: device.used,
+            device_total: device.total,
+            bytes_per_second: rate,
+            out_of_memory_in_ns: full.map(|ns| ns as u64),
+            ended: space.ended,
+            recent: space.recent.iter().map(point).collect(),
+        }
+    }
+
+    fn growing(&self, sites: &HashMap<u64, SiteFact>) -> Vec<GrowingLine> {
+        let mut by_line: BTreeMap<(u32, Option<u32>, String), (GrowingLine, i64)> = BTreeMap::new();
+        for (key, space) in self.spaces.iter().filter(|(_, space)| !space.ended) {
+            for site in &space.sites {
+                let fact = site.stack.and_then(|stack| sites.get(&stack));
+                let place = fact.and_then(|fact| fact.place.clone()).unwrap_or_default();
+                let (line, grown) = by_line.entry((key.pid, key.device(), place)).or_default();
+                let own = site.grown(&self.ticks);
+                (line.pid, line.device) = (key.pid, key.device());
+                line.line = fact.and_then(|fact| fact.line.clone());
+                line.function = fact.and_then(|fact| fact.function.clone());
+                line.bytes = line.bytes.saturating_add(site.bytes);
+                line.count += site.count;
+                line.over_ns = own.over_ns;
+                line.steadily |= own.steadily;
+                *grown += own.bytes;
+            }
+        }
+        let leaking = |line: &GrowingLine| {
+            line.line.as_ref().is_some_and(|line| self.judged.as_ref().is_some_and(|all| all.lines.contains(line)))
+        };
+        let mut all: Vec<GrowingLine> = by_line
+            .into_values()
+            .filter(|(_, grown)| *grown >= LEAST_GROWTH)
+            .map(|(line, grown)| GrowingLine { grown_bytes: grown.unsigned_abs(), leaks: leaking(&line), ..line })
+            .collect();
+        all.sort_by_key(|line| std::cmp::Reverse((line.steadily, line.grown_bytes)));
+        all.truncate(MOST_LINES);
+        all
+    }
+}
+
+/// Bytes a second, where there is steady growth that is worth the word.
+fn rate(grown: Grown) -> f64 {
+    if grown.steadily && grown.bytes >= LEAST_GROWTH && grown.over_ns > 0 {
+        grown.bytes as f64 / grown.over_ns as f64 * 1e9
+    } else {
+        0.0
+    }
+}

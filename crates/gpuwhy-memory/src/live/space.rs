@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Memory of one process on one device, now and in the last minutes.
+
+use super::{FEWEST_TICKS, RECENT, WINDOW, push};
+use std::collections::{HashMap, VecDeque};
+
+/// A call site that allocates.
+#[derive(Debug, Clone, Default)]
+pub(super) struct LiveSite {
+    pub(super) stack: Option<u64>,
+    pub(super) bytes: u64,
+    pub(super) count: u64,
+    floor: Floor,
+}
+
+/// The least of something in each tick of the window. Before it was first met it was nothing.
+#[derive(Debug, Clone, Default)]
+struct Floor {
+    now: u64,
+    by_tick: VecDeque<u64>,
+}
+
+/// How something grew.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct Grown {
+    /// From the first third of the window to the last.
+    pub(super) bytes: i64,
+    /// So long.
+    pub(super) over_ns: u64,
+    /// It also grew from each third to the next.
+    pub(super) steadily: bool,
+}
+
+impl Floor {
+    fn tick(&mut self, value: u64) {
+        push(&mut self.by_tick, self.now.min(value), WINDOW);
+        self.now = value;
+    }
+
+    /// The growth over ticks at these times.
+    fn grown(&self, ticks: &VecDeque<u64>) -> Grown {
+        let (n, known) = (ticks.len(), self.by_tick.len());
+        if n < FEWEST_TICKS {
+            return Grown::default();
+        }
+        let at =
+            |tick: usize| (tick + known).checked_sub(n).and_then(|place| self.by_tick.get(place)).copied().unwrap_or(0);
+        let third = n / 3;
+        let least = |from: usize| (from..from + third).map(at).min().unwrap_or(0);
+        let (first, middle, last) = (least(0), least(n / 2 - third / 2), least(n - third));
+        let steadily = first < middle && middle < last;
+        Grown { bytes: last.cast_signed() - first.cast_signed(), over_ns: ticks[n - third] - ticks[0], steadily }
+    }
+}
+
+/// The memory.
+#[derive(Debug, Default)]
+pub(super) struct LiveSpace {
+    pub(super) allocated: u64,
+    pub(super) reserved: u64,
+    pub(super) peak_allocated: u64,
+    /// The process has ended, and all its memory with it.
+    pub(super) ended: bool,
+    pub(super) sites: Vec<LiveSite>,
+    /// The end of a tick, and the most allocated and reserved in it.
+    pub(super) recent: VecDeque<(u64, u64, u64)>,
+    most: (u64, u64),
+    live: HashMap<u64, (u64, u32)>,
+    live_bytes: u64,
+    site_of: HashMap<Option<u64>, u32>,
+}
+
+impl LiveSpace {
+    pub(super) fn alloc(&mut self, address: u64, bytes: u64, stack: Option<u64>) {
+        self.free(address);
+        let next = self.sites.len() as u32;
+        let site = *self.site_of.entry(stack).or_insert(next);
+        if site == next {
+            self.sites.push(LiveSite { stack, ..LiveSite::default() });
+        }
+        self.live.insert(address, (bytes, site));
+        self.live_bytes = self.live_bytes.saturating_add(bytes);
+        if let Some(one) = self.sites.get_mut(site as usize) {
+            one.bytes = one.bytes.saturating_add(bytes);
+            one.count += 1;
+        }
+    }
+
+    pub(super) fn free(&mut self, address: u64) {
+        let Some((bytes, site)) = self.live.remove(&address) else { return };
+        self.live_bytes = self.live_bytes.saturating_sub(bytes);
+        if let Some(one) = self.sites.get_mut(site as usize) {
+            one.bytes = one.bytes.saturating_sub(bytes);
+            one.count = one.count.saturating_sub(1);
+            one.floor.now = one.floor.now.min(one.bytes);
+        }
+    }
+
+    /// The totals, as the allocator tells them.
+    pub(super) fn totals(&mut self, allocated: u64, reserved: u64) {
+        (self.allocated, self.reserved) = (allocated, reserved);
+        self.peak_allocated = self.peak_allocated.max(allocated);
+        self.most = (self.most.0.max(allocated), self.most.1.max(reserved));
+    }
+
+    /// The same where nobody tells them.
+    pub(super) fn totals_of_live(&mut self) {
+        self.totals(self.live_bytes, self.live_bytes);
+    }
+
+    pub(super) fn tick(&mut self, at_ns: u64) {
+        if self.ended {
+            return;
+        }
+        push(&mut self.recent, (at_ns, self.most.0, self.most.1), RECENT);
+        self.most = (self.allocated, self.reserved);
+        for site in &mut self.sites {
+            site.floor.tick(site.bytes);
+        }
+    }
+}
+
+impl LiveSite {
+    /// How what this site holds grew.
+    pub(super) fn grown(&self, ticks: &VecDeque<u64>) -> Grown {
+        self.floor.grown(ticks)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grown(values: &[u64], ticks: u64) -> Grown {
+        let mut floor = Floor::default();
+        for value in values {
+            floor.now = *value;
+            floor.tick(*value);
+        }
+        floor.grown(&(1..=ticks).map(|tick| tick * 1_000_000_000).collect())
+    }
+
+    #[test]
+    fn growth_is_that_of_the_floor_from_the_first_third_to_the_last() {
+        let rising: Vec<u64> = (0..12).map(|tick| tick * 10).collect();
+        assert_eq!(grown(&rising, 12), Grown { bytes: 80, over_ns: 8_000_000_000, steadily: true });
+        // Up and down within the thirds: no growth.
+        let noisy: Vec<u64> = (0..12).map(|tick| tick % 3 * 500).collect();
+        assert_eq!((grown(&noisy, 12).bytes, grown(&noisy, 12).steadily), (0, false));
+        // Met only lately: before, there was nothing.
+        let late = grown(&[70, 70, 70, 70], 12);
+        assert_eq!((late.bytes, late.steadily), (70, false));
+        assert_eq!(grown(&rising[..4], 4), Grown::default(), "too few ticks");
+        let falling: Vec<u64> = rising.iter().rev().copied().collect();
+        assert_eq!(grown(&falling, 12).bytes, -80);
+    }
+}
