@@ -5,6 +5,7 @@
 use gpuwhy_bundle::{
     CsvWriter, Error, EventsFile, EventsWriter, Header, Part, Process, Run, Site, Steps, is_events_file,
 };
+use gpuwhy_memory::alerts::{Alert, Kind, Level};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_memory::{Analyser, ProcessSteps, Report, SiteFact};
 use gpuwhy_model::ops::{KernelOp, TorchOp, by_function, kernel_op, torch_op};
@@ -90,6 +91,7 @@ fn header() -> Header {
     let steps = ProcessSteps {
         certainty: Certainty::High,
         marker: Some((by_function("cudaStreamSynchronize").unwrap().id, Some(8))),
+        before: 3,
         marks: (1..40).map(|i| i * 100).collect(),
         launches: 12,
         step_ns: 100,
@@ -105,6 +107,20 @@ fn header() -> Header {
         processes: vec![Process { pid: PID, name: EVIL.into() }],
         steps: vec![Steps::new(PID, &steps, |stack| Some(stack as u32 - 7))],
         sites: vec![Site::new(0, 7, Some(&fact)), Site::new(1, 8, Some(&fact)), Site::new(2, 9, None)],
+        alerts: vec![Alert {
+            id: 1,
+            at_ns: 9_000,
+            cleared_ns: None,
+            level: Level::Critical,
+            kind: Kind::Oom,
+            rule: "oom".into(),
+            pid: Some(PID),
+            device: Some(0),
+            gpu: None,
+            value: 512.0,
+            threshold: None,
+            text: EVIL.into(),
+        }],
         event_count: events().len() as u64,
         ..Header::default()
     };

@@ -64,7 +64,7 @@ pub struct ProcessSteps {
 impl ProcessSteps {
     /// The number of the step a moment is in, from 1 on, counted from the run's beginning.
     pub fn step_at(&self, at_ns: u64) -> u64 {
-        self.before + self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1
+        self.before.saturating_add(self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1)
     }
 }
 

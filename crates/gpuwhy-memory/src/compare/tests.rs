@@ -36,6 +36,7 @@ fn run(lines: &[Line], steps: u64) -> Report {
         at_peak: holders.clone(),
         at_end: holders,
         timeline: Vec::new(),
+        live: None,
     };
     let steps = StepsReport { pid: 7, certainty: Certainty::High, steps, ..StepsReport::default() };
     Report { to_ns: 10_000_000_000, spaces: vec![space], steps: vec![steps], ..Report::default() }
