@@ -90,7 +90,8 @@ fn check(header: &Header) -> Result<(), String> {
     let steps = header.steps.iter().flat_map(|one| one.marks_ns.iter().chain([&one.active_from_ns, &one.active_to_ns]));
     let samples = header.device_samples.iter().map(|one| &one.at_ns);
     let users = header.device_processes.iter().map(|one| &one.at_ns);
-    if let Some(late) = steps.chain(samples).chain(users).find(|at| **at > LATEST_NS) {
+    let alerts = header.alerts.iter().map(|one| &one.at_ns);
+    if let Some(late) = steps.chain(samples).chain(users).chain(alerts).find(|at| **at > LATEST_NS) {
         return Err(format!("{late} ns is later than any run"));
     }
     match header.sites.iter().zip(0..).find(|(site, number)| site.site != *number) {
@@ -137,7 +138,8 @@ struct Seen {
 }
 
 /// Keys of the header that hold lists, and those that do not.
-const LISTS: [&str; 7] = ["notes", "processes", "gpus", "steps", "sites", "device_samples", "device_processes"];
+const LISTS: [&str; 8] =
+    ["notes", "processes", "gpus", "steps", "sites", "device_samples", "device_processes", "alerts"];
 const FIELDS: [&str; 5] = ["gpuwhy", "run", "part", "lost", "event_count"];
 
 impl Seen {
@@ -276,6 +278,7 @@ fn header_value<'de, A: MapAccess<'de>>(key: &str, map: &mut A, seen: &mut Seen)
         "device_processes" if bounded("device_processes") => {
             seen.parts.device_processes = map.next_value_seed(Bounded::new())?;
         }
+        "alerts" if bounded("alerts") => seen.parts.alerts = map.next_value_seed(Bounded::new())?,
         _ if FIELDS.contains(&key) => {
             seen.fields.insert(key.to_owned(), map.next_value()?);
         }

@@ -32,6 +32,7 @@ impl<W: Write> EventsWriter<W> {
         list(&mut out, "sites", &header.sites)?;
         list(&mut out, "device_samples", &header.device_samples)?;
         list(&mut out, "device_processes", &header.device_processes)?;
+        list(&mut out, "alerts", &header.alerts)?;
         field(&mut out, "event_count", event_count, ",\n")?;
         write!(out, ",\n\"events\": [")?;
         let site_of = header.sites.iter().map(|site| (site.stack_id.cast_unsigned(), site.site)).collect();
