@@ -2,6 +2,7 @@
 //! `alerts.json`: what somebody should have been told, and when.
 
 use gpuwhy_memory::Report;
+use gpuwhy_memory::report::Leak;
 use gpuwhy_model::{Finding, Severity};
 use serde::Serialize;
 
@@ -45,18 +46,21 @@ pub struct Alert {
 impl Alerts {
     /// What a report says of leaks and of memory that ran out, or nearly did.
     pub fn new(run: &str, start_monotonic_ns: u64, report: &Report) -> Self {
-        let mut alerts: Vec<Alert> = report.findings.iter().filter_map(|finding| alert(finding, report)).collect();
+        // A line that leaks on two devices has two findings, in the order of the leaks.
+        let mut leaks: Vec<&Leak> = report.leaks.iter().collect();
+        let findings = report.findings.iter();
+        let mut alerts: Vec<Alert> = findings.filter_map(|finding| alert(finding, report, &mut leaks)).collect();
         alerts.sort_by_key(|alert| alert.at_ns);
         Self { schema: SCHEMA, run: run.to_owned(), start_monotonic_ns, alerts, raised: report.alerts.clone() }
     }
 }
 
-fn alert(finding: &Finding, report: &Report) -> Option<Alert> {
+fn alert(finding: &Finding, report: &Report, leaks: &mut Vec<&Leak>) -> Option<Alert> {
     let line = finding.root_cause.line.clone();
     let (at_ns, device) = match finding.kind.as_str() {
         "memory_leak" => {
-            let leak = report.leaks.iter().find(|leak| Some(leak.pid) == finding.pid && leak.line == line);
-            leak.map_or((report.from_ns, None), |leak| (leak.onset_ns, leak.device))
+            let at = leaks.iter().position(|leak| Some(leak.pid) == finding.pid && leak.line == line);
+            at.map(|at| leaks.remove(at)).map_or((report.from_ns, None), |leak| (leak.onset_ns, leak.device))
         }
         "oom" => report.ooms.last().map_or((report.to_ns, None), |oom| (oom.at_ns, oom.device)),
         // NVML's looks are a second apart: known by the end.

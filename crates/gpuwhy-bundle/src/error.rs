@@ -84,6 +84,11 @@ pub enum Error {
         /// What it says it is.
         schema: String,
     },
+    /// The run went on meanwhile.
+    #[error(
+        "the run was still being recorded, and changed meanwhile: write the bundle again, or with --to a moment that is past"
+    )]
+    Changed,
     /// A picture could not be made.
     #[error("cannot draw the timeline: {what}")]
     Picture {

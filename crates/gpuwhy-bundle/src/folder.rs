@@ -174,9 +174,10 @@ impl Folder {
         let mut text = serde_json::to_vec_pretty(&manifest)?;
         text.push(b'\n');
         self.put(MANIFEST, &text)?;
-        for name in std::mem::take(&mut self.unnamed) {
+        while let Some(name) = self.unnamed.first().copied() {
             let renamed = fs::rename(self.path.join(temporary(name)), self.path.join(name));
             renamed.map_err(|source| self.cannot(name, source))?;
+            self.unnamed.remove(0);
         }
         self.made = false;
         Ok(std::mem::take(&mut self.files))

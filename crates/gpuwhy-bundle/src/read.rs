@@ -6,7 +6,7 @@
 
 use crate::guard::Guard;
 use crate::header::{Header, SCHEMA};
-use crate::row::{LATEST_NS, Row};
+use crate::row::{LARGEST, LATEST_NS, Row};
 use crate::{Error, Result};
 use gpuwhy_model::MemoryEvent;
 use serde::de::{self, DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -90,9 +90,14 @@ fn check(header: &Header) -> Result<(), String> {
     let steps = header.steps.iter().flat_map(|one| one.marks_ns.iter().chain([&one.active_from_ns, &one.active_to_ns]));
     let samples = header.device_samples.iter().map(|one| &one.at_ns);
     let users = header.device_processes.iter().map(|one| &one.at_ns);
-    let alerts = header.alerts.iter().map(|one| &one.at_ns);
+    let alerts = header.alerts.iter().flat_map(|one| [&one.at_ns].into_iter().chain(&one.cleared_ns));
     if let Some(late) = steps.chain(samples).chain(users).chain(alerts).find(|at| **at > LATEST_NS) {
         return Err(format!("{late} ns is later than any run"));
+    }
+    let sizes = header.device_samples.iter().flat_map(|one| one.memory_used.iter().chain(&one.memory_total));
+    let sizes = sizes.chain(header.device_processes.iter().filter_map(|one| one.bytes.as_ref()));
+    if let Some(large) = sizes.into_iter().find(|bytes| **bytes > LARGEST) {
+        return Err(format!("{large} bytes are more than any GPU has"));
     }
     match header.sites.iter().zip(0..).find(|(site, number)| site.site != *number) {
         Some((site, number)) => Err(format!("site {} stands where site {number} should", site.site)),

@@ -11,7 +11,7 @@ use std::fmt;
 /// No moment of a run is later: so sums of times do not overflow.
 pub(crate) const LATEST_NS: u64 = 1 << 62;
 /// No device has so much memory.
-const LARGEST: u64 = 1 << 56;
+pub(crate) const LARGEST: u64 = 1 << 56;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

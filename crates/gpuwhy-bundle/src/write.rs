@@ -52,6 +52,11 @@ impl<W: Write> EventsWriter<W> {
         Ok(serde_json::to_writer(&mut self.out, &row)?)
     }
 
+    /// Events so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// No more; returns where it was written to.
     pub fn finish(mut self) -> io::Result<W> {
         writeln!(self.out, "\n]}}")?;

@@ -8,7 +8,7 @@ use crate::grid::Grid;
 use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
 use crate::lines::{LineKey, Lines};
 use crate::oom::{EndRecord, OomLog, OomRecord};
-use crate::report::{End, Growth, Leak, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport};
+use crate::report::{End, Growth, Leak, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport, TimelinePoint};
 use crate::sieve::is_work;
 use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
 use crate::steps::{Certainty, ProcessSteps};
@@ -406,10 +406,7 @@ impl Analyser {
         let (device_used, device_total) = self.gap.used_at(record.key, record.at_ns);
         let fact = lines.fact(record.stack);
         let space = self.spaces.get(&record.key);
-        let mut before = record.before.clone();
-        for point in &mut before {
-            point.device_used = self.gap.most_used(record.key, point.at_ns, point.at_ns + SECOND);
-        }
+        let before = self.with_device(record.key, record.before.clone());
         Oom {
             at_ns: record.at_ns,
             step: self.step_at(record.key.pid, record.at_ns),
@@ -432,6 +429,14 @@ impl Analyser {
         }
     }
 
+    /// The time before something, with what the device said in it.
+    fn with_device(&self, key: SpaceKey, mut before: Vec<TimelinePoint>) -> Vec<TimelinePoint> {
+        for point in &mut before {
+            point.device_used = self.gap.most_used(key, point.at_ns, point.at_ns.saturating_add(SECOND));
+        }
+        before
+    }
+
     fn ends_told(&self, lines: &Lines) -> Vec<End> {
         let told = |end: &EndRecord| {
             let held = end.held.iter().filter_map(|(key, _, held)| Some((self.spaces.get(key)?, held)));
@@ -439,6 +444,10 @@ impl Analyser {
             let by_stack = held.flat_map(|(space, held)| {
                 held.iter().map(move |(site, bytes, count)| (stack(space, *site), *bytes, *count))
             });
+            // Its own events were the last of these.
+            let fullest = end.held.iter().max_by_key(|held| held.1).map(|held| held.0);
+            let fullest = fullest.and_then(|key| Some((key, self.spaces.get(&key)?)));
+            let last = fullest.and_then(|(_, space)| space.last_stack);
             End {
                 at_ns: end.at_ns,
                 pid: end.pid,
@@ -447,6 +456,11 @@ impl Analyser {
                 oom_killed: self.ooms.killed_for_memory.contains(&end.pid),
                 allocated: end.held.iter().map(|held| held.1).sum(),
                 live: lines.holders(by_stack),
+                last_line: lines.line(last),
+                last_stack: lines.fact(last).map(|fact| fact.frames.clone()).unwrap_or_default(),
+                before: fullest
+                    .map(|(key, space)| self.with_device(key, space.recent.iter().copied().collect()))
+                    .unwrap_or_default(),
             }
         };
         let by_signal = |end: &&EndRecord| end.signal != 0 && !end.held.is_empty();

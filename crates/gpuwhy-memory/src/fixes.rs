@@ -9,6 +9,8 @@ use gpuwhy_model::{Fix, units};
 const SCALAR: u64 = 512;
 /// A twentieth of what is reserved is left over in any job.
 const LEFT_OVER: u64 = 20;
+/// What PyTorch takes from the driver at once for tensors of up to 10 MB.
+const SEGMENT: u64 = 20 << 20;
 /// A quarter of the device is much.
 const MUCH: u64 = 4;
 
@@ -85,21 +87,28 @@ pub(crate) fn is_too_large(oom: &Oom) -> bool {
     oom.asked > oom.allocated || oom.device_total.is_some_and(|total| oom.asked >= total)
 }
 
-/// What other processes had, where that was much of the device, and without them there would have been room.
+/// What other processes had, where that was much of the device, there was no room, and without them there would have been.
 pub(crate) fn had_by_others(oom: &Oom) -> Option<u64> {
-    would_do(oom, oom.others.iter().map(|other| other.bytes).sum())
+    would_do(oom, others(oom))
 }
 
-/// The same of what the job had outside PyTorch's allocator: contexts, libraries, calls to CUDA.
+fn others(oom: &Oom) -> u64 {
+    oom.others.iter().fold(0, |sum: u64, other| sum.saturating_add(other.bytes))
+}
+
+/// The same of what was in use and is nobody's: not that process's PyTorch's, and not other processes'.
 pub(crate) fn had_outside(oom: &Oom) -> Option<u64> {
-    let others: u64 = oom.others.iter().map(|other| other.bytes).sum();
-    would_do(oom, oom.device_used?.saturating_sub(oom.reserved).saturating_sub(others))
+    would_do(oom, oom.device_used?.saturating_sub(oom.reserved).saturating_sub(others(oom)))
 }
 
 fn would_do(oom: &Oom, bytes: u64) -> Option<u64> {
     let total = oom.device_total?;
-    let free = total.saturating_sub(oom.device_used?);
-    (bytes >= total / MUCH && oom.asked <= free.saturating_add(bytes)).then_some(bytes)
+    // The last look may be a second old: the job may have taken more since.
+    let used = oom.device_used?.max(oom.reserved.saturating_add(others(oom)));
+    let free = total.saturating_sub(used);
+    // With room left it was refused for another reason: a limit on what PyTorch may have.
+    let is_short = free < oom.asked.max(SEGMENT);
+    (is_short && bytes >= total / MUCH && oom.asked <= free.saturating_add(bytes)).then_some(bytes)
 }
 
 /// What to do when memory ran out.

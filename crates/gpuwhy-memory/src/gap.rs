@@ -83,13 +83,13 @@ impl GapWatch {
         (place.checked_sub(1).and_then(|last| watched.looks.get(last)).map(|look| look.used), watched.total)
     }
 
-    /// Who else was on a device's GPU at the look before a moment, most first.
+    /// Who else was on a device's GPU at the look before a moment, traced or not, most first.
     pub(crate) fn others_at(&self, key: SpaceKey, at_ns: u64, facts: &Facts) -> Vec<OtherProcess> {
         let Some(gpu) = self.gpu_of.get(key) else { return Vec::new() };
         let looks = self.gpus.get(&gpu).map_or(&[][..], |watched| &watched.looks);
         let place = looks.partition_point(|look| look.at_ns <= at_ns);
         let Some(look) = place.checked_sub(1).and_then(|last| looks.get(last)) else { return Vec::new() };
-        let mut others = others_at(facts, gpu, look.at_ns);
+        let mut others = users_at(facts, gpu, look.at_ns, |pid| pid != key.pid);
         others.sort_by_key(|other| std::cmp::Reverse(other.bytes));
         others
     }
@@ -133,12 +133,17 @@ impl GpuOf {
     }
 }
 
+/// Those that are not traced.
 fn others_at(facts: &Facts, gpu: u32, at_ns: u64) -> Vec<OtherProcess> {
+    users_at(facts, gpu, at_ns, |pid| !facts.processes.contains_key(&pid))
+}
+
+fn users_at(facts: &Facts, gpu: u32, at_ns: u64, is_wanted: impl Fn(u32) -> bool) -> Vec<OtherProcess> {
     let rows = &facts.gpu_processes;
     let from = rows.partition_point(|row| row.at_ns + TOGETHER_NS < at_ns);
     let close = rows[from..].iter().take_while(|row| row.at_ns <= at_ns + TOGETHER_NS);
     let mut found: BTreeMap<u32, OtherProcess> = BTreeMap::new();
-    for row in close.filter(|row| row.gpu == gpu && !facts.processes.contains_key(&row.pid)) {
+    for row in close.filter(|row| row.gpu == gpu && is_wanted(row.pid)) {
         let bytes = row.bytes.unwrap_or(0);
         found.insert(row.pid, OtherProcess { pid: row.pid, name: row.name(), bytes });
     }

@@ -405,7 +405,7 @@ pub struct Oom {
     pub device_used: Option<u64>,
     /// Its memory.
     pub device_total: Option<u64>,
-    /// Other processes on it at that look, most first.
+    /// Other processes on it at that look, traced or not, most first.
     pub others: Vec<OtherProcess>,
     /// Whether the process ended within five seconds.
     pub fatal: bool,
@@ -440,4 +440,10 @@ pub struct End {
     pub allocated: u64,
     /// What was in use, by line, most first.
     pub live: Vec<Holder>,
+    /// The line that allocated last, on the device on which it had most.
+    pub last_line: Option<String>,
+    /// The stack that was from, innermost frame first.
+    pub last_stack: Vec<String>,
+    /// The two minutes before, on that device.
+    pub before: Vec<TimelinePoint>,
 }

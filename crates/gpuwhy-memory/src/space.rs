@@ -94,6 +94,8 @@ pub(crate) struct Space {
     pub(crate) ended: bool,
     /// The last minutes, second by second, where something changed.
     pub(crate) recent: VecDeque<TimelinePoint>,
+    /// Where the last piece was allocated.
+    pub(crate) last_stack: Option<u64>,
     /// What was live at the last look; until then nothing.
     pub(crate) at_last_look: Option<Vec<Held>>,
     /// Allocations and frees until then, from the first look on.
@@ -125,6 +127,7 @@ impl Space {
             grid,
             ended: false,
             recent: VecDeque::new(),
+            last_stack: None,
             at_last_look: None,
             between_looks: (0, 0),
             from_ns,
@@ -154,6 +157,7 @@ impl Space {
             self.balance.lost_frees += 1;
             self.gone(old);
         }
+        self.last_stack = stack;
         let site = self.site(stack);
         self.live.insert(address, Live { bytes, since_ns: at, site });
         self.balance.allocs += 1;

@@ -135,9 +135,9 @@ fn spaces(spaces: &[LiveSpaceReport], width: usize, style: Style) -> Vec<String>
         table.push(vec![
             format!("{} {}{source}{ended}", units::safe(&space.name, PROCESS), space.pid),
             device(space.device),
-            units::bytes(space.allocated),
+            if space.ended { "–".to_owned() } else { units::bytes(space.allocated) },
             units::bytes(space.peak_allocated),
-            units::bytes(space.reserved),
+            if space.ended { "–".to_owned() } else { units::bytes(space.reserved) },
             if space.bytes_per_second >= 1.0 { rate(space.bytes_per_second) } else { "–".to_owned() },
             space.out_of_memory_in_ns.map_or_else(|| "–".to_owned(), units::time),
         ]);

@@ -418,6 +418,9 @@ fn oom_lines(report: &Report, style: Style) -> Vec<String> {
             end.pid,
             units::bytes(end.allocated)
         ));
+        if let Some(line) = &end.last_line {
+            lines.push(style.dim(&format!("    it allocated last at {}", safe(line))));
+        }
         lines.extend(indented(&holders(&end.live, end.allocated), style));
     }
     lines

@@ -8,7 +8,7 @@ use gpuwhy_ask::Part;
 use gpuwhy_capture::governor::Budget;
 use gpuwhy_memory::alerts::Choice;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use values::{address, duration, gigabytes, max_size, moment, ring_size};
 
@@ -124,7 +124,7 @@ pub(crate) struct Trace {
     /// Print JSON lines to stdout, one a second, one for each alert, and a summary (the command's stdout then goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print nothing but errors and the summary
+    /// Print nothing but errors, alerts and the summary
     #[arg(long, short)]
     pub(crate) quiet: bool,
     /// How to attach probes; by default the cheapest way this kernel has
@@ -323,7 +323,7 @@ pub(crate) struct Memory {
     /// Waits for one to begin, and ends with it, or by q or Ctrl-C
     #[arg(
         long,
-        conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare", "file"]
+        conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare"]
     )]
     pub(crate) live: bool,
     /// Compare runs, the first being what the others are held against: peaks, growth, memory by line. Of --pid each has its own
@@ -337,6 +337,13 @@ pub(crate) struct Memory {
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+impl Memory {
+    /// The file that is asked about.
+    pub(crate) fn run(&self) -> &Path {
+        self.file.as_deref().unwrap_or(&self.of.db)
+    }
 }
 
 /// What of which run.

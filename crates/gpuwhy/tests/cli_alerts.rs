@@ -83,7 +83,11 @@ fn a_full_gpu_and_a_refusal_are_told_once_everywhere() {
     }
     let _lock = one_at_a_time();
     let used = 240_000_000;
-    let run = Attached::new(&["oom", "--steps", "2000"], used, &["--alert", "memory>80%"]);
+    let run = Attached::new(
+        &["oom", "--steps", "2000"],
+        used,
+        &["--alert", "none", "--alert", "memory>80%", "--alert", "oom"],
+    );
     assert_eq!(run.status.code(), Some(1), "it ran out of memory: {}", run.told);
     let truth = run.place.truth();
     let refused: Vec<Report> = truth

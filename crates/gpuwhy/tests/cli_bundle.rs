@@ -53,7 +53,12 @@ impl Bundle {
         fs::write(&script, SCRIPT).unwrap();
         fs::write(&settings, "count 1\nmemory_total 1073741824\nmemory_used 500000000\n").unwrap();
         let mut command = place.trace();
-        command.env("SIMGPU_NVML", settings).args(["--quiet", "--", "python3"]).arg(script).arg(&sim().dir).arg(EVIL);
+        command
+            .env("SIMGPU_NVML", settings)
+            .args(["--quiet", "--alert", "none", "--", "python3"])
+            .arg(script)
+            .arg(&sim().dir)
+            .arg(EVIL);
         let output = succeed(command.args(["leak", "--onset", "40", "--step-ms", "15"]));
         assert_nothing_lost(&place.run_file());
         let (folder, truth) = (place.dir.path().join("out"), said_report(&text(&output)));

@@ -297,6 +297,9 @@ fn what_a_killed_job_held_is_known() {
     let of = |mark: &str| rows.iter().find(|row| row["line"] == told.line(mark)).unwrap()["bytes"].clone();
     assert_eq!(of("leak"), told.truth["kept_bytes"]);
     assert_eq!(of("model"), 64 * 768 * 1024);
+    let (last, had) = (end["before"].as_array().unwrap().last().unwrap(), end["allocated"].as_u64());
+    assert!(last["allocated_least"].as_u64() <= had && had <= last["allocated"].as_u64() && had > Some(0), "{end:#}");
+    assert!(end["last_line"].as_str().unwrap().starts_with("memjob.py:"), "{end:#}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest anything may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -53,9 +53,9 @@ impl Watched {
 
     /// The next line for which this holds.
     fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let mut last = Value::Null;
+        let (mut last, began) = (Value::Null, Instant::now());
         loop {
-            let line = self.lines.recv_timeout(LIMIT);
+            let line = self.lines.recv_timeout(LIMIT.saturating_sub(began.elapsed()));
             last = line.unwrap_or_else(|error| panic!("never happened: {what} ({error}); last was {last:#}"));
             if holds(&last) {
                 return last;
@@ -137,9 +137,9 @@ fn a_run_that_has_ended_is_told_with_its_refusals_and_a_killed_one_is_noticed() 
     watched.until("something is allocated", |line| line["spaces"][0]["allocated"].as_u64() > Some(0));
     tracing.signal("KILL");
     tracing.end();
+    end_orphan(&place);
     let lines = watched.end();
     assert_eq!(lines.last().unwrap()["state"], "left", "{lines:#?}");
-    end_orphan(&place);
     // What is no run is refused.
     std::fs::write(place.dir.path().join("no.db"), "something else").unwrap();
     let mut other = Command::new(GPUWHY);
@@ -190,8 +190,9 @@ impl OnTerminal {
     }
 
     fn until_seen(&mut self, part: &str) {
+        let began = Instant::now();
         while !self.seen.contains(part) {
-            let more = self.screen.recv_timeout(LIMIT);
+            let more = self.screen.recv_timeout(LIMIT.saturating_sub(began.elapsed()));
             let more = more.unwrap_or_else(|error| panic!("{part} never came ({error}): {:?}", self.seen));
             self.seen += &String::from_utf8_lossy(&more);
         }
@@ -223,7 +224,8 @@ fn a_terminal_is_redrawn_and_given_back() {
     let tracing = trace_of_a_leak(&place);
     let mut watched = OnTerminal::start(&place, false);
     watched.until_seen("in use");
-    watched.until_seen("▁");
+    // The fullest of the recent seconds.
+    watched.until_seen("█");
     succeed(Command::new("kill").args(["-TERM", &watched.child.id().to_string()]));
     assert!(watched.end().contains("\x1b[1m"), "colours");
     let mut watched = OnTerminal::start(&place, true);

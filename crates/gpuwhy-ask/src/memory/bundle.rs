@@ -20,6 +20,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const JSON: &str = "events.json";
 const CSV: &str = "events.csv";
 
+/// What is kept of the traced command, characters: a reader takes no words of any length.
+const MOST_OF_COMMAND: usize = 4096;
+
 /// A bundle that was written.
 #[derive(Debug, Clone)]
 pub struct Bundled {
@@ -109,7 +112,7 @@ fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, ve
             start_unix_ns: session.start_unix_ns,
             start_monotonic_ns: session.start_monotonic_ns,
             duration_ns: session.duration_ns,
-            command: session.command.clone(),
+            command: session.command.as_deref().map(|command| command.chars().take(MOST_OF_COMMAND).collect()),
         },
         part: gpuwhy_bundle::Part { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
         lost: facts.lost,
@@ -149,6 +152,9 @@ fn write_events(
     })?;
     if let Some(error) = failed {
         return Err(error.into());
+    }
+    if json.written() != header.event_count {
+        return Err(gpuwhy_bundle::Error::Changed.into());
     }
     let json = json.finish().map_err(|source| folder.cannot(JSON, source))?;
     folder.end(json)?;

@@ -74,6 +74,8 @@ pub(super) struct OpState {
     peak: f64,
     /// The part of full calls for which a stack is read.
     stacks: f64,
+    /// The same of the allocator's reports while few have one.
+    sampled_stacks: f64,
     /// The part of hits that is followed to the return when all that can be is: calls inside others are not.
     followed: f64,
     /// The part of calls whose return is skipped when it is sampled.
@@ -95,6 +97,7 @@ impl OpState {
             rate: 0.0,
             peak: 0.0,
             stacks: 0.0,
+            sampled_stacks: 0.0,
             followed: 1.0,
             boring: None,
             fresh: true,
@@ -116,7 +119,9 @@ impl OpState {
         self.rate += (now - self.rate) * weight;
         self.peak = (self.peak * 0.5f64.powf(seconds / PEAK_HALVES)).max(self.rate);
         if full > 0 {
-            self.stacks += (stacks as f64 / full as f64 - self.stacks) * weight;
+            let few = self.following == Following::Sampled && self.class() == Some(Class::Tensor);
+            let known = if few { &mut self.sampled_stacks } else { &mut self.stacks };
+            *known += (stacks as f64 / full as f64 - *known) * weight;
         }
         if self.following == Following::Full && count > 0 {
             self.followed += (full as f64 / count as f64 - self.followed) * weight;
@@ -168,7 +173,9 @@ impl OpState {
         let part = |followed: f64| prices.entry_ns + followed * (whole - prices.entry_ns).max(0.0);
         match following {
             // Every report is told of, but few with their stack.
-            Following::Sampled if self.class() == Some(Class::Tensor) => prices.entry_ns + own_ns,
+            Following::Sampled if self.class() == Some(Class::Tensor) => {
+                prices.entry_ns + self.sampled_stacks * prices.stack_ns + own_ns
+            }
             Following::Full => part(self.followed),
             Following::Sampled => {
                 let kept = self.boring.map_or(self.followed * (1.0 - BORING), |boring| 1.0 - boring);

@@ -102,6 +102,7 @@ pub struct Engine {
     last_space: usize,
     gpus: Vec<Gpu>,
     last_look_ns: u64,
+    first_tick_ns: Option<u64>,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
     /// Leaks that the examination before found, and those that were told.
@@ -121,6 +122,7 @@ impl Engine {
             last_space: 0,
             gpus: Vec::new(),
             last_look_ns: 0,
+            first_tick_ns: None,
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
@@ -195,7 +197,9 @@ impl Engine {
             let (Some(used), now) = (look.memory_used, look.at_ns) else { continue };
             let on_it = || processes.iter().filter(|process| process.gpu == look.gpu);
             let ours = on_it().filter(|process| is_traced(process.pid)).max_by_key(|process| process.bytes);
-            if ours.is_none() && looks.len() > 1 && on_it().next().is_some() {
+            let is_told = |active: &Active| matches!(active.scope, Scope::Gpu { gpu, .. } if gpu == look.gpu);
+            let is_ours = ours.is_some() || looks.len() == 1 || on_it().next().is_none();
+            if !is_ours && !self.active.iter().any(is_told) {
                 continue;
             }
             self.last_look_ns = self.last_look_ns.max(now);
@@ -228,7 +232,14 @@ impl Engine {
 
     /// Four times a second.
     pub fn tick(&mut self, now_ns: u64) {
-        let silent = now_ns.saturating_sub(self.last_look_ns) > NVML_SILENT_NS;
+        // NVML takes its time until its first answer, too.
+        let last_ns = self.last_look_ns.max(*self.first_tick_ns.get_or_insert(now_ns));
+        let silent = now_ns.saturating_sub(last_ns) > NVML_SILENT_NS;
+        if !silent {
+            self.leave_memory_to_nvml(now_ns);
+        }
+        let told = |active: &Active| matches!(active.scope, Scope::Gpu { .. }) && self.is(active.rule, Kind::Growth);
+        let is_told = self.active.iter().any(told);
         let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == Kind::Growth);
         for at in 0..self.spaces.len() {
             let space = &mut self.spaces[at];
@@ -240,7 +251,7 @@ impl Engine {
             space.floors.push(floor);
             // The two windows are of the same times: either has a slope if the other has.
             let slopes = if has_growth { space.in_use.slope().zip(space.had.slope()) } else { None };
-            if let Some((in_use, had)) = slopes {
+            if let Some((in_use, had)) = slopes.filter(|_| !is_told) {
                 self.judge_growth(scope, in_use.max(had), now_ns);
             }
             if silent {
@@ -250,6 +261,18 @@ impl Engine {
         let over = |refusal: &Refusal| now_ns.saturating_sub(refusal.last_ns) > SAME_REFUSAL_NS;
         for refusal in self.refusals.extract_if(.., |refusal| over(refusal)) {
             self.changes.push(Alert { cleared_ns: Some(refusal.last_ns), ..refusal.alert });
+        }
+    }
+
+    /// What a process has is the GPU's, too, and NVML tells that now.
+    fn leave_memory_to_nvml(&mut self, now_ns: u64) {
+        let rules = &self.rules;
+        let is_memory = |active: &Active| {
+            let kind = rules.get(active.rule).map(|rule| rule.condition.kind());
+            matches!(active.scope, Scope::Space { .. }) && kind == Some(Kind::Memory)
+        };
+        for active in self.active.extract_if(.., |active| is_memory(active)) {
+            self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
         }
     }
 

@@ -116,6 +116,24 @@ fn bytes_are_nvmls_or_else_what_pytorch_has() {
 }
 
 #[test]
+fn what_a_process_has_is_left_to_nvml_once_that_answers() {
+    // It takes three seconds until it does: nobody speaks for it before.
+    let mut engine = engine(&["memory>500MB"]);
+    assert!(grow(&mut engine, 12, |_| 600 * MB).is_empty());
+    assert_eq!(look(&mut engine, 3, 700 * MB).len(), 1);
+    assert!(grow(&mut engine, 24, |_| 600 * MB).is_empty());
+    // It answers late.
+    let mut engine = self::engine(&["memory>500MB"]);
+    let told = grow(&mut engine, 40, |_| 600 * MB);
+    assert_eq!((told.len(), told[0].pid), (1, Some(9)), "{told:#?}");
+    let gpu = look(&mut engine, 10, 700 * MB);
+    assert_eq!((gpu.len(), gpu[0].gpu), (1, Some(0)), "{gpu:#?}");
+    engine.tick(10 * SECOND + 1);
+    let over = engine.take_changes();
+    assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, told[0].id, Some(10 * SECOND + 1)), "{over:#?}");
+}
+
+#[test]
 fn growth_is_told_once_and_ends_with_the_process() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
     let told = grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB);

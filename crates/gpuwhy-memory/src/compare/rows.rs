@@ -199,6 +199,12 @@ fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
             _ => Change::Shrank,
         };
     }
+    // A leak that began has changed something, however little it holds yet.
+    match (was.leak, is.leak) {
+        (None, Some(_)) => return if was.end.0.max(was.peak.0) == 0 { Change::New } else { Change::Grew },
+        (Some(_), None) => return if is.end.0.max(is.peak.0) == 0 { Change::Gone } else { Change::Shrank },
+        _ => {}
+    }
     let by = |was: u64, is: u64| match (was, is) {
         _ if !is_notable(was, is, least) => Change::Same,
         (0, _) => Change::New,

@@ -32,7 +32,8 @@ pub(super) fn finding(oom: &Oom, report: &Report, facts: &Facts) -> Finding {
     }
 }
 
-/// Somebody else on the device; a request for more than there can be; a leak, if there is one; memory in too small pieces; or whoever held most.
+/// Somebody else on the device, if that is more than what leaks; a request for more than there can be; a leak, if there is one;
+/// memory in too small pieces; or whoever held most.
 fn cause(oom: &Oom, report: &Report) -> RootCause {
     let because = |kind: &str, line: Option<String>, detail: String| RootCause {
         kind: kind.to_owned(),
@@ -40,21 +41,24 @@ fn cause(oom: &Oom, report: &Report) -> RootCause {
         line,
         ..RootCause::default()
     };
-    if let Some(bytes) = fixes::had_by_others(oom) {
+    let leak = report.leaks.iter().find(|leak| leak.pid == oom.pid && leak.device == oom.device);
+    let is_more = |bytes: &u64| leak.is_none_or(|leak| *bytes > leak.grown_bytes);
+    if let Some(bytes) = fixes::had_by_others(oom).filter(is_more) {
         let names: Vec<String> =
             oom.others.iter().take(3).map(|other| format!("{} ({})", other.name, other.pid)).collect();
         let detail = format!("other processes on the GPU had {}: {}", units::bytes(bytes), names.join(", "));
         return because("other_process", None, detail);
     }
-    if let Some(bytes) = fixes::had_outside(oom) {
-        let detail = format!("{} were in use outside PyTorch's allocator (see hidden_memory)", units::bytes(bytes));
+    if let Some(bytes) = fixes::had_outside(oom).filter(is_more) {
+        let detail =
+            format!("{} were in use outside this process's PyTorch allocator (see hidden_memory)", units::bytes(bytes));
         return because("outside_allocator", None, detail);
     }
     if fixes::is_too_large(oom) {
         let detail = format!("{} asked for more at once than all that was in use", named(oom.line.as_ref()));
         return because("large_request", oom.line.clone(), detail);
     }
-    if let Some(leak) = report.leaks.iter().find(|leak| leak.pid == oom.pid && leak.device == oom.device) {
+    if let Some(leak) = leak {
         let (by, held) = (named(leak.line.as_ref()), units::bytes(leak.grown_bytes));
         return because("leak", leak.line.clone(), format!("{by} leaks {}: it held {held}", rate(leak)));
     }

@@ -50,7 +50,7 @@ struct Judged {
     verdict: String,
     /// Bytes a second of all leaks of a process and device.
     rates: BTreeMap<(u32, Option<u32>), f64>,
-    lines: BTreeSet<String>,
+    lines: BTreeSet<(u32, Option<u32>, String)>,
 }
 
 /// Memory ran out; the stack is not named yet.
@@ -72,7 +72,8 @@ pub struct Tracker {
     /// Processes with PyTorch's allocator.
     torch: BTreeSet<u32>,
     gpus: BTreeMap<u32, Device>,
-    gpu_of: BTreeMap<u32, u32>,
+    /// NVML's index of the GPU a process was seen on; `None` where it was more than one.
+    gpu_of: BTreeMap<u32, Option<u32>>,
     refused: VecDeque<Refused>,
     oom_count: u64,
     ends: VecDeque<LiveEnd>,
@@ -114,7 +115,10 @@ impl Tracker {
             let used = sample.memory_used.filter(|_| known);
             self.gpus.insert(sample.gpu, Device { used, total: sample.memory_total.filter(|_| known) });
         }
-        self.gpu_of.extend(processes.iter().map(|row| (row.pid, row.gpu)));
+        for row in processes {
+            let known = self.gpu_of.entry(row.pid).or_insert(Some(row.gpu));
+            *known = known.filter(|gpu| *gpu == row.gpu);
+        }
     }
 
     /// What the whole run up to `at_ns` comes to, by the full examination.
@@ -122,7 +126,7 @@ impl Tracker {
         let mut judged = Judged { at_ns, verdict: report.verdict.clone(), ..Judged::default() };
         for leak in &report.leaks {
             *judged.rates.entry((leak.pid, leak.device)).or_default() += leak.bytes_per_second;
-            judged.lines.extend(leak.line.clone());
+            judged.lines.extend(leak.line.clone().map(|line| (leak.pid, leak.device, line)));
         }
         self.judged = Some(judged);
     }
@@ -149,7 +153,12 @@ impl Tracker {
     }
 
     fn space(&mut self, key: SpaceKey) -> &mut LiveSpace {
-        self.spaces.entry(key).or_default()
+        let space = self.spaces.entry(key).or_default();
+        // Another process has its number.
+        if space.ended {
+            *space = LiveSpace::default();
+        }
+        space
     }
 
     fn driver(&mut self, pid: u32) -> &mut DriverSide {
@@ -243,12 +252,28 @@ impl Tracker {
     fn ended(&mut self, call: &Call) {
         let mut had = false;
         for (_, space) in self.spaces.iter_mut().filter(|(key, _)| key.pid == call.pid) {
-            had |= !std::mem::replace(&mut space.ended, true);
+            had |= !space.ended;
+            space.end(call.start_ns);
         }
         self.drivers.remove(&call.pid);
+        self.torch.remove(&call.pid);
+        self.gpu_of.remove(&call.pid);
+        self.forget_oldest();
         if had {
             let signal = u32::try_from(call.arg1.unwrap_or(0)).unwrap_or(u32::MAX);
             push(&mut self.ends, LiveEnd { at_ns: call.start_ns, pid: call.pid, signal }, KEPT);
+        }
+    }
+}
+
+impl Tracker {
+    /// Of processes that have ended the newest are kept.
+    fn forget_oldest(&mut self) {
+        let mut ended: Vec<(u64, SpaceKey)> =
+            self.spaces.iter().filter(|(_, space)| space.ended).map(|(key, space)| (space.ended_ns, *key)).collect();
+        ended.sort_unstable();
+        for (_, key) in ended.iter().rev().skip(KEPT) {
+            self.spaces.remove(key);
         }
     }
 }

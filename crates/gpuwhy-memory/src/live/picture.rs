@@ -175,13 +175,17 @@ impl Tracker {
     /// NVML's figures of the GPU a process is on: known where there is one GPU, or where the process was seen on one.
     fn device_of(&self, pid: u32) -> Device {
         let only = self.gpus.values().next().filter(|_| self.gpus.len() == 1);
-        let own = self.gpu_of.get(&pid).and_then(|gpu| self.gpus.get(gpu));
+        let own = self.gpu_of.get(&pid).copied().flatten().and_then(|gpu| self.gpus.get(&gpu));
         only.or(own).copied().unwrap_or_default()
     }
 
     fn space_told(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
         let device = self.device_of(key.pid);
-        let leak = self.judged.as_ref().and_then(|judged| judged.rates.get(&(key.pid, key.device())));
+        // A leak is told once, with PyTorch's memory where there is any.
+        let of_torch = SpaceKey { source: Source::Torch, ..key };
+        let is_first = key == of_torch || !self.spaces.contains_key(&of_torch);
+        let rates = self.judged.as_ref().filter(|_| is_first).map(|judged| &judged.rates);
+        let leak = rates.and_then(|rates| rates.get(&(key.pid, key.device())));
         let growing = || space.sites.iter().map(|site| rate(site.grown(&self.ticks))).sum();
         let rate = if space.ended { 0.0 } else { leak.copied().unwrap_or_else(growing) };
         let left = device.total.zip(device.used).map(|(total, used)| {
@@ -228,8 +232,9 @@ impl Tracker {
                 *grown += own.bytes;
             }
         }
-        let leaking = |line: &GrowingLine| {
-            line.line.as_ref().is_some_and(|line| self.judged.as_ref().is_some_and(|all| all.lines.contains(line)))
+        let leaking = |one: &GrowingLine| {
+            let key = one.line.clone().map(|line| (one.pid, one.device, line));
+            key.is_some_and(|key| self.judged.as_ref().is_some_and(|all| all.lines.contains(&key)))
         };
         let mut all: Vec<GrowingLine> = by_line
             .into_values()

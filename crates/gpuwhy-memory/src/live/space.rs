@@ -61,6 +61,8 @@ pub(super) struct LiveSpace {
     pub(super) peak_allocated: u64,
     /// The process has ended, and all its memory with it.
     pub(super) ended: bool,
+    /// When.
+    pub(super) ended_ns: u64,
     pub(super) sites: Vec<LiveSite>,
     /// The end of a tick, and the most allocated and reserved in it.
     pub(super) recent: VecDeque<(u64, u64, u64)>,
@@ -106,6 +108,14 @@ impl LiveSpace {
     /// The same where nobody tells them.
     pub(super) fn totals_of_live(&mut self) {
         self.totals(self.live_bytes, self.live_bytes);
+    }
+
+    /// Its process ended: what it held is nobody's any more.
+    pub(super) fn end(&mut self, at_ns: u64) {
+        if !self.ended {
+            let (peak_allocated, recent) = (self.peak_allocated, std::mem::take(&mut self.recent));
+            *self = Self { peak_allocated, recent, ended: true, ended_ns: at_ns, ..Self::default() };
+        }
     }
 
     pub(super) fn tick(&mut self, at_ns: u64) {

@@ -64,7 +64,8 @@ pub struct LetGo {
     pub at_ns: u64,
     /// What was let go.
     pub op: Option<String>,
-    /// `detach`: calls or reports are missing from then on; `sample`: the allocator's reports have no stacks.
+    /// `detach`: calls or reports are missing from then on; `sample`: few of the allocator's reports have a
+    /// stack.
     pub action: String,
 }
 

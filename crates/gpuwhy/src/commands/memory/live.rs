@@ -39,8 +39,8 @@ pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot watch for Ctrl-C")?;
     }
     let mut live = Live {
-        following: Following::new(&args.of.db, args.of.pids()),
-        examiner: Examiner::new(&args.of.db, args.of.pids(), &stop),
+        following: Following::new(args.run(), args.of.pids()),
+        examiner: Examiner::new(args.run(), args.of.pids(), &stop),
         display: Display::new(args),
         stop,
     };
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     let Live { examiner, display, stop, .. } = live;
     // The terminal first: what is said in the end is to stay on it.
     drop(examiner);
-    display.end(ended, &args.of.db, &part(args.of.pids()), &stop)?;
+    display.end(ended, args.run(), &part(args.of.pids()), &stop)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -184,7 +184,7 @@ struct Plain {
 
 impl Display {
     fn new(args: &Memory) -> Self {
-        let run = args.of.db.display().to_string();
+        let run = args.run().display().to_string();
         if args.json {
             return Self::Json { run, waited: false };
         }

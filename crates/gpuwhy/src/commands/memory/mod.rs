@@ -35,7 +35,7 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     if args.live {
         return live::run(args);
     }
-    let path = args.file.as_deref().unwrap_or(&args.of.db);
+    let path = args.run();
     // What cannot be looked at is taken for a run file, which says so.
     let is_events = memory::is_events_file(path).unwrap_or(false);
     if let Some(folder) = &args.bundle {

@@ -77,7 +77,7 @@ pub(super) fn pause(time: Duration) -> bool {
     let ms = i32::try_from(time.as_millis()).unwrap_or(i32::MAX);
     // SAFETY: one descriptor, in a struct we own.
     let ready = unsafe { libc::poll(&raw mut asked, 1, ms) };
-    ready > 0 && asked.revents & libc::POLLERR != 0
+    ready > 0 && asked.revents & (libc::POLLERR | libc::POLLHUP | libc::POLLNVAL) != 0
 }
 
 impl Drop for Terminal {
