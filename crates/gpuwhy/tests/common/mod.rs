@@ -26,6 +26,9 @@ pub const GPUWHY: &str = env!("CARGO_BIN_EXE_gpuwhy");
 
 /// Whether this test can run here. Under CI a machine that cannot trace is a failure, not a reason to skip.
 pub fn can_trace() -> bool {
+    // A shell that runs the tests in the background has them ignore Ctrl-C, and gpuwhy would leave it at that.
+    // SAFETY: the default, which no code of ours is called by.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
     let root = Command::new("id").arg("-u").output().unwrap().stdout == b"0\n";
     assert!(root || std::env::var_os("CI").is_none(), "this test needs root, and CI must not skip it");
     if !root {
