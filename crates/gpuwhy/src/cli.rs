@@ -277,9 +277,10 @@ pub(crate) struct Explain {
 #[command(after_help = "\
 Without a section: the verdict, what was found, and all sections, the most important first.
 Leaks are lines whose allocations stay from step to step; caches that fill, warm-up and what is given back are none.
-The JSON has everything and is described in docs/memory-json.md. A bundle is a folder with every allocation and free
-(JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows who held memory when), figures, alerts and
-a manifest, see docs/memory-bundle.md; its events.json gives the same answers as the run file.
+The JSON has everything and is described in docs/memory-json.md. A bundle is a folder with every
+allocation and free (JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows
+who held memory when), figures, alerts and a manifest, see docs/memory-bundle.md; its events.json
+gives the same answers as the run file.
 
 Examples:
   gpuwhy memory

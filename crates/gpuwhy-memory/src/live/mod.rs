@@ -14,6 +14,7 @@ pub use picture::{GrowingLine, LiveEnd, LiveOom, LiveSpaceReport, Picture, Recen
 
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
 use crate::report::{Report, Source};
+use crate::sieve::is_work;
 use crate::space::{SpaceKey, UNKNOWN_DEVICE};
 use gpuwhy_model::ops::{Class, KernelOp, TorchOp, kernel_op, torch_op};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
@@ -194,9 +195,9 @@ impl Tracker {
             Some(_) => self.give(call),
             None => {
                 // Work for the GPU: what the thread took before was not for PyTorch's allocator.
-                let works =
-                    call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy));
-                if works && let Some(driver) = self.drivers.get_mut(&call.pid) {
+                if is_work(call)
+                    && let Some(driver) = self.drivers.get_mut(&call.pid)
+                {
                     let direct = driver.settle(call.tid);
                     self.take_direct(call.pid, direct);
                 }
