@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What `gpuwhy memory` says on a machine with a GPU, against PyTorch's own figures: peaks, checkpoints, eight leaks and their
 # fixed twins, memory that runs out, a job that is killed. About six minutes.
-# Usage: tests/gpu/memory.sh [GPUWHY [PATTERN...]]     BUDGET=none traces without a budget
+# Usage: tests/gpu/memory.sh [GPUWHY [PATTERN...]]     BUDGET=none traces without a budget; KEEP=FOLDER keeps what failed
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
 gpuwhy=$(realpath "${1:-$here/../../target/release/gpuwhy}") || exit 1
@@ -11,7 +11,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 budget=${BUDGET:-2%}
 failed=0
-checks() { python3 "$here/memory_check.py" "$gpuwhy" "$work/run.db" "$work/said.json" "$1" || failed=1; }
+checks() { # WHAT [NAME]
+  python3 "$here/memory_check.py" "$gpuwhy" "$work/run.db" "$work/said.json" "$1" && return
+  failed=1
+  [ -z "${KEEP:-}" ] || { mkdir -p "$KEEP/${2:-$1}" && cp "$work"/{run.db,said.json,out} "$KEEP/${2:-$1}"; }
+}
 trace() { # BUDGET COMMAND...
   local budget=$1
   shift
@@ -31,7 +35,7 @@ for pattern in "$@"; do
   for twin in leaky fixed; do
     trace "$budget" python3 "$here/memory_leaks.py" "$pattern" $twin "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
     grep -e sampled -e "not followed" "$work/out" | head -n 3
-    checks leak
+    checks leak "$pattern-$twin"
   done
 done
 

@@ -17,8 +17,9 @@ use std::collections::{BTreeMap, HashMap};
 pub const FEWEST: usize = 8;
 /// How even distances must be: 1 is always the same number of launches.
 const EVEN: f64 = 0.8;
-/// Marks must be found in this part of the time in which the process is at work, and up to this part before its end: what
-/// repeats while a model is loaded are no steps.
+/// Marks must be found in this part of the time in which the process is at work, or of its launches, and up to this part of
+/// the time before its end: what repeats while a model is loaded are no steps. Time alone would not do: a short job pauses
+/// between its model's first copy and its first step, for longer than its steps last, to load libraries.
 const COVERED: f64 = 0.4;
 const UP_TO_END: f64 = 0.2;
 /// Call sites followed in a process, and passes kept of all of them together (16 bytes each).
@@ -214,7 +215,7 @@ impl Process {
         let has_tensors = self.has_tensors;
         let nothing = ProcessSteps { active_ns: active, has_tensors, ..ProcessSteps::default() };
         let mut even: Vec<Candidate<'_>> =
-            self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active)).collect();
+            self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active, self.launches)).collect();
         // Ties are decided the same way every time.
         even.sort_by_key(|one| (one.passes.passes[0].0, one.site));
         let counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
@@ -260,11 +261,13 @@ struct Candidate<'a> {
 
 /// A site that may mark steps, and how even the launches between its passes are: 1 less the part by which they differ
 /// from the median. A site in a loop of a step has one large distance among small ones, and is far from even.
-fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64)) -> Option<Candidate<'a>> {
+fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64), launches: u64) -> Option<Candidate<'a>> {
     let (first, last) = (passes.passes.first()?, passes.passes.last()?);
-    let (covered, at_work) = (last.0.saturating_sub(first.0) as f64, active.1.saturating_sub(active.0) as f64);
+    let at_work = active.1.saturating_sub(active.0) as f64;
+    let covers = last.0.saturating_sub(first.0) as f64 >= COVERED * at_work
+        || last.1.saturating_sub(first.1) as f64 >= COVERED * launches as f64;
     let reaches_end = active.1.saturating_sub(last.0) as f64 <= UP_TO_END * at_work;
-    if passes.dropped || passes.passes.len() < FEWEST || covered < COVERED * at_work || !reaches_end {
+    if passes.dropped || passes.passes.len() < FEWEST || !covers || !reaches_end {
         return None;
     }
     let mut distances: Vec<f64> =
@@ -317,6 +320,20 @@ mod tests {
         let found = process.steps();
         assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
         assert_eq!(found.certainty, Certainty::Medium, "nobody else agrees");
+    }
+
+    /// As PyTorch's optimizers do: the model is copied, libraries are loaded for seconds, then a second of steps.
+    #[test]
+    fn a_pause_before_the_first_step_hides_no_steps() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        process.pass(site(1), 3, 0, 0);
+        for step in 0..100 {
+            process.pass(site(20), 1, 7, 4_000 + step * 10);
+            process.pass(site(30), 4, 0, 4_000 + step * 10 + 5);
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
     }
 
     #[test]
