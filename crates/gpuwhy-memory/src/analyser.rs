@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The second pass over a run's events: every allocation and free, in order, into the report.
 
+use crate::backward::BackwardWatch;
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
 use crate::facts::{Facts, SiteFact};
 use crate::gap::GapWatch;
@@ -26,8 +27,6 @@ const EVEN_LOOKS: usize = 24;
 /// A process at work frees one of so many allocations at least, or launches so much in a step.
 const FREED_PART: u64 = 4;
 const WORK_LAUNCHES: u64 = 4;
-/// Nanoseconds in a second.
-const SECOND: u64 = 1_000_000_000;
 
 /// Plays a run's memory events and tells what they come to.
 pub struct Analyser {
@@ -37,6 +36,7 @@ pub struct Analyser {
     drivers: BTreeMap<u32, DriverSide>,
     gap: GapWatch,
     ooms: OomLog,
+    backward: BackwardWatch,
     detailed: bool,
 }
 
@@ -50,6 +50,7 @@ impl Analyser {
             spaces: BTreeMap::new(),
             drivers: BTreeMap::new(),
             ooms: OomLog::default(),
+            backward: BackwardWatch::default(),
             detailed: false,
         }
     }
@@ -57,6 +58,12 @@ impl Analyser {
     /// With a finer timeline, and who held memory at each of its points.
     pub fn in_detail(self) -> Self {
         Self { detailed: true, ..self }
+    }
+
+    /// With the stacks in which `backward()` is called ([`crate::backward_stacks`]): what autograd's threads allocate counts
+    /// for these.
+    pub fn with_backward(self, calls: BTreeSet<u64>) -> Self {
+        Self { backward: BackwardWatch::new(calls), ..self }
     }
 
     /// The next event, in the order of time, from the run's beginning on.
@@ -98,14 +105,17 @@ impl Analyser {
         let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
         self.take_direct(event.pid, direct);
         let told = Some((event.allocated, event.reserved));
-        let space = self.space(key);
         if event.op == torch_op(TorchOp::Alloc) {
-            space.alloc(event.at_ns, event.address, event.bytes, event.stack, told);
-        } else if event.op == torch_op(TorchOp::Free) {
+            let stack = self.backward.stack_of(event);
+            self.space(key).alloc(event.at_ns, event.address, event.bytes, stack, told);
+            return;
+        }
+        let space = self.space(key);
+        if event.op == torch_op(TorchOp::Free) {
             space.free(event.at_ns, event.address, event.bytes, told);
         } else if event.op == torch_op(TorchOp::OutOfMemory) {
             space.told(event.at_ns, event.allocated, event.reserved);
-            let (held, unseen, before) = (space.held(), space.unseen(), space.recent.iter().copied().collect());
+            let (held, unseen, before) = (space.held(), space.unseen(), space.recent.points());
             self.out_of_memory(OomRecord {
                 at_ns: event.at_ns,
                 key,
@@ -161,7 +171,7 @@ impl Analyser {
             let device = call.device.unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid: call.pid, device, source: Source::Driver };
             let space = self.space(key);
-            let (allocated, held, before) = (space.allocated, space.held(), space.recent.iter().copied().collect());
+            let (allocated, held, before) = (space.allocated, space.held(), space.recent.points());
             self.out_of_memory(OomRecord {
                 at_ns: call.start_ns,
                 key,
@@ -179,7 +189,8 @@ impl Analyser {
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
         for one in taken {
-            let device = one.device.unwrap_or(UNKNOWN_DEVICE);
+            // Where none was seen being set, it is the one on which the thread has tensors.
+            let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid, device, source: Source::Driver };
             self.space(key).alloc(one.at_ns, one.pointer, one.bytes, one.stack, None);
         }
@@ -403,10 +414,10 @@ impl Analyser {
     }
 
     fn oom_told(&self, record: &OomRecord, lines: &Lines) -> Oom {
-        let (device_used, device_total) = self.gap.used_at(record.key, record.at_ns);
+        let look = self.gap.look_at(record.key, record.at_ns, record.reserved);
         let fact = lines.fact(record.stack);
         let space = self.spaces.get(&record.key);
-        let before = self.with_device(record.key, record.before.clone());
+        let before = self.with_device(record.key, record.before.clone(), record.at_ns);
         Oom {
             at_ns: record.at_ns,
             step: self.step_at(record.key.pid, record.at_ns),
@@ -416,8 +427,9 @@ impl Analyser {
             asked: record.asked,
             allocated: record.allocated,
             reserved: record.reserved,
-            device_used,
-            device_total,
+            device_used: look.map(|look| look.1),
+            device_used_at_ns: look.map(|look| look.0),
+            device_total: self.gap.used_at(record.key, record.at_ns).1,
             others: self.gap.others_at(record.key, record.at_ns, &self.facts),
             fatal: self.ooms.is_fatal(record),
             line: lines.line(record.stack),
@@ -430,9 +442,11 @@ impl Analyser {
     }
 
     /// The time before something, with what the device said in it.
-    fn with_device(&self, key: SpaceKey, mut before: Vec<TimelinePoint>) -> Vec<TimelinePoint> {
-        for point in &mut before {
-            point.device_used = self.gap.most_used(key, point.at_ns, point.at_ns.saturating_add(SECOND));
+    fn with_device(&self, key: SpaceKey, mut before: Vec<TimelinePoint>, at_ns: u64) -> Vec<TimelinePoint> {
+        let mut next = at_ns;
+        for point in before.iter_mut().rev() {
+            point.device_used = self.gap.most_used(key, point.at_ns, next);
+            next = point.at_ns;
         }
         before
     }
@@ -455,11 +469,12 @@ impl Analyser {
                 signal: u32::try_from(end.signal).unwrap_or(u32::MAX),
                 oom_killed: self.ooms.killed_for_memory.contains(&end.pid),
                 allocated: end.held.iter().map(|held| held.1).sum(),
+                direct: end.held.iter().filter(|held| held.0.source == Source::Driver).map(|held| held.1).sum(),
                 live: lines.holders(by_stack),
                 last_line: lines.line(last),
                 last_stack: lines.fact(last).map(|fact| fact.frames.clone()).unwrap_or_default(),
                 before: fullest
-                    .map(|(key, space)| self.with_device(key, space.recent.iter().copied().collect()))
+                    .map(|(key, space)| self.with_device(key, space.recent.points(), end.at_ns))
                     .unwrap_or_default(),
             }
         };

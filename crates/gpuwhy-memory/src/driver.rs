@@ -97,6 +97,8 @@ pub(crate) struct DriverSide {
     pub(crate) devices: HashMap<u8, DeviceSums>,
     /// Threads whose last allocation failed: what they give back now, they give because memory ran out.
     failing: Vec<u32>,
+    /// The device each thread reported of last.
+    device_of: HashMap<u32, u8>,
 }
 
 impl DriverSide {
@@ -111,6 +113,7 @@ impl DriverSide {
             windows: vec![Window::default(); WINDOWS],
             devices: HashMap::new(),
             failing: Vec::new(),
+            device_of: HashMap::new(),
         }
     }
 
@@ -179,6 +182,7 @@ impl DriverSide {
     /// PyTorch's allocator reports: its own calls since the report before are known now, the thread's others are not its.
     pub(crate) fn report(&mut self, tid: u32, device: u8, reserved: u64) -> Vec<Pending> {
         self.failing.retain(|failing| *failing != tid);
+        self.device_of.insert(tid, device);
         let sums = self.devices.entry(device).or_default();
         let before = sums.reserved.unwrap_or(0);
         let mut rose = reserved.saturating_add(sums.given_since).saturating_sub(before);
@@ -209,6 +213,11 @@ impl DriverSide {
             }
         }
         self.settle(tid)
+    }
+
+    /// The device a thread works on: that of its last report.
+    pub(crate) fn device_of(&self, tid: u32) -> Option<u8> {
+        self.device_of.get(&tid).copied()
     }
 
     /// The thread did something else: what it took before was not PyTorch's.

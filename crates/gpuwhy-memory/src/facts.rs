@@ -65,6 +65,7 @@ pub struct SiteFact {
     pub function: Option<String>,
     /// The frames, innermost first, each `file:line function`.
     pub frames: Vec<String>,
-    /// The text of that line, where the source could be read. Only looked at, never shown.
+    /// The text of that line, where the source could be read, and of what stands around its loop. Only looked at
+    /// ([`crate::HINTS`]), never shown.
     pub source: Option<String>,
 }

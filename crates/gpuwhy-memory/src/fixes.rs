@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What to do about memory, by the pattern that was seen.
 
-use crate::facts::SiteFact;
+mod leak;
+
+pub(crate) use leak::leak;
+
 use crate::report::{Fragmentation, Gap, Leak, Oom, OtherProcess};
 use gpuwhy_model::{Fix, units};
 
-/// PyTorch gives a number as much as this.
-const SCALAR: u64 = 512;
 /// A twentieth of what is reserved is left over in any job.
 const LEFT_OVER: u64 = 20;
 /// What PyTorch takes from the driver at once for tensors of up to 10 MB.
@@ -14,10 +15,12 @@ const SEGMENT: u64 = 20 << 20;
 /// A quarter of the device is much.
 const MUCH: u64 = 4;
 
-/// What is looked for in the source of a line, and all that is: who keeps these words of it keeps what it says.
-pub const HINTS: [&str; 11] = [
+/// What is looked for in the source of a line, and all that is: who keeps these words of it keeps what it says. `autocast(`
+/// may stand around the loop that the line is in.
+pub const HINTS: [&str; 12] = [
     "retain_graph=True",
     "create_graph=True",
+    "autocast(",
     "detach(",
     ".clone(",
     "loss",
@@ -31,49 +34,6 @@ pub const HINTS: [&str; 11] = [
 
 fn fix(text: String, saves_bytes: u64) -> Fix {
     Fix { text, saves_ns: 0, saves_bytes }
-}
-
-/// What to do about a line that keeps what it allocates. The source of the line, where it could be read, says how.
-pub(crate) fn leak(leak: &Leak, fact: Option<&SiteFact>) -> Vec<Fix> {
-    let line = leak.line.as_deref().unwrap_or("that line");
-    let source = fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default();
-    let has = |words: &[&str]| {
-        debug_assert!(words.iter().all(|word| HINTS.contains(word)), "a hint that is not listed");
-        words.iter().any(|word| source.contains(word))
-    };
-    let mut fixes = Vec::new();
-    if leak.line.is_none() {
-        let text = "trace again with --budget none, and without --no-stack, to see which line it is";
-        fixes.push(fix(text.to_owned(), 0));
-    }
-    let text = if has(&["retain_graph=True", "create_graph=True"]) {
-        format!(
-            "{line}: do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"
-        )
-    } else if has(&["detach(", ".clone("]) {
-        format!(
-            "{line}: a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
-             .detach().cpu()"
-        )
-    } else if leak.piece_bytes <= SCALAR || has(&["loss"]) {
-        format!("{line}: keep loss.item() instead of the tensor, which holds GPU memory and its whole graph")
-    } else if has(&[".append(", ".extend(", "+=", "] ="]) {
-        format!(
-            "{line}: what is kept in a list or dict stays on the GPU; keep .item() scalars or .detach().cpu(), or clear it"
-        )
-    } else if has(&["cudaMalloc", "malloc("]) {
-        format!("{line}: free what it allocates before the next step")
-    } else {
-        format!(
-            "{line}: find what keeps its tensors (a list, dict, closure or attribute) and drop them each step; if only values \
-             are needed, keep .item() scalars or .detach().cpu()"
-        )
-    };
-    fixes.push(fix(text, leak.grown_bytes));
-    if leak.piece_bytes > SCALAR {
-        fixes.push(fix("if it is meant to be a cache, give it a limit".to_owned(), 0));
-    }
-    fixes
 }
 
 /// Whether enough was reserved and free, and more than what is left over anywhere.

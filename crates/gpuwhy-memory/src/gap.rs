@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Looks at who uses a GPU belong to a look at the GPU this close, ns.
 const TOGETHER_NS: u64 = 500_000_000;
+/// A look is made as soon as it is known that memory ran out; one later than this is not that, ns.
+const THEN_NS: u64 = 300_000_000;
 /// Changes of less than this are none, bytes; and of less than this part of the gap.
 const NOTABLE: f64 = 64e6;
 const NOTABLE_PART: f64 = 0.1;
@@ -81,6 +83,15 @@ impl GapWatch {
         let Some(watched) = self.gpu_of.get(key).and_then(|gpu| self.gpus.get(&gpu)) else { return (None, None) };
         let place = watched.looks.partition_point(|look| look.at_ns <= at_ns);
         (place.checked_sub(1).and_then(|last| watched.looks.get(last)).map(|look| look.used), watched.total)
+    }
+
+    /// What a device's GPU said was used when memory ran out, and when it said so: at the look that was asked for then,
+    /// unless so much was given back by that time that it has less than the process had; else at the look before.
+    pub(crate) fn look_at(&self, key: SpaceKey, at_ns: u64, had: u64) -> Option<(u64, u64)> {
+        let watched = self.gpus.get(&self.gpu_of.get(key)?)?;
+        let (before, after) = watched.looks.split_at(watched.looks.partition_point(|look| look.at_ns < at_ns));
+        let then = |look: &&Look| look.at_ns <= at_ns.saturating_add(THEN_NS) && look.used >= had;
+        after.first().filter(then).or(before.last()).map(|look| (look.at_ns, look.used))
     }
 
     /// Who else was on a device's GPU at the look before a moment, traced or not, most first.

@@ -6,6 +6,7 @@
 //!   peak, and live bytes at the end of every step; `driver` follows what is taken from the driver.
 //! - `leaks`: which lines keep what they allocate, and which only look like it.
 //! - `fragmentation`, `gap`, `oom`: memory reserved and not used, memory nobody sees, and what there was when it ran out.
+//! - `backward`: whose tensors those of autograd's threads are. `recent`: the minutes before something went wrong.
 //! - `parts`: who held memory at every point of the timeline, where somebody wants to see that.
 //! - [`Sieve`]: which events all of this needs.
 //! - `findings`, `fixes`: what is said about it.
@@ -18,6 +19,7 @@
 
 pub mod alerts;
 mod analyser;
+mod backward;
 pub mod compare;
 mod driver;
 mod facts;
@@ -32,6 +34,7 @@ pub mod live;
 mod oom;
 mod parts;
 pub mod report;
+mod recent;
 mod robust;
 mod sieve;
 mod space;
@@ -39,6 +42,7 @@ pub mod steps;
 mod timeline;
 
 pub use analyser::Analyser;
+pub use backward::backward_stacks;
 pub use facts::{Facts, ProcessFact, SiteFact};
 pub use fixes::HINTS;
 pub use report::Report;

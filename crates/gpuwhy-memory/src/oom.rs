@@ -10,8 +10,6 @@ const FIRST: usize = 8;
 const LAST: usize = 8;
 /// A process that ends within this time ended by it, ns.
 pub(crate) const FATAL_NS: u64 = 5_000_000_000;
-/// How far back the story goes, ns.
-pub(crate) const BEFORE_NS: u64 = 120_000_000_000;
 
 /// Memory ran out.
 #[derive(Debug, Clone)]

@@ -4,8 +4,11 @@
 
 use crate::alerts::Alert;
 use crate::steps::Certainty;
-use gpuwhy_model::Finding;
+use gpuwhy_model::{Finding, units};
 use serde::Serialize;
+
+/// What was said longer ago than this is not told as if it were said now, ns.
+const NOW_NS: u64 = 100_000_000;
 
 /// The report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
@@ -121,7 +124,8 @@ pub struct Balance {
 /// Somebody who holds memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The line that allocated it; `None` where no Python was running.
+    /// The line that allocated it; of what autograd's threads allocated, the one that called `backward()`. `None` where no
+    /// Python was running.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
@@ -401,8 +405,10 @@ pub struct Oom {
     pub allocated: u64,
     /// From the driver.
     pub reserved: u64,
-    /// What the device said was used, at the look before.
+    /// What the device said was used: at once, or at the look before where it was not asked in time.
     pub device_used: Option<u64>,
+    /// When it said so.
+    pub device_used_at_ns: Option<u64>,
     /// Its memory.
     pub device_total: Option<u64>,
     /// Other processes on it at that look, traced or not, most first.
@@ -423,6 +429,16 @@ pub struct Oom {
     pub before: Vec<TimelinePoint>,
 }
 
+impl Oom {
+    /// What the device said, in words, and how long before where that was not then.
+    pub fn device_words(&self) -> Option<String> {
+        let (used, total) = (units::bytes(self.device_used?), units::bytes(self.device_total?));
+        let age = self.at_ns.saturating_sub(self.device_used_at_ns?);
+        let when = if age > NOW_NS { format!(", {} before", units::time(age)) } else { String::new() };
+        Some(format!("the device had {used} of {total} in use{when}"))
+    }
+}
+
 /// A signal ended a process.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct End {
@@ -438,6 +454,8 @@ pub struct End {
     pub oom_killed: bool,
     /// In use then, all devices.
     pub allocated: u64,
+    /// Of that, what was taken past PyTorch's allocator.
+    pub direct: u64,
     /// What was in use, by line, most first.
     pub live: Vec<Holder>,
     /// The line that allocated last, on the device on which it had most.

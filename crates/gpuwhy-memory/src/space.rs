@@ -6,11 +6,11 @@
 //! the events did.
 
 use crate::grid::Grid;
-use crate::oom::BEFORE_NS;
+use crate::recent::Recent;
 use crate::parts::Parts;
-use crate::report::{Balance, Source, TimelinePoint};
+use crate::report::{Balance, Source};
 use crate::timeline::{DETAILED_PARTS, PARTS, Timeline};
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 
 /// Which memory. Device 255: not known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -21,8 +21,6 @@ pub(crate) struct SpaceKey {
 }
 
 pub(crate) const UNKNOWN_DEVICE: u8 = u8::MAX;
-/// Nanoseconds in a second.
-const SECOND: u64 = 1_000_000_000;
 
 impl SpaceKey {
     pub(crate) fn device(self) -> Option<u32> {
@@ -92,8 +90,8 @@ pub(crate) struct Space {
     pub(crate) grid: Grid,
     /// The process has ended, and all its memory with it.
     pub(crate) ended: bool,
-    /// The last minutes, second by second, where something changed.
-    pub(crate) recent: VecDeque<TimelinePoint>,
+    /// The last minutes.
+    pub(crate) recent: Recent,
     /// Where the last piece was allocated.
     pub(crate) last_stack: Option<u64>,
     /// What was live at the last look; until then nothing.
@@ -126,7 +124,7 @@ impl Space {
             parts: None,
             grid,
             ended: false,
-            recent: VecDeque::new(),
+            recent: Recent::default(),
             last_stack: None,
             at_last_look: None,
             between_looks: (0, 0),
@@ -321,32 +319,12 @@ impl Space {
         }
     }
 
-    fn note_recent(&mut self, at: u64) {
-        let second = at - at % SECOND;
-        let (allocated, reserved) = (self.allocated, self.reserved);
-        match self.recent.back_mut().filter(|point| point.at_ns == second) {
-            Some(point) => {
-                point.allocated = point.allocated.max(allocated);
-                point.allocated_least = point.allocated_least.min(allocated);
-                point.reserved = point.reserved.max(reserved);
-            }
-            None => {
-                while self.recent.front().is_some_and(|point| point.at_ns + BEFORE_NS < second) {
-                    self.recent.pop_front();
-                }
-                let point =
-                    TimelinePoint { at_ns: second, allocated, allocated_least: allocated, reserved, device_used: None };
-                self.recent.push_back(point);
-            }
-        }
-    }
-
     fn note_totals(&mut self, at: u64) {
         self.timeline.set(at, self.allocated, self.reserved);
         if let Some(parts) = &mut self.parts {
             parts.total(self.allocated);
         }
-        self.note_recent(at);
+        self.recent.note(at, self.allocated, self.reserved);
         if self.reserved > self.peak_reserved.0 {
             self.peak_reserved = (self.reserved, at);
             self.allocated_at_peak_reserved = self.allocated;

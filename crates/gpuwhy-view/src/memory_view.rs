@@ -456,9 +456,7 @@ fn one_oom(oom: &Oom, style: Style) -> Vec<String> {
         units::bytes(oom.reserved),
         if oom.fatal { "; the process ended" } else { "" }
     )];
-    if let (Some(used), Some(total)) = (oom.device_used, oom.device_total) {
-        lines.push(format!("  the device had {} of {} in use", units::bytes(used), units::bytes(total)));
-    }
+    lines.extend(oom.device_words().map(|words| format!("  {words}")));
     lines.extend(oom.stack.iter().take(FRAMES).map(|frame| style.dim(&format!("    {}", units::safe(frame, 120)))));
     lines.extend(indented(&holders(&oom.live, oom.allocated), style));
     lines

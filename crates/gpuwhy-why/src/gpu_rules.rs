@@ -69,7 +69,8 @@ fn xid_advice(xids: &BTreeSet<u64>) -> &'static str {
 /// Clocks held down by heat or power trouble.
 pub(crate) fn throttled(scene: &Scene<'_>) -> Vec<Finding> {
     let mut by_gpu: BTreeMap<u32, Vec<&gpuwhy_model::sample::GpuSample>> = BTreeMap::new();
-    for sample in &scene.facts.gpu_seconds {
+    // A look at the memory alone tells nothing of clocks.
+    for sample in scene.facts.gpu_seconds.iter().filter(|sample| sample.sm_mhz.is_some()) {
         by_gpu.entry(sample.gpu).or_default().push(sample);
     }
     by_gpu.into_iter().filter_map(|(gpu, samples)| throttled_one(gpu, &samples, scene)).collect()

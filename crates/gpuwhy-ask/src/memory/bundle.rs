@@ -8,7 +8,7 @@ use gpuwhy_bundle::alerts::Alerts;
 use gpuwhy_bundle::{
     CsvWriter, EventsWriter, Folder, Header, Site, Steps, Timeline, WrittenFile, page, picture, report,
 };
-use gpuwhy_memory::{Analyser, ProcessSteps, Report, Sieve, SiteFact, StepFinder};
+use gpuwhy_memory::{Analyser, ProcessSteps, Report, Sieve, SiteFact, StepFinder, backward_stacks};
 use gpuwhy_model::MemoryEvent;
 use gpuwhy_store::Reader;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -50,7 +50,8 @@ pub fn write_bundle(
     let ids: Vec<u64> = first.stacks.iter().copied().collect();
     let words = sites(reader, &ids)?;
     let header = header(&asked, &first, &words, (run, version));
-    let mut analyser = Analyser::new(asked.facts.clone(), first.steps).in_detail();
+    let backward = backward_stacks(&words);
+    let mut analyser = Analyser::new(asked.facts.clone(), first.steps).with_backward(backward).in_detail();
     write_events(stop, reader, &asked, &header, (&mut folder, &mut analyser))?;
     let known = |ids: &[u64]| ids.iter().filter_map(|id| Some((*id, words.get(id)?.clone()))).collect();
     let report = analyser.finish(&mut |ids| known(ids));

@@ -16,14 +16,19 @@ use gpuwhy_memory::alerts::{Alert, Kind, Level};
 pub use gpuwhy_memory::compare::Comparison;
 pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
-use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder};
-use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, ops, units};
+use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder, backward_stacks};
+use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, TensorEvent, ops, units};
 use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 pub use live::{Following, Look, State};
 pub use read_back::{ReadBack, is_events_file, read_back};
 use source::Sources;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
+
+/// Frames of the user's that are looked at for what stands around their loops.
+const OWN_FRAMES: usize = 4;
+/// What matters there, as [`gpuwhy_memory::HINTS`] has it.
+const AUTOCAST: &str = "autocast(";
 
 /// What is known, and the run it is of.
 #[derive(Debug, Clone)]
@@ -43,21 +48,30 @@ pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
 pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Examined> {
     let asked = Asked::new(reader, part)?;
     let mut finder = StepFinder::new(asked.facts.from_ns, asked.facts.to_ns);
+    let mut stacks = BTreeSet::new();
     asked.play(stop, reader, |event| {
         finder.feed(event);
+        if let MemoryEvent::Tensor(TensorEvent { stack: Some(stack), .. }) = event {
+            stacks.insert(*stack);
+        }
         ControlFlow::Continue(())
     })?;
-    let mut analyser = Analyser::new(asked.facts.clone(), finder.finish());
+    let words = sites(reader, &stacks.into_iter().collect::<Vec<_>>())?;
+    let backward = backward_stacks(&words);
+    let mut analyser = Analyser::new(asked.facts.clone(), finder.finish()).with_backward(backward);
     asked.play(stop, reader, |event| {
         analyser.feed(event);
         ControlFlow::Continue(())
     })?;
     let mut failed = None;
     let report = analyser.finish(&mut |ids| {
-        sites(reader, ids).unwrap_or_else(|error| {
+        let (known, unknown): (Vec<u64>, Vec<u64>) = ids.iter().partition(|id| words.contains_key(id));
+        let mut all = sites(reader, &unknown).unwrap_or_else(|error| {
             failed = Some(error);
             HashMap::new()
-        })
+        });
+        all.extend(known.iter().filter_map(|id| Some((*id, words.get(id)?.clone()))));
+        all
     });
     match failed {
         Some(error) => Err(error),
@@ -176,6 +190,13 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     notes
 }
 
+/// Whether one of the innermost of the user's own frames stands in a loop in a block that has this word.
+fn is_loop_in(frames: &[gpuwhy_store::StackFrame], sources: &mut Sources, word: &'static str) -> bool {
+    let own = frames.iter().filter(|frame| !frame.file.contains("/site-packages/") && frame.file.starts_with('/'));
+    own.take(OWN_FRAMES)
+        .any(|frame| frame.line.is_some_and(|line| sources.is_loop_in(&frame.file, line as usize, word)))
+}
+
 /// A stack in the words of the analysis; without sources, their text is not looked at.
 fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
     let place = trace.top_line;
@@ -185,6 +206,9 @@ fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
         function = Some(name.to_owned());
         if let (Some((file, number)), Some(sources)) = (at.rsplit_once(':'), sources) {
             source = number.parse().ok().and_then(|number| sources.line(file, number));
+            if is_loop_in(&trace.frames, sources, AUTOCAST) {
+                source.get_or_insert_default().push_str(AUTOCAST);
+            }
         }
     }
     let frame = |frame: gpuwhy_store::StackFrame| {

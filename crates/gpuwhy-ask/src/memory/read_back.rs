@@ -4,7 +4,7 @@
 use crate::{Error, Result};
 pub use gpuwhy_bundle::is_events_file;
 use gpuwhy_bundle::{EventsFile, Run};
-use gpuwhy_memory::{Analyser, Report};
+use gpuwhy_memory::{Analyser, Report, backward_stacks};
 use std::path::Path;
 
 /// What is known from a file of events, and the run they are of.
@@ -27,12 +27,13 @@ pub fn read_back(path: &Path, pids: &[u32], mut progress: impl FnMut(u64)) -> Re
     if let Some(pid) = pids.iter().find(|pid| !has(pid)) {
         return Err(Error::NotInBundle { pid: *pid, path: path.into() });
     }
-    let mut analyser = Analyser::new(header.facts(pids), header.found_steps());
+    let words = header.site_facts();
+    let mut analyser =
+        Analyser::new(header.facts(pids), header.found_steps()).with_backward(backward_stacks(&words));
     file.events(|event, read| {
         analyser.feed(event);
         progress(read);
     })?;
-    let words = header.site_facts();
     let known = |ids: &[u64]| ids.iter().filter_map(|id| Some((*id, words.get(id)?.clone()))).collect();
     Ok(ReadBack { report: analyser.finish(&mut |ids| known(ids)), run: header.run.clone() })
 }

@@ -63,6 +63,19 @@ impl<'nvml> Gpus<'nvml> {
     }
 }
 
+impl Gpus<'_> {
+    /// How much memory is used on each, and nothing else.
+    pub(super) fn memory(&self) -> Vec<GpuSample> {
+        let look = |watched: &Watched<'_>| {
+            let at_ns = now_ns();
+            let memory = watched.device.memory_info().ok()?;
+            let (memory_used, memory_total) = (Some(memory.used), Some(memory.total));
+            Some(GpuSample { at_ns, gpu: watched.gpu.gpu, memory_used, memory_total, ..GpuSample::default() })
+        };
+        self.gpus.iter().filter_map(look).collect()
+    }
+}
+
 impl<'nvml> Watched<'nvml> {
     fn new(nvml: &'nvml Nvml, index: u32, device: Device<'nvml>) -> Self {
         let bus = device.pci_info().map(|pci| bus_as_linux_writes_it(&pci.bus_id)).unwrap_or_default();

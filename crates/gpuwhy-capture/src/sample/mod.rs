@@ -19,7 +19,7 @@ use crate::capture::now_ns;
 use crate::system::open_nvml;
 use cgroups::CgroupReader;
 use gpus::Gpus;
-use gpuwhy_model::sample::Samples;
+use gpuwhy_model::sample::{GpuSample, Samples};
 use nvml_wrapper::Nvml;
 use processes::ProcessReader;
 use std::cell::OnceCell;
@@ -34,6 +34,9 @@ const EVERY_NS: u64 = 1_000_000_000;
 
 /// Samples kept for a consumer that is late; then the oldest go.
 const MOST_WAITING: usize = 120;
+
+/// Looks at the GPUs' memory out of turn are at least this far apart: a program may run out of memory again and again.
+const LOOK_NS: u64 = 50_000_000;
 
 /// How long the end of the thread is waited for. A driver call that hangs must not hang gpuwhy.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -77,6 +80,9 @@ struct Shared {
 struct State {
     waiting: VecDeque<Samples>,
     dropped: u64,
+    /// Somebody asked for a look out of turn; and what such looks found.
+    look: bool,
+    looks: VecDeque<GpuSample>,
     /// The processes to sample, when they changed.
     watch: Option<Vec<u32>>,
     /// The driver, when it answered.
@@ -98,6 +104,7 @@ enum Stop {
 enum Next {
     Watch(Vec<u32>),
     Meet(Box<Nvml>),
+    Look,
     Sample,
     Stop(Stop),
 }
@@ -133,15 +140,26 @@ impl Sampler {
         self.shared.lock().waiting.drain(..).collect()
     }
 
+    /// Asks for a look at the GPUs' memory now, out of turn: memory ran out, and a second later the job may be gone.
+    pub fn look(&self) {
+        self.shared.lock().look = true;
+        self.shared.wake.notify_one();
+    }
+
+    /// What such looks found and was not taken yet: memory, and nothing else.
+    pub fn take_looks(&self) -> Vec<GpuSample> {
+        self.shared.lock().looks.drain(..).collect()
+    }
+
     /// Samples lost because they were not taken in time (after two minutes).
     pub fn dropped(&self) -> u64 {
         self.shared.lock().dropped
     }
 
-    /// Takes a last sample, of the second that just runs, and hands out everything not taken yet.
-    pub fn finish(self) -> Vec<Samples> {
+    /// Takes a last sample, of the second that just runs, and hands out everything not taken yet, looks too.
+    pub fn finish(self) -> (Vec<Samples>, Vec<GpuSample>) {
         self.shared.stop(Stop::Finish);
-        self.take()
+        (self.take(), self.take_looks())
     }
 }
 
@@ -181,6 +199,9 @@ impl Shared {
             if let Some(nvml) = state.nvml.take() {
                 return Next::Meet(nvml);
             }
+            if std::mem::take(&mut state.look) {
+                return Next::Look;
+            }
             let left = at_ns.saturating_sub(now_ns());
             if left == 0 {
                 return Next::Sample;
@@ -197,6 +218,13 @@ impl Shared {
             state.dropped += 1;
         }
         state.waiting.push_back(samples);
+    }
+
+    fn push_looks(&self, looks: Vec<GpuSample>) {
+        let mut state = self.lock();
+        state.looks.extend(looks);
+        let beyond = state.looks.len().saturating_sub(MOST_WAITING);
+        state.looks.drain(..beyond);
     }
 }
 
@@ -218,7 +246,7 @@ fn run(shared: &Arc<Shared>, options: &SampleOptions) {
         open_beside(Arc::clone(shared), options.nvml_path.clone());
     }
     let nvml = OnceCell::new();
-    let mut gpus = None;
+    let (mut gpus, mut looked_ns) = (None::<Gpus<'_>>, 0);
     loop {
         let stop = match shared.next(next_ns) {
             Next::Watch(pids) => {
@@ -227,6 +255,13 @@ fn run(shared: &Arc<Shared>, options: &SampleOptions) {
             }
             Next::Meet(driver) => {
                 gpus = Some(Gpus::new(nvml.get_or_init(|| driver)));
+                continue;
+            }
+            Next::Look => {
+                if let Some(gpus) = gpus.as_ref().filter(|_| now_ns() >= looked_ns + LOOK_NS) {
+                    shared.push_looks(gpus.memory());
+                    looked_ns = now_ns();
+                }
                 continue;
             }
             Next::Stop(Stop::Quit) => return,

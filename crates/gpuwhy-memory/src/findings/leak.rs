@@ -40,7 +40,7 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
             line: leak.line.clone(),
         },
         effect: effect(leak),
-        fixes: fixes::leak(leak, lines.fact(leak.stack_id.map(i64::cast_unsigned))),
+        fixes: fixes::leak(leak, &report.leaks, lines),
         confidence,
         confidence_reason,
         ..Finding::new("memory_leak", severity(leak, report), title)

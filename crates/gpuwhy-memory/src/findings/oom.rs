@@ -75,9 +75,7 @@ fn cause(oom: &Oom, report: &Report) -> RootCause {
 
 fn effect(oom: &Oom, report: &Report) -> Vec<String> {
     let mut effect = vec![if oom.fatal { "the process ended".to_owned() } else { "the process went on".to_owned() }];
-    if let (Some(used), Some(total)) = (oom.device_used, oom.device_total) {
-        effect.push(format!("the device had {} of {} in use", units::bytes(used), units::bytes(total)));
-    }
+    effect.extend(oom.device_words());
     if report.oom_count > 1 {
         effect.push(format!("memory ran out {} times", units::count(report.oom_count)));
     }

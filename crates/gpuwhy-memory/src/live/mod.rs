@@ -225,7 +225,8 @@ impl Tracker {
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
         for one in taken {
-            let key = self.driver_key(pid, one.device);
+            let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid));
+            let key = self.driver_key(pid, device);
             let space = self.space(key);
             space.alloc(one.pointer, one.bytes, one.stack);
             space.totals_of_live();

@@ -7,7 +7,12 @@ use crate::trace::writer::WriterThread;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::sample::{SampleOptions, Sampler};
 use gpuwhy_model::Samples;
+use gpuwhy_model::ops::{TorchOp, torch_op};
+use gpuwhy_model::sample::GpuSample;
 use std::collections::{BTreeSet, HashMap};
+
+/// CUDA's and the driver's code for a lack of memory.
+const OUT_OF_MEMORY: i32 = 2;
 
 /// Pages given to a thread, or a process.
 #[derive(Debug, Clone, Copy, Default)]
@@ -42,10 +47,11 @@ impl HostSide {
         }
     }
 
-    /// Takes note of the pages given to threads.
+    /// Takes note of the pages given to threads. Where memory ran out, the GPUs are looked at now.
     pub(crate) fn note(&mut self, batch: &Batch) {
-        if self.sampler.is_none() {
-            return;
+        let Some(sampler) = &self.sampler else { return };
+        if ran_out(batch) {
+            sampler.look();
         }
         for sums in &batch.sums {
             let key = (sums.pid, sums.tid);
@@ -61,18 +67,29 @@ impl HostSide {
     /// Passes on what was sampled.
     pub(crate) fn every_second(&mut self, processes: &BTreeSet<u32>, alerts: &mut Alerting, writer: &WriterThread) {
         self.watch(processes);
-        let samples = self.sampler.as_ref().map(Sampler::take).unwrap_or_default();
-        self.pass_on(samples, alerts, writer);
+        if let Some(sampler) = &self.sampler {
+            let (samples, looks) = (sampler.take(), sampler.take_looks());
+            self.pass_on(samples, looks, alerts, writer);
+        }
         self.fresh.retain(|pid, _| processes.contains(pid));
     }
 
     /// The last ones.
     pub(crate) fn finish(&mut self, alerts: &mut Alerting, writer: &WriterThread) {
-        let samples = self.sampler.take().map(Sampler::finish).unwrap_or_default();
-        self.pass_on(samples, alerts, writer);
+        let (samples, looks) = self.sampler.take().map(Sampler::finish).unwrap_or_default();
+        self.pass_on(samples, looks, alerts, writer);
     }
 
-    fn pass_on(&mut self, samples: Vec<Samples>, alerts: &mut Alerting, writer: &WriterThread) {
+    fn pass_on(
+        &mut self,
+        samples: Vec<Samples>,
+        looks: Vec<GpuSample>,
+        alerts: &mut Alerting,
+        writer: &WriterThread,
+    ) {
+        if !looks.is_empty() {
+            writer.samples(Samples { gpus: looks, ..Samples::default() });
+        }
         for mut samples in samples {
             alerts.samples(&samples, &self.watched);
             for process in &mut samples.processes {
@@ -83,4 +100,10 @@ impl HostSide {
             writer.samples(samples);
         }
     }
+}
+
+/// Whether PyTorch's allocator said that memory ran out, or the driver did.
+fn ran_out(batch: &Batch) -> bool {
+    let reported = torch_op(TorchOp::OutOfMemory);
+    batch.tensors.iter().any(|event| event.op == reported) || batch.calls.iter().any(|call| call.ret == OUT_OF_MEMORY)
 }

@@ -183,7 +183,7 @@ fn the_thread_brings_gpus_and_a_slow_driver_delays_nothing() {
     let sampler = Sampler::start(stand.options());
     assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
     std::thread::sleep(Duration::from_millis(2200));
-    let samples = sampler.finish();
+    let (samples, _) = sampler.finish();
     assert_eq!(samples.len(), 3);
     assert!(samples[0].system.is_some() && samples[0].gpus.is_empty(), "{:?}", samples[0]);
     assert_eq!((samples[1].new_gpus.len(), samples[1].gpus.len()), (2, 2));
@@ -196,6 +196,29 @@ fn the_thread_brings_gpus_and_a_slow_driver_delays_nothing() {
     std::thread::sleep(Duration::from_millis(1500));
 }
 
+/// Memory ran out: how much was used then is known, before the next second.
+#[test]
+fn a_look_out_of_turn_tells_of_memory_and_nothing_else() {
+    let stand = Stand::new("gpuwhy-nvml-look", SETTINGS);
+    let sampler = Sampler::start(stand.options());
+    let mut looks = Vec::new();
+    let start = Instant::now();
+    // Until the driver has answered, there is nothing to look at.
+    while looks.is_empty() && start.elapsed() < Duration::from_secs(60) {
+        sampler.look();
+        std::thread::sleep(Duration::from_millis(1));
+        looks = sampler.take_looks();
+    }
+    let told = |gpu| GpuSample { gpu, memory_used: Some(4096), memory_total: Some(81920), ..GpuSample::default() };
+    let seen: Vec<GpuSample> = looks.iter().map(|look| GpuSample { at_ns: 0, ..look.clone() }).collect();
+    assert_eq!(seen, [told(0), told(1)]);
+    assert!(looks.iter().all(|look| look.at_ns > 0 && look.at_ns <= now_ns()));
+    // Asked without end, it does not look without end: at most once in 50 ms, and the time began with the first look.
+    (0..100).for_each(|_| sampler.look());
+    let (_, looks) = sampler.finish();
+    assert!(looks.len() <= 2 * (1 + start.elapsed().as_millis() as usize / 50), "{} looks", looks.len());
+}
+
 #[test]
 fn no_library_and_no_driver_are_fine() {
     let folder = Folder::new("gpuwhy-nvml-none");
@@ -206,7 +229,7 @@ fn no_library_and_no_driver_are_fine() {
         assert!(open_nvml(Some(&path)).is_none(), "{path:?}");
         let sampler = Sampler::start(SampleOptions { nvml_path: Some(path), ..Default::default() });
         std::thread::sleep(Duration::from_millis(100));
-        let samples = sampler.finish();
+        let (samples, _) = sampler.finish();
         assert_eq!(samples.len(), 1);
         assert!(samples[0].system.is_some() && samples[0].gpus.is_empty() && samples[0].new_gpus.is_empty());
     }

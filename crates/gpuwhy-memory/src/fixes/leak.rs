@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What to do about a line that keeps what it allocates: how it does so is told by its stack and by words of its source.
+
+use super::{HINTS, fix};
+use crate::facts::SiteFact;
+use crate::lines::Lines;
+use crate::report::Leak;
+use gpuwhy_model::Fix;
+
+/// PyTorch gives a number as much as this.
+const SCALAR: u64 = 512;
+/// Leaks that begin within so many steps of each other may be one, ...
+const TOGETHER_STEPS: u64 = 2;
+/// ... if both keep something from nearly every step.
+const EVERY_STEP: f64 = 0.9;
+
+/// How a line keeps what it allocates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Pattern {
+    /// The graph of the step before is retained.
+    RetainedGraph,
+    /// State of optimizers.
+    Optimizer,
+    /// What autocast has cast, kept until its outermost block ends.
+    Autocast,
+    /// A copy on the GPU.
+    Clone,
+    /// A number as a tensor.
+    Number,
+    /// A tensor without its graph.
+    Detached,
+    /// In a list, a dict, or a sum.
+    Kept,
+    /// Memory of the driver.
+    Malloc,
+    /// What a module's `forward` makes.
+    Forward,
+    /// Nothing tells.
+    Unknown,
+}
+
+impl Pattern {
+    fn of(leak: &Leak, fact: Option<&SiteFact>) -> Self {
+        let source = fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default();
+        let has = |words: &[&str]| {
+            debug_assert!(words.iter().all(|word| HINTS.contains(word)), "a hint that is not listed");
+            words.iter().any(|word| source.contains(word))
+        };
+        let in_optimizer = || fact.is_some_and(|fact| fact.frames.iter().any(|at| at.contains("/torch/optim/")));
+        let is_forward = || leak.function.as_deref().is_some_and(|name| name.rsplit('.').next() == Some("forward"));
+        let keeps = has(&[".append(", ".extend(", "+=", "] ="]);
+        if has(&["retain_graph=True", "create_graph=True"]) {
+            Self::RetainedGraph
+        } else if in_optimizer() {
+            Self::Optimizer
+        } else if has(&["autocast("]) && !keeps {
+            Self::Autocast
+        } else if has(&[".clone("]) {
+            Self::Clone
+        } else if leak.piece_bytes <= SCALAR || has(&["loss"]) {
+            Self::Number
+        } else if has(&["detach("]) {
+            Self::Detached
+        } else if keeps {
+            Self::Kept
+        } else if has(&["cudaMalloc", "malloc("]) {
+            Self::Malloc
+        } else if is_forward() {
+            Self::Forward
+        } else {
+            Self::Unknown
+        }
+    }
+
+    /// What to do.
+    fn words(self) -> &'static str {
+        match self {
+            Self::RetainedGraph => {
+                "do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"
+            }
+            Self::Optimizer => {
+                "an optimizer has state for each of its parameters: make it once, before the loop, and let go of old ones \
+                 (schedulers and lists keep them, too)"
+            }
+            Self::Autocast => {
+                "autocast keeps what it casts until its outermost block ends: open it inside of the loop, or give it \
+                 cache_enabled=False"
+            }
+            Self::Clone => {
+                "a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
+                 .detach().cpu()"
+            }
+            Self::Number => "keep loss.item() instead of the tensor, which holds GPU memory and its whole graph",
+            Self::Detached => {
+                "a detached tensor still is one on the GPU; keep numbers with .item(), or copies on the host with \
+                 .detach().cpu()"
+            }
+            Self::Kept => {
+                "what is kept in a list or dict stays on the GPU, with the graph it comes from; keep .item() scalars or \
+                 .detach().cpu(), or clear it"
+            }
+            Self::Malloc => "free what it allocates before the next step",
+            Self::Forward => {
+                "outputs of forward are kept: look for a hook, list or attribute that stores them, or their graph; store \
+                 .item() scalars or .detach().cpu()"
+            }
+            Self::Unknown => {
+                "find what keeps its tensors (a list, dict, closure or attribute) and drop them each step; if only values \
+                 are needed, keep .item() scalars or .detach().cpu()"
+            }
+        }
+    }
+
+    /// Whether the line itself shows how things are kept; of others it only shows what is.
+    fn tells(self) -> bool {
+        !matches!(self, Self::Unknown | Self::Forward)
+    }
+}
+
+/// What to do about a leak; `all` are those of the run.
+pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
+    let pattern = |leak: &Leak| Pattern::of(leak, lines.fact(leak.stack_id.map(i64::cast_unsigned)));
+    let line = leak.line.as_deref().unwrap_or("that line");
+    let mut fixes = Vec::new();
+    if leak.line.is_none() {
+        let text = "trace again with --budget none, and without --no-stack, to see which line it is";
+        fixes.push(fix(text.to_owned(), 0));
+    }
+    let own = pattern(leak);
+    let keeper = all.iter().filter(|_| !own.tells()).find(|other| goes_with(leak, other) && pattern(other).tells());
+    let text = match keeper.and_then(|keeper| Some((keeper.line.as_deref()?, pattern(keeper)))) {
+        Some((by, keeper)) => {
+            format!("{line}: most likely kept by what {by} keeps, which grows at the same pace. There: {}", keeper.words())
+        }
+        None => format!("{line}: {}", own.words()),
+    };
+    fixes.push(fix(text, leak.grown_bytes));
+    if leak.piece_bytes > SCALAR && own != Pattern::Optimizer {
+        fixes.push(fix("if it is meant to be a cache, give it a limit".to_owned(), 0));
+    }
+    fixes
+}
+
+/// Whether two leaks begin together and go on together: then one thing may keep both.
+fn goes_with(leak: &Leak, other: &Leak) -> bool {
+    let each_step = |leak: &Leak| leak.looks_with_growth as f64 >= EVERY_STEP * leak.looks as f64;
+    let together = match (leak.onset_step, other.onset_step) {
+        (Some(one), Some(two)) => one.abs_diff(two) <= TOGETHER_STEPS,
+        _ => false,
+    };
+    let elsewhere = other.stack_id != leak.stack_id;
+    (leak.pid, leak.device) == (other.pid, other.device) && elsewhere && together && each_step(leak) && each_step(other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn kept(stack: u64, onset: u64, pieces: u64) -> Leak {
+        Leak {
+            pid: 1,
+            line: Some(format!("train.py:{stack}")),
+            stack_id: Some(stack.cast_signed()),
+            onset_step: Some(onset),
+            piece_bytes: pieces,
+            looks: 100,
+            looks_with_growth: 100,
+            ..Leak::default()
+        }
+    }
+
+    fn lines(sources: &[(u64, &str, &str)]) -> Lines {
+        let fact = |(stack, source, frame): &(u64, &str, &str)| {
+            let fact = SiteFact {
+                source: Some((*source).to_owned()),
+                frames: vec![(*frame).to_owned()],
+                ..SiteFact::default()
+            };
+            (*stack, fact)
+        };
+        Lines::new(sources.iter().map(fact).collect::<HashMap<_, _>>())
+    }
+
+    fn first(one: &Leak, all: &[Leak], lines: &Lines) -> String {
+        leak(one, all, lines)[0].text.clone()
+    }
+
+    #[test]
+    fn how_a_line_keeps_is_told_by_its_source_and_stack() {
+        let told = |source: &str, frame: &str| {
+            let one = kept(1, 1, 4096);
+            first(&one, std::slice::from_ref(&one), &lines(&[(1, source, frame)]))
+        };
+        assert!(told("kept.append(output.detach().clone())", "").contains("a detached clone"));
+        assert!(told("losses.append(probe(output.detach()).mean())", "").contains("its whole graph"));
+        assert!(told("outputs.append(model(x))", "").contains("in a list or dict"));
+        assert!(told("optimizer.step()", "/v/torch/optim/adam.py:180 Adam._init_group").contains("make it once"));
+        assert!(told("y = linear(x)\nautocast(", "").contains("inside of the loop"));
+        assert!(told("outs.append(linear(x))\nautocast(", "").contains("in a list or dict"), "the list is nearer");
+        assert!(told("x = make()", "").contains("find what keeps"));
+        let forward = Leak { function: Some("Net.forward".to_owned()), ..kept(1, 1, 4096) };
+        let words = first(&forward, &[], &lines(&[(1, "x = self.second(x)", "")]));
+        assert!(words.contains("a hook"), "{words}");
+    }
+
+    #[test]
+    fn what_goes_with_another_leak_is_most_likely_kept_by_it() {
+        let all = [kept(41, 1, 4096), kept(80, 2, 4096)];
+        let lines = lines(&[(41, "return torch.randn(1)", ""), (80, "total = total + mse_loss(x, y)", "")]);
+        assert!(first(&all[0], &all, &lines).contains("kept by what train.py:80 keeps"));
+        assert!(first(&all[1], &all, &lines).starts_with("train.py:80: keep loss.item()"));
+        let later = [kept(41, 1, 4096), kept(80, 50, 4096)];
+        assert!(!first(&later[0], &later, &lines).contains("train.py:80"));
+    }
+}
