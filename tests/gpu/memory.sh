@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # What `gpuwhy memory` says on a machine with a GPU, against PyTorch's own figures: peaks, checkpoints, eight leaks and their
-# fixed twins, memory that runs out, a job that is killed. About six minutes.
+# fixed twins, memory that runs out, a job that is killed, one that is attached to, what is told while it runs. About three minutes.
 # Usage: tests/gpu/memory.sh [GPUWHY [PATTERN...]]     BUDGET=none traces without a budget; KEEP=FOLDER keeps what failed
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
@@ -12,9 +12,9 @@ trap 'rm -rf "$work"' EXIT
 budget=${BUDGET:-2%}
 failed=0
 checks() { # WHAT [NAME]
-  python3 "$here/memory_check.py" "$gpuwhy" "$work/run.db" "$work/said.json" "$1" && return
+  python3 "$here/memory_check.py" "$gpuwhy" "$work/run.db" "$work/said.json" "$1" "$work" && return
   failed=1
-  [ -z "${KEEP:-}" ] || { mkdir -p "$KEEP/${2:-$1}" && cp "$work"/{run.db,said.json,out} "$KEEP/${2:-$1}"; }
+  [ -z "${KEEP:-}" ] || { mkdir -p "$KEEP/${2:-$1}" && cp -r "$work"/* "$KEEP/${2:-$1}"; }
 }
 trace() { # BUDGET COMMAND...
   local budget=$1
@@ -51,4 +51,22 @@ for _ in $(seq 600); do [ -f "$work/said.json" ] && break; sleep 0.1; done
 kill -KILL "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["pid"])' "$work/said.json")"
 wait
 checks killed
+
+echo "== attached"
+rm -f "$work"/run.db* "$work"/said.json*
+LEAK_STEPS=1500 python3 "$here/memory_leaks.py" hook leaky "$work/said.json" & job=$!
+until [ -f "$work/said.json.started" ] || ! kill -0 $job; do sleep 0.1; done
+"$gpuwhy" trace --quiet --budget none --db "$work/run.db" --pid $job > "$work/out" 2>&1
+wait $job
+checks attached
+
+echo "== while it runs"
+rm -f "$work"/run.db* "$work"/{said.json,alerts,live.jsonl}
+export LEAK_STEPS=2500
+"$gpuwhy" memory --live --json --db "$work/run.db" > "$work/live.jsonl" & live=$!
+"$gpuwhy" trace --quiet --budget "$budget" --db "$work/run.db" --alert leak --alert 'growth>200MB/s' \
+  --on-alert "echo \$GPUWHY_ALERT_KIND \$GPUWHY_ALERT_TEXT >> $work/alerts" -- \
+  python3 "$here/memory_leaks.py" hook leaky "$work/said.json" > "$work/out" 2>&1 || { tail -n 5 "$work/out"; failed=1; }
+wait $live
+checks live
 exit $failed

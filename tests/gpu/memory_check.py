@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds `gpuwhy memory` against PyTorch. Usage: memory_check.py GPUWHY RUN.db JOB.json exact|oom|killed|leak"""
+"""Holds `gpuwhy memory` against PyTorch. Usage: memory_check.py GPUWHY RUN.db JOB.json exact|oom|killed|leak|attached|live [FOLDER]"""
 import json
 import os
 import subprocess
 import sys
 
-gpuwhy, run, said_in, what = sys.argv[1:]
+gpuwhy, run, said_in, what = sys.argv[1:5]
 here = os.path.dirname(os.path.realpath(__file__))
 with open(said_in) as file:
     said = json.load(file)
@@ -68,8 +68,9 @@ def oom():
     equal("the line that held most", record["live"][0]["line"], marked("memory_job.py", "oom"))
     check("the process ended by it", record["fatal"], record["fatal"])
     check("the time before", len(record["before"]) > 0, f"{len(record['before'])} points")
-    used, total = record["device_used"], record["device_total"]
-    check("the device's figures", bool(used and total), f"{used} of {total}")
+    used, total, reserved = record["device_used"], record["device_total"], record["reserved"]
+    late = (record["device_used_at_ns"] - record["at_ns"]) / 1e6
+    check("the device's figures, then", reserved <= used <= total, f"{used} of {total}, {late:.1f} ms later")
     finding = next(finding for finding in report["findings"] if finding["kind"] == "oom")
     print(f"      {finding['severity']}: {finding['title']}: {finding['root_cause']['kind']}")
     for fix in finding["fixes"]:
@@ -82,7 +83,7 @@ def killed():
     check("its end is recorded", end is not None, report["ends"] and [e["signal"] for e in report["ends"]])
     if end:
         equal("signal", end["signal"], 9)
-        equal("in use", end["allocated"], said["allocated"])
+        equal("in use", end["allocated"] - end["direct"], said["allocated"])
         equal("the line that held most", end["live"][0]["line"], marked("memory_job.py", "killed"))
 
 
@@ -90,6 +91,10 @@ def leak():
     report = memory()
     peaks(report)
     steps = report["steps"][0] if report["steps"] else {}
+    space = torch_space(report)
+    nameless = sum(holder["bytes"] for holder in space["at_peak"] if not holder["line"]) / space["peak_allocated"]
+    tight = [note for note in report["notes"] if "budget" in note]
+    check("at the peak all has a line, gradients too", nameless < 0.01 or tight, f"{nameless:.2%} has none; {tight}")
     print(f"      {steps.get('steps')} steps, certainty {steps.get('certainty')}, at {steps.get('marker_line')}")
     for one in report["leaks"]:
         print(f"      leak: {one['line']} {one['bytes_per_step']} B/step, from step {one['onset_step']}, {one['certainty']}")
@@ -108,6 +113,43 @@ def leak():
     for finding in found[:1]:
         for fix in finding["fixes"][:1]:
             print(f"      fix: {fix['text']}")
+
+
+def attached():
+    """The job ran before it was traced, and leaks: its peak is at the end."""
+    report = memory()
+    space = torch_space(report)
+    equal("peak", space["peak_allocated"], said["peak"])
+    by_line = sum(holder["bytes"] for holder in space["at_peak"]) + space["peak_preexisting"]
+    equal("live at the peak, by line or older", by_line, said["peak"])
+    older = space["preexisting"]
+    check("some is older than the recording", 0 < older < said["peak"], f"{older} bytes")
+    line = marked("memory_leaks.py", said["pattern"])
+    check("the line is named", line in [one["line"] for one in report["leaks"]], [one["line"] for one in report["leaks"]])
+
+
+def live():
+    """What was told while the job ran."""
+    folder = sys.argv[5]
+    with open(f"{folder}/live.jsonl") as file:
+        told = [json.loads(line) for line in file]
+    while_running = [one for one in told if one["type"] == "memory"]
+    check("told while it ran", len(while_running) >= 8, f"{len(while_running)} times")
+    line = marked("memory_leaks.py", said["pattern"])
+    grew = [one["at_ns"] for one in while_running if any(g["line"] == line and g["steadily"] for g in one["growing"])]
+    leaks = [one["at_ns"] for one in while_running if any(g["line"] == line and g["leaks"] for g in one["growing"])]
+    check("the line grows", bool(grew), f"since {min(grew, default=0) / 1e9:.1f} s, of {len(grew)} looks")
+    check("the line leaks", bool(leaks), f"since {min(leaks, default=0) / 1e9:.1f} s, of {len(leaks)} looks")
+    soon = [s["out_of_memory_in_ns"] for one in while_running for s in one["spaces"] if s["out_of_memory_in_ns"]]
+    check("when memory runs out", bool(soon), f"in {soon[-1] / 1e9:.0f} s, it said last" if soon else "not told")
+    last = while_running[-1]
+    peak = max(space["peak_allocated"] for space in last["spaces"] if space["source"] == "torch")
+    check("the end", told[-1]["type"] == "end" and peak == said["peak"], f"{told[-1]['type']}, {peak} of {said['peak']}")
+    check("the verdict", line in told[-1]["verdict"], told[-1]["verdict"])
+    with open(f"{folder}/alerts") as file:
+        alerts = file.read().splitlines()
+    kinds = sorted({alert.split()[0] for alert in alerts})
+    check("alerts, each once", len(alerts) == len(kinds) and {"growth", "leak"} <= set(kinds), alerts)
 
 
 print(what, said.get("pattern", ""), {True: "leaky", False: "fixed"}.get(said.get("leaky"), ""))

@@ -5,6 +5,7 @@ The line that must be named carries the comment `LEAK pattern`. What the job kno
 step) is written to OUT.json.
 """
 import json
+import os
 import sys
 import time
 
@@ -12,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-STEPS = 120
+STEPS = int(os.environ.get("LEAK_STEPS", 120))
 BATCH, WIDTH = 2048, 1024
 pattern, leaky, out = sys.argv[1], sys.argv[2] == "leaky", sys.argv[3]
 device = torch.device("cuda")
@@ -44,6 +45,8 @@ def batch():
 def end_of_step():
     torch.cuda.synchronize()
     after_step.append(torch.cuda.memory_allocated())
+    if len(after_step) == 100:
+        open(out + ".started", "w").close()
     time.sleep(0.005)
 
 

@@ -2,7 +2,8 @@
 //! Tensors that autograd's own threads allocate while another thread waits in `backward()`. Those threads run no Python, so
 //! their reports have no stack: gradients, often half of a job's memory, would be nobody's. But the thread that calls
 //! `backward()` makes the first gradient itself, right before it waits, and that report's stack stands in PyTorch's
-//! autograd. Until it allocates somewhere else, it is that call which the others work for.
+//! autograd. Until it allocates somewhere else, it is that call which the others work for. Where the budget is tight and
+//! that small report has no stack, it is still the only such call that the process makes, if there is one only.
 
 use crate::facts::SiteFact;
 use gpuwhy_model::TensorEvent;
@@ -32,11 +33,13 @@ pub(crate) struct BackwardWatch {
     calls: BTreeSet<u64>,
     /// The stacks in which the threads of a process allocated last, the latest last.
     last: BTreeMap<u32, Vec<(u32, u64)>>,
+    /// Threads that worked for such calls, by process, and the calls.
+    helpers: BTreeMap<u32, (BTreeSet<u32>, BTreeSet<u64>)>,
 }
 
 impl BackwardWatch {
     pub(crate) fn new(calls: BTreeSet<u64>) -> Self {
-        Self { calls, last: BTreeMap::new() }
+        Self { calls, ..Self::default() }
     }
 
     /// The stack an allocation counts for: its own, or that of the call it is a part of.
@@ -48,7 +51,8 @@ impl BackwardWatch {
         let Some(stack) = event.stack else {
             // The thread's own last stack says nothing: under a tight budget reports lose theirs.
             let other = threads.iter().rev().find(|(tid, _)| *tid != event.tid);
-            return other.map(|(_, stack)| *stack).filter(|stack| self.calls.contains(stack));
+            let call = other.map(|(_, stack)| *stack).filter(|stack| self.calls.contains(stack));
+            return self.helped(event, call);
         };
         threads.retain(|(tid, _)| *tid != event.tid);
         if threads.len() >= MOST_THREADS {
@@ -56,6 +60,20 @@ impl BackwardWatch {
         }
         threads.push((event.tid, stack));
         Some(stack)
+    }
+}
+
+impl BackwardWatch {
+    /// The call a thread without Python works for, where that is known or was the same before.
+    fn helped(&mut self, event: &TensorEvent, call: Option<u64>) -> Option<u64> {
+        let (threads, calls) = self.helpers.entry(event.pid).or_default();
+        if let Some(call) = call {
+            threads.insert(event.tid);
+            calls.insert(call);
+            return Some(call);
+        }
+        let only = calls.first().copied().filter(|_| calls.len() == 1);
+        only.filter(|_| threads.contains(&event.tid))
     }
 }
 
@@ -85,7 +103,7 @@ mod tests {
 
     #[test]
     fn threads_without_python_work_for_the_call_that_waits() {
-        let mut watch = BackwardWatch::new(BTreeSet::from([57]));
+        let mut watch = BackwardWatch::new(BTreeSet::from([57, 77]));
         let mut stack_of = |pid, tid, stack| watch.stack_of(&report(pid, tid, stack));
         assert_eq!(stack_of(1, 10, Some(55)), Some(55));
         assert_eq!(stack_of(1, 20, None), None, "nobody waits in backward()");
@@ -97,6 +115,11 @@ mod tests {
         assert_eq!(stack_of(1, 20, Some(99)), Some(99));
         assert_eq!(stack_of(1, 20, None), Some(57));
         assert_eq!(stack_of(1, 10, Some(58)), Some(58));
-        assert_eq!(stack_of(1, 20, None), None, "backward() is over");
+        assert_eq!(stack_of(1, 20, None), Some(57), "it works for nobody else");
+        assert_eq!(stack_of(1, 30, None), None, "another thread may");
+        assert_eq!(stack_of(1, 10, Some(77)), Some(77));
+        assert_eq!(stack_of(1, 20, None), Some(77));
+        assert_eq!(stack_of(1, 10, Some(58)), Some(58));
+        assert_eq!(stack_of(1, 20, None), None, "for which of two is not known");
     }
 }

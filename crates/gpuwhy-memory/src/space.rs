@@ -6,8 +6,8 @@
 //! the events did.
 
 use crate::grid::Grid;
-use crate::recent::Recent;
 use crate::parts::Parts;
+use crate::recent::Recent;
 use crate::report::{Balance, Source};
 use crate::timeline::{DETAILED_PARTS, PARTS, Timeline};
 use std::collections::HashMap;

@@ -3,7 +3,8 @@
 //!
 //! A call site (thread, function, stack) that is passed once a step marks it: between two passes there are always about
 //! as many launches. Sites inside a loop of a step are passed unevenly, and sites passed now and then have fewer others
-//! like them. So: of the sites with even distances, those with the commonest count; of these, one that waits for the GPU.
+//! like them. So: of the sites with even distances, those with about the commonest count; of these, one that waits for
+//! the GPU.
 
 use crate::robust::median;
 use gpuwhy_model::MemoryEvent;
@@ -13,10 +14,19 @@ use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
+/// The rank of the allocator's reports; calls have higher ones.
+const TENSOR: u8 = 0;
 /// Fewer passes show no pattern.
 pub const FEWEST: usize = 8;
 /// How even distances must be: 1 is always the same number of launches.
 const EVEN: f64 = 0.8;
+/// Distances are compared with those around them: at least so many, or all in so many parts.
+const AROUND: usize = 32;
+const PARTS: usize = 16;
+/// Counts agree that differ by one and one of so many.
+const CLOSE: u64 = 20;
+/// Sites that agree with so many less than the most are as good: a few passes of some were not seen.
+const AGREED: f64 = 0.75;
 /// Marks must be found in this part of the time in which the process is at work, or of its launches, and up to this part of
 /// the time before its end: what repeats while a model is loaded are no steps. Time alone would not do: a short job pauses
 /// between its model's first copy and its first step, for longer than its steps last, to load libraries.
@@ -78,14 +88,20 @@ struct Site {
     stack: Option<u64>,
 }
 
-/// When a site was passed, and after how many of the process's launches.
+/// A pass of a site: when, and after how many of the process's launches.
+#[derive(Debug, Clone, Copy)]
+struct Pass {
+    at: u64,
+    launches: u64,
+}
+
 #[derive(Default)]
 struct Passes {
     class_rank: u8,
     /// Before the part that is looked at.
     before: u64,
     count: u64,
-    passes: Vec<(u64, u64)>,
+    passes: Vec<Pass>,
     /// There were too many: no step's mark.
     dropped: bool,
 }
@@ -127,7 +143,7 @@ impl StepFinder {
                     return;
                 }
                 let place = tensor.stack.unwrap_or(0);
-                (Site { tid: tensor.tid, op: tensor.op, place, stack: tensor.stack }, 0, 0)
+                (Site { tid: tensor.tid, op: tensor.op, place, stack: tensor.stack }, TENSOR, 0)
             }
             MemoryEvent::Call(call) => {
                 let Some(class) = call.op.get().map(|op| op.class) else { return };
@@ -165,13 +181,13 @@ impl Process {
         self.launches = self.launches.saturating_add(launches);
         let active = self.active_ns.get_or_insert((at, at));
         active.1 = at;
-        let launches = self.launches;
+        let pass = Pass { at, launches: self.launches };
         let Some(entry) = self.site(site, class_rank) else { return };
         entry.count += 1;
         if entry.dropped {
             return;
         }
-        entry.passes.push((at, launches));
+        entry.passes.push(pass);
         self.kept += 1;
         if self.kept > MOST_PASSES {
             self.drop_commonest();
@@ -217,13 +233,16 @@ impl Process {
         let mut even: Vec<Candidate<'_>> =
             self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active, self.launches)).collect();
         // Ties are decided the same way every time.
-        even.sort_by_key(|one| (one.passes.passes[0].0, one.site));
+        even.sort_by_key(|one| (one.passes.passes[0].at, one.site));
         let counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
-        let votes = |count: u64| counts.iter().filter(|other| other.abs_diff(count) <= 1 + count / 50).count();
+        let votes = |count: u64| counts.iter().filter(|other| other.abs_diff(count) <= 1 + count / CLOSE).count();
         // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
-        let calls = even.iter().any(|one| one.passes.class_rank > 0);
-        let best = even.iter().rev().filter(|one| !calls || one.passes.class_rank > 0).max_by(|a, b| {
-            let rank = |one: &Candidate<'_>| (votes(one.passes.count), one.passes.class_rank);
+        let calls = even.iter().any(|one| one.passes.class_rank > TENSOR);
+        let may_mark = |one: &&Candidate<'_>| !calls || one.passes.class_rank > TENSOR;
+        let most = even.iter().filter(may_mark).map(|one| votes(one.passes.count)).max().unwrap_or(0);
+        let agree = |one: &&Candidate<'_>| votes(one.passes.count) as f64 >= AGREED * most as f64;
+        let best = even.iter().rev().filter(may_mark).filter(agree).max_by(|a, b| {
+            let rank = |one: &Candidate<'_>| (one.passes.class_rank, votes(one.passes.count));
             // Fewer passes are longer steps.
             rank(a).cmp(&rank(b)).then(b.passes.count.cmp(&a.passes.count)).then(a.even.total_cmp(&b.even))
         });
@@ -235,18 +254,17 @@ impl Process {
             12.. if best.even >= 0.9 => Certainty::Medium,
             _ => Certainty::Low,
         };
-        let middle = |pick: fn(&(u64, u64)) -> u64| {
-            let mut all: Vec<f64> =
-                passes.windows(2).map(|pair| pick(&pair[1]).saturating_sub(pick(&pair[0])) as f64).collect();
+        let middle = |distance: fn(&Pass, &Pass) -> u64| {
+            let mut all: Vec<f64> = passes.windows(2).map(|pair| distance(&pair[0], &pair[1]) as f64).collect();
             median(&mut all) as u64
         };
         ProcessSteps {
             certainty,
             marker: Some((best.site.op, best.site.stack)),
-            marks: passes.iter().map(|pass| pass.0).collect(),
+            marks: passes.iter().map(|pass| pass.at).collect(),
             before: best.passes.before,
-            launches: middle(|pass| pass.1),
-            step_ns: middle(|pass| pass.0),
+            launches: middle(launches_between),
+            step_ns: middle(|one, next| next.at.saturating_sub(one.at)),
             active_ns: active,
             has_tensors,
         }
@@ -259,27 +277,38 @@ struct Candidate<'a> {
     even: f64,
 }
 
-/// A site that may mark steps, and how even the launches between its passes are: 1 less the part by which they differ
-/// from the median. A site in a loop of a step has one large distance among small ones, and is far from even.
+fn launches_between(one: &Pass, next: &Pass) -> u64 {
+    next.launches.saturating_sub(one.launches)
+}
+
+/// A site that may mark steps, and how even the launches between its passes are.
 fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64), launches: u64) -> Option<Candidate<'a>> {
     let (first, last) = (passes.passes.first()?, passes.passes.last()?);
     let at_work = active.1.saturating_sub(active.0) as f64;
-    let covers = last.0.saturating_sub(first.0) as f64 >= COVERED * at_work
-        || last.1.saturating_sub(first.1) as f64 >= COVERED * launches as f64;
-    let reaches_end = active.1.saturating_sub(last.0) as f64 <= UP_TO_END * at_work;
+    let covers = last.at.saturating_sub(first.at) as f64 >= COVERED * at_work
+        || launches_between(first, last) as f64 >= COVERED * launches as f64;
+    let reaches_end = active.1.saturating_sub(last.at) as f64 <= UP_TO_END * at_work;
     if passes.dropped || passes.passes.len() < FEWEST || !covers || !reaches_end {
         return None;
     }
-    let mut distances: Vec<f64> =
-        passes.passes.windows(2).map(|pair| pair[1].1.saturating_sub(pair[0].1) as f64).collect();
-    let middle = median(&mut distances);
-    let (sum, off) = distances.iter().fold((0.0, 0.0), |(sum, off), d| (sum + d, off + (d - middle).abs()));
     // Where nothing is launched, nothing repeats that is a step.
-    if sum <= 0.0 || middle <= 0.0 {
-        return None;
-    }
-    let even = 1.0 - off / sum;
+    let even = evenness(&passes.passes)?;
     (even >= EVEN).then_some(Candidate { site, passes, even })
+}
+
+/// 1 less the part by which distances differ from the median of those around them: to stay within the budget launches may
+/// be let go, and from then on there are fewer in every step. A site in a loop of a step has one large distance among
+/// small ones, and is far from even. `None` where there mostly are no distances.
+fn evenness(passes: &[Pass]) -> Option<f64> {
+    let mut distances: Vec<f64> = passes.windows(2).map(|pair| launches_between(&pair[0], &pair[1]) as f64).collect();
+    let (mut sum, mut off) = (0.0, 0.0);
+    let around = AROUND.max(distances.len() / PARTS);
+    for some in distances.chunks_mut(around) {
+        let middle = median(some);
+        sum += some.iter().sum::<f64>();
+        off += some.iter().map(|distance| (distance - middle).abs()).sum::<f64>();
+    }
+    (sum > 0.0 && median(&mut distances) > 0.0).then(|| 1.0 - off / sum)
 }
 
 #[cfg(test)]
@@ -334,6 +363,35 @@ mod tests {
         }
         let found = process.steps();
         assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
+    }
+
+    /// To stay within the budget most launches are let go after a while: there are fewer in every step, but as many in each.
+    #[test]
+    fn launches_that_are_let_go_hide_no_steps() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        for step in 0..100 {
+            process.pass(site(20), 1, if step < 30 { 29 } else { 7 }, step * 100 + 40);
+            process.pass(site(30), 4, 0, step * 100 + 50);
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
+        assert_eq!((found.certainty, found.launches), (Certainty::High, 7));
+    }
+
+    /// Launches lose some passes when they are sampled; the wait was seen every time.
+    #[test]
+    fn the_wait_marks_steps_where_launches_agree_with_each_other_better() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        for step in 0..120 {
+            (0..8).filter(|launch| step % 40 != 7 || launch % 2 == 0).for_each(|launch| {
+                process.pass(site(launch), 1, 1, step * 100 + launch);
+            });
+            process.pass(site(30), 4, 0, step * 100 + 50);
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.marker), (120, Some((OpId(30), Some(30)))));
     }
 
     #[test]

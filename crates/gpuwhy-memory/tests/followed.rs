@@ -76,6 +76,21 @@ fn totals_are_the_allocators_and_lines_that_grow_are_told_with_their_rate() {
     assert!((90..120).contains(&seconds), "about 1000 MB at 10 MB a second: {seconds}");
 }
 
+/// PyTorch copies the model, loads libraries for long, and then begins: the pause is not held against the line that leaks.
+#[test]
+fn a_pause_before_the_first_step_hides_no_growth() {
+    let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));
+    job.alloc(100 * MB, 1);
+    job.now += 40 * SECOND;
+    steps(&mut job, 80, true);
+    let picture = follow(&mut tracker, &job);
+    let line = picture.growing.iter().find(|line| line.line.as_deref() == Some("job.py:3")).unwrap();
+    assert!(line.steadily, "{line:#?}");
+    // A minute later nothing has grown any more.
+    job.now += 61 * SECOND;
+    assert_eq!(follow(&mut Tracker::new(&[]), &job).growing, []);
+}
+
 #[test]
 fn what_a_step_uses_and_gives_back_does_not_grow() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));

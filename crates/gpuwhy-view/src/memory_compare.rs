@@ -62,6 +62,9 @@ fn figures(comparison: &Comparison, columns: &[usize]) -> Table {
     let known = |bytes: Option<f64>| bytes.map_or_else(|| "not known".to_owned(), |n| units::bytes(n.round() as u64));
     row("peak allocated", &|run| units::bytes(run.peak_allocated));
     row("peak reserved", &|run| units::bytes(run.peak_reserved));
+    if comparison.runs.iter().any(|run| run.peak_direct > 0) {
+        row("past PyTorch", &|run| units::bytes(run.peak_direct));
+    }
     row("allocated at end", &|run| units::bytes(run.allocated_at_end));
     row("length", &|run| units::time(run.wall_ns));
     row("steps", &|run| run.steps.map_or_else(|| "none found".to_owned(), units::count));
@@ -100,22 +103,24 @@ fn by_line(
         let room = width.saturating_sub(2 + COLUMN * columns.len()).clamp(SHORTEST, LONGEST);
         let mut table = table(comparison, &columns, "line", Align::Left);
         for line in &shown {
-            let cells = columns.iter().filter_map(|place| line.in_runs.get(*place)).map(|run| cell(run, bytes(run)));
+            let reference = line.in_runs.first().map_or(0, bytes);
+            let runs = columns.iter().filter_map(|place| line.in_runs.get(*place));
+            let cells = runs.map(|run| cell(run, bytes(run), reference));
             table.push([name(line, room)].into_iter().chain(cells).collect());
         }
         section(lines, std::mem::take(&mut heading), indented(&table, style), style);
     }
 }
 
-/// Bytes, and how they differ from the reference.
-fn cell(run: &LineInRun, bytes: u64) -> String {
+/// Bytes, and how the line differs from the reference, where these bytes show it.
+fn cell(run: &LineInRun, bytes: u64, reference: u64) -> String {
     let mark = match run.change {
         Change::Unknown => return "no data".to_owned(),
-        Change::Reference | Change::Same => "",
-        Change::New => " new",
-        Change::Gone => " gone",
-        Change::Grew => " grew",
-        Change::Shrank => " shrank",
+        Change::New if bytes > 0 => " new",
+        Change::Gone if reference > 0 => " gone",
+        Change::Grew if bytes > reference => " grew",
+        Change::Shrank if bytes < reference => " shrank",
+        _ => "",
     };
     let bytes = if bytes == 0 { "–".to_owned() } else { units::bytes(bytes) };
     format!("{bytes}{mark}")

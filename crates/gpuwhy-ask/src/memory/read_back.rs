@@ -28,8 +28,7 @@ pub fn read_back(path: &Path, pids: &[u32], mut progress: impl FnMut(u64)) -> Re
         return Err(Error::NotInBundle { pid: *pid, path: path.into() });
     }
     let words = header.site_facts();
-    let mut analyser =
-        Analyser::new(header.facts(pids), header.found_steps()).with_backward(backward_stacks(&words));
+    let mut analyser = Analyser::new(header.facts(pids), header.found_steps()).with_backward(backward_stacks(&words));
     file.events(|event, read| {
         analyser.feed(event);
         progress(read);

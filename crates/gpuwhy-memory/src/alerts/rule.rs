@@ -210,6 +210,7 @@ fn size(text: &str) -> Result<u64, RuleError> {
         "gib" => 1024.0 * 1024.0 * 1024.0,
         "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
         // A bare number could be bytes or percent.
+        "" => return Err(RuleError::Number { limit: text.to_owned() }),
         _ => return Err(RuleError::Unit { unit: unit.trim().to_owned() }),
     };
     let bytes = number * factor;
@@ -251,7 +252,7 @@ mod tests {
             ("memory", "\"memory\""),
             ("memory>", "\"\""),
             ("memory<85%", "\"memory<85%\""),
-            ("memory>85", "\"\""),
+            ("memory>85", "\"85\""),
             ("memory>many%", "\"many%\""),
             ("memory>0%", "0%"),
             ("memory>100%", "100%"),

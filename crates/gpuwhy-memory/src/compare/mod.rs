@@ -8,7 +8,7 @@
 mod rows;
 mod words;
 
-use crate::report::{GrowthKind, Report, SpaceReport};
+use crate::report::{GrowthKind, Report, Source, SpaceReport};
 use crate::steps::Certainty;
 use serde::Serialize;
 
@@ -60,6 +60,8 @@ pub struct RunFigures {
     pub peak_allocated: u64,
     /// The most had from the driver.
     pub peak_reserved: u64,
+    /// The most taken past PyTorch's allocator, by processes that have one. It is not in the figures above.
+    pub peak_direct: u64,
     /// In use at the end of the last step.
     pub allocated_at_end: u64,
     /// Steps, of the process that made most; `None` where none were found.
@@ -148,7 +150,10 @@ fn figures(name: &str, report: &Report) -> RunFigures {
     if report.spaces.is_empty() {
         return named;
     }
-    let sum = |pick: fn(&SpaceReport) -> u64| report.spaces.iter().map(pick).fold(0, u64::saturating_add);
+    let (direct, own): (Vec<_>, Vec<_>) = report.spaces.iter().partition(|space| is_direct(space, report));
+    let sum = |spaces: &[&SpaceReport], pick: fn(&SpaceReport) -> u64| {
+        spaces.iter().map(|space| pick(space)).fold(0, u64::saturating_add)
+    };
     let steps = report.steps.iter().filter(|steps| steps.certainty != Certainty::None);
     let steps = steps.map(|steps| steps.steps).max();
     let per_step: Option<f64> = report.leaks.iter().map(|leak| leak.bytes_per_step).sum();
@@ -156,10 +161,11 @@ fn figures(name: &str, report: &Report) -> RunFigures {
     let used: u64 = report.fragmentation.iter().map(|one| one.allocated_then).sum();
     RunFigures {
         has_memory: true,
-        spaces: report.spaces.len() as u64,
-        peak_allocated: sum(|space| space.peak_allocated),
-        peak_reserved: sum(|space| space.peak_reserved),
-        allocated_at_end: sum(at_end),
+        spaces: own.len() as u64,
+        peak_allocated: sum(&own, |space| space.peak_allocated),
+        peak_reserved: sum(&own, |space| space.peak_reserved),
+        peak_direct: sum(&direct, |space| space.peak_allocated),
+        allocated_at_end: sum(&own, at_end),
         steps,
         growth: growth(report),
         bytes_per_step: steps.and(per_step),
@@ -168,6 +174,12 @@ fn figures(name: &str, report: &Report) -> RunFigures {
         unused_share: (reserved > 0).then(|| reserved.saturating_sub(used) as f64 / reserved as f64),
         ..named
     }
+}
+
+/// Memory past PyTorch's allocator, in a process that has one: workspaces of libraries and the like.
+fn is_direct(space: &SpaceReport, report: &Report) -> bool {
+    let has_torch = |pid: u32| report.spaces.iter().any(|one| one.pid == pid && one.source == Source::Torch);
+    space.source == Source::Driver && has_torch(space.pid)
 }
 
 /// In use at the end of the last step: a process that ends well frees everything after it.

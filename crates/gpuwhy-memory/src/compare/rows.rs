@@ -212,12 +212,16 @@ fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
         (was, is) if is > was => Change::Grew,
         _ => Change::Shrank,
     };
-    match by(was.end.0, is.end.0) {
-        Change::Same => by(was.peak.0, is.peak.0),
-        // Something is there at the peak: then it is neither new nor gone.
-        Change::New if was.peak.0 > 0 => Change::Grew,
-        Change::Gone if is.peak.0 > 0 => Change::Shrank,
-        other => other,
+    // By what it holds when most is in use. Where a step ends is another place in each run, if other calls mark it; so that
+    // counts only where the line has no part in the peak.
+    match (was.peak.0, is.peak.0) {
+        (0, 0) => by(was.end.0, is.end.0),
+        // Something is there at the end: then it is neither new nor gone.
+        (before, after) => match by(before, after) {
+            Change::New if was.end.0 > 0 => Change::Grew,
+            Change::Gone if is.end.0 > 0 => Change::Shrank,
+            other => other,
+        },
     }
 }
 

@@ -151,3 +151,35 @@ fn without_a_leak_the_peaks_are_the_verdict() {
     assert_eq!(all.verdict, said);
     assert!(all.lines.is_empty());
 }
+
+/// In one run a wait marks steps, in the other a launch in their middle: what is live then says nothing of the lines.
+#[test]
+fn what_differs_only_where_steps_end_is_the_same() {
+    let healthy = run(&[(34, "train", 110 * MB, 8), (37, "train", 50 * MB, 9)], 120);
+    let mut other = healthy.clone();
+    other.spaces[0].at_end = vec![holder(&(34, "train", 60 * MB, 4))];
+    let all = compared(&[("healthy", &healthy), ("other", &other)]);
+    assert_eq!(all.lines, [], "{:#?}", all.lines);
+}
+
+/// cuBLAS's workspaces are no part of what PyTorch has, and no second process.
+#[test]
+fn memory_past_pytorch_has_a_figure_of_its_own() {
+    let mut report = run(&[(34, "train", 110 * MB, 8)], 120);
+    let direct = SpaceReport {
+        source: Source::Driver,
+        at_peak: Vec::new(),
+        at_end: Vec::new(),
+        peak_allocated: 67 * MB,
+        ..report.spaces[0].clone()
+    };
+    report.spaces.push(direct);
+    let all = compared(&[("a", &report), ("b", &report)]);
+    let run = &all.runs[0];
+    assert_eq!((run.peak_allocated, run.peak_direct, run.spaces), (110 * MB, 67 * MB, 1));
+    assert_eq!(all.notes, Vec::<String>::new());
+    // Of a program without PyTorch it is all there is.
+    report.spaces.remove(0);
+    let all = compared(&[("a", &report), ("b", &report)]);
+    assert_eq!((all.runs[0].peak_allocated, all.runs[0].peak_direct), (67 * MB, 0));
+}

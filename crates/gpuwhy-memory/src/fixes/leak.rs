@@ -130,7 +130,10 @@ pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
     let keeper = all.iter().filter(|_| !own.tells()).find(|other| goes_with(leak, other) && pattern(other).tells());
     let text = match keeper.and_then(|keeper| Some((keeper.line.as_deref()?, pattern(keeper)))) {
         Some((by, keeper)) => {
-            format!("{line}: most likely kept by what {by} keeps, which grows at the same pace. There: {}", keeper.words())
+            format!(
+                "{line}: most likely kept by what {by} keeps, which grows at the same pace. There: {}",
+                keeper.words()
+            )
         }
         None => format!("{line}: {}", own.words()),
     };

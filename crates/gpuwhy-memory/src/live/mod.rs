@@ -4,7 +4,7 @@
 //! constants.
 //!
 //! What a line holds goes up and down within a step. So growth is that of the *floor*: the least that was held in each
-//! second, the last third of the window against the first. Whether it is a leak is for the whole examination to say; its
+//! second in which the process allocated or freed anything, the last third of these against the first. Whether it is a leak is for the whole examination to say; its
 //! answer is handed in now and then ([`Tracker::judged`]).
 
 mod picture;
@@ -22,7 +22,7 @@ use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
 use space::LiveSpace;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Seconds in which growth is looked for, and the fewest that tell any.
+/// Seconds in which growth is looked for, and the fewest with work that tell any.
 const WINDOW: usize = 60;
 const FEWEST_TICKS: usize = 6;
 /// Points of the recent past that are kept for a picture.
@@ -78,8 +78,7 @@ pub struct Tracker {
     refused: VecDeque<Refused>,
     oom_count: u64,
     ends: VecDeque<LiveEnd>,
-    /// The ends of the window's seconds, and the next, ns.
-    ticks: VecDeque<u64>,
+    /// The end of the next second, ns.
     next_tick: u64,
     judged: Option<Judged>,
 }
@@ -149,7 +148,6 @@ impl Tracker {
             let direct = self.driver(pid).settle_before(at_ns.saturating_sub(PENDING_NS));
             self.take_direct(pid, direct);
         }
-        push(&mut self.ticks, at_ns, WINDOW);
         self.spaces.values_mut().for_each(|space| space.tick(at_ns));
     }
 

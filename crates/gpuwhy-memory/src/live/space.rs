@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of one process on one device, now and in the last minutes.
 
-use super::{FEWEST_TICKS, RECENT, WINDOW, push};
+use super::{FEWEST_TICKS, RECENT, SECOND, WINDOW, push};
 use std::collections::{HashMap, VecDeque};
 
 /// A call site that allocates.
@@ -13,7 +13,7 @@ pub(super) struct LiveSite {
     floor: Floor,
 }
 
-/// The least of something in each tick of the window. Before it was first met it was nothing.
+/// The least of something in each of the last ticks. Before it was first met it was nothing.
 #[derive(Debug, Clone, Default)]
 struct Floor {
     now: u64,
@@ -66,6 +66,10 @@ pub(super) struct LiveSpace {
     pub(super) sites: Vec<LiveSite>,
     /// The end of a tick, and the most allocated and reserved in it.
     pub(super) recent: VecDeque<(u64, u64, u64)>,
+    /// The ends of the seconds in which anything was allocated or freed, those of the window. In others nothing grows that
+    /// is at work: a job loads libraries for seconds before its first step.
+    pub(super) ticks: VecDeque<u64>,
+    worked: bool,
     most: (u64, u64),
     live: HashMap<u64, (u64, u32)>,
     live_bytes: u64,
@@ -75,6 +79,7 @@ pub(super) struct LiveSpace {
 impl LiveSpace {
     pub(super) fn alloc(&mut self, address: u64, bytes: u64, stack: Option<u64>) {
         self.free(address);
+        self.worked = true;
         let next = self.sites.len() as u32;
         let site = *self.site_of.entry(stack).or_insert(next);
         if site == next {
@@ -89,6 +94,7 @@ impl LiveSpace {
     }
 
     pub(super) fn free(&mut self, address: u64) {
+        self.worked = true;
         let Some((bytes, site)) = self.live.remove(&address) else { return };
         self.live_bytes = self.live_bytes.saturating_sub(bytes);
         if let Some(one) = self.sites.get_mut(site as usize) {
@@ -124,8 +130,12 @@ impl LiveSpace {
         }
         push(&mut self.recent, (at_ns, self.most.0, self.most.1), RECENT);
         self.most = (self.allocated, self.reserved);
-        for site in &mut self.sites {
-            site.floor.tick(site.bytes);
+        while self.ticks.front().is_some_and(|tick| tick.saturating_add(WINDOW as u64 * SECOND) <= at_ns) {
+            self.ticks.pop_front();
+        }
+        if std::mem::take(&mut self.worked) {
+            push(&mut self.ticks, at_ns, WINDOW);
+            self.sites.iter_mut().for_each(|site| site.floor.tick(site.bytes));
         }
     }
 }

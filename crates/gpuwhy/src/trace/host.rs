@@ -80,13 +80,7 @@ impl HostSide {
         self.pass_on(samples, looks, alerts, writer);
     }
 
-    fn pass_on(
-        &mut self,
-        samples: Vec<Samples>,
-        looks: Vec<GpuSample>,
-        alerts: &mut Alerting,
-        writer: &WriterThread,
-    ) {
+    fn pass_on(&mut self, samples: Vec<Samples>, looks: Vec<GpuSample>, alerts: &mut Alerting, writer: &WriterThread) {
         if !looks.is_empty() {
             writer.samples(Samples { gpus: looks, ..Samples::default() });
         }
