@@ -103,6 +103,8 @@ pub struct Engine {
     gpus: Vec<Gpu>,
     last_look_ns: u64,
     first_tick_ns: Option<u64>,
+    /// Until when growth was told as that of a process that has ended.
+    growth_told_ns: u64,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
     /// Leaks that the examination before found, and those that were told.
@@ -123,6 +125,7 @@ impl Engine {
             gpus: Vec::new(),
             last_look_ns: 0,
             first_tick_ns: None,
+            growth_told_ns: 0,
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
@@ -225,6 +228,10 @@ impl Engine {
             Some(at) => &mut self.gpus[at],
             None => self.gpus.last_mut()?,
         };
+        // What grew until then was told as the growth of a process, which is gone. Looks come late.
+        if now <= self.growth_told_ns {
+            gpu.used = Window::default();
+        }
         gpu.used.push(now, used);
         gpu.floors.push(used);
         gpu.used.slope()
@@ -281,7 +288,11 @@ impl Engine {
         self.spaces.retain(|space| is_traced(space.pid));
         self.refusals.retain(|refusal| is_traced(refusal.pid));
         let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
-        for active in self.active.extract_if(.., |active| is_gone(active.scope)) {
+        let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
+        for active in gone {
+            if self.is(active.rule, Kind::Growth) {
+                self.growth_told_ns = now_ns;
+            }
             self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
         }
     }

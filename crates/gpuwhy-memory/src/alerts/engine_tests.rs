@@ -145,6 +145,28 @@ fn growth_is_told_once_and_ends_with_the_process() {
     assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(77)));
 }
 
+/// What NVML saw of the last second comes when the process is gone.
+#[test]
+fn growth_that_was_a_processs_is_not_told_again_as_the_gpus() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    let mut told = Vec::new();
+    for second in 0..20 {
+        for tick in second * 4..second * 4 + 4 {
+            engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, 1_000 * MB + tick * 50 * MB));
+            engine.tick(tick * TICK_NS);
+        }
+        told.extend(look(&mut engine, second, 3_000 * MB + second * 400 * MB));
+    }
+    assert_eq!(told.len(), 1, "{told:#?}");
+    engine.keep_processes(|pid| pid != 9, 21 * SECOND);
+    assert_eq!(engine.take_changes().len(), 1, "it is over");
+    assert_eq!(look(&mut engine, 20, 11_000 * MB), []);
+    assert_eq!(look(&mut engine, 21, 11_400 * MB), []);
+    // What grows later is somebody else's.
+    let later: Vec<Alert> = (22..40).flat_map(|s| look(&mut engine, s, s * 500 * MB)).collect();
+    assert_eq!((later.len(), later[0].gpu), (1, Some(0)), "{later:#?}");
+}
+
 #[test]
 fn growth_that_ends_is_over() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
