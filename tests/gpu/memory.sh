@@ -25,12 +25,17 @@ trace() { # BUDGET COMMAND...
 date -u +%F
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 
-echo "== to the byte"
-trace none python3 "$here/memory_job.py" exact "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
-checks exact
+for allocator in "" expandable_segments:True backend:cudaMallocAsync; do
+  echo "== to the byte ${allocator:+with $allocator}"
+  PYTORCH_CUDA_ALLOC_CONF="$allocator" PYTORCH_ALLOC_CONF="$allocator" \
+    trace none python3 "$here/memory_job.py" exact "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
+  checks "exact${allocator:+_${allocator%:*}}"
+done
 
 echo "== leaks and their fixed twins, budget $budget"
+# "-" alone: none of them.
 [ $# -gt 0 ] || set -- list loss hook state autocast validation epoch graph
+[ "$*" != - ] || set --
 for pattern in "$@"; do
   for twin in leaky fixed; do
     trace "$budget" python3 "$here/memory_leaks.py" "$pattern" $twin "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }

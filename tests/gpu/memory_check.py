@@ -55,6 +55,20 @@ def exact():
         equal(f"reserved, {point['what']}", space["reserved"], point["reserved"])
 
 
+def exact_expandable_segments():
+    exact()
+
+
+def exact_backend():
+    """With CUDA's own pool there are no reports of PyTorch's, but every allocation is a call."""
+    report = memory()
+    check("no reports", all(space["source"] == "driver" for space in report["spaces"]), len(report["spaces"]))
+    equal("peak", report["spaces"][0]["peak_allocated"], said["peak"])
+    for point in said["checkpoints"]:
+        at = (point["at_ns"] - report["start_monotonic_ns"]) / 1e9
+        equal(f"allocated, {point['what']}", memory("--to", f"{at:.9f}s")["spaces"][0]["allocated"], point["allocated"])
+
+
 def oom():
     report = memory()
     peaks(report)

@@ -6,10 +6,9 @@ use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
 use crate::facts::{Facts, SiteFact};
 use crate::gap::GapWatch;
 use crate::grid::Grid;
-use crate::leaks::{LeakFit, LineSeries, Verdict, judge};
-use crate::lines::{LineKey, Lines};
+use crate::lines::Lines;
 use crate::oom::{EndRecord, OomLog, OomRecord};
-use crate::report::{End, Growth, Leak, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport, TimelinePoint};
+use crate::report::{End, LiveTimeline, Oom, Report, Source, SpaceReport, StepsReport, TimelinePoint};
 use crate::sieve::is_work;
 use crate::space::{Held, Space, SpaceKey, UNKNOWN_DEVICE};
 use crate::steps::{Certainty, ProcessSteps};
@@ -22,11 +21,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const OUT_OF_MEMORY: i32 = 2;
 /// Calls of a thread that may still turn out to be PyTorch's.
 const MOST_PENDING: usize = 64;
-/// Even growth over so many looks is certain.
-const EVEN_LOOKS: usize = 24;
-/// A process at work frees one of so many allocations at least, or launches so much in a step.
-const FREED_PART: u64 = 4;
-const WORK_LAUNCHES: u64 = 4;
+
+mod leaking;
 
 /// Plays a run's memory events and tells what they come to.
 pub struct Analyser {
@@ -277,96 +273,10 @@ impl Analyser {
         self.steps.iter().filter(|(pid, _)| used.contains(pid)).map(told).collect()
     }
 
-    fn judge_all(&self, lines: &Lines, report: &mut Report) {
-        for (key, space) in self.spaces.iter().filter(|(key, space)| self.works(**key, space)) {
-            for series in series_by_line(space, lines, space.grid.at.len()).into_values() {
-                match judge(&series.sum, &space.grid, space.peak.0) {
-                    Verdict::Leak(fit) => report.leaks.push(self.leak(*key, space, &series, &fit, lines)),
-                    Verdict::Grew(kind, settled) => {
-                        let at = settled.and_then(|look| space.grid.at.get(look)).copied();
-                        report.growths.push(Growth {
-                            pid: key.pid,
-                            device: key.device(),
-                            line: lines.line(series.stack),
-                            kind,
-                            bytes: series.sum.live.iter().copied().max().unwrap_or(0),
-                            settled_ns: at,
-                            settled_step: at.and_then(|at| self.step_at(key.pid, at)),
-                        });
-                    }
-                    Verdict::Fine => {}
-                }
-            }
-        }
-        report.leaks.sort_by(|a, b| b.bytes_per_second.total_cmp(&a.bytes_per_second));
-        report.growths.sort_by_key(|growth| std::cmp::Reverse(growth.bytes));
-        self.foretell(&mut report.leaks);
-    }
-
-    /// Whether the process works, and does not just load: it frees some of what it allocates, or launches much in a step.
-    /// All that is loaded stays, piece after piece, and leaks nothing.
-    fn works(&self, key: SpaceKey, space: &Space) -> bool {
-        let (allocs, frees) = space.between_looks;
-        let launches = self.steps.get(&key.pid).map_or(0, |steps| steps.launches);
-        frees.saturating_mul(FREED_PART) >= allocs || launches >= WORK_LAUNCHES
-    }
-
     /// The step a moment is in, where there are steps.
     fn step_at(&self, pid: u32, at_ns: u64) -> Option<u64> {
         let steps = self.steps.get(&pid).filter(|steps| steps.certainty != Certainty::None);
         steps.map(|steps| steps.step_at(at_ns))
-    }
-
-    fn leak(&self, key: SpaceKey, space: &Space, series: &OneLine, fit: &LeakFit, lines: &Lines) -> Leak {
-        let certainty = self.steps.get(&key.pid).map_or(Certainty::None, |steps| steps.certainty);
-        let stride = space.grid.stride.max(1) as f64;
-        let per_step = |per_look: f64| (certainty != Certainty::None).then_some(per_look / stride);
-        let sure = if fit.even && fit.looks >= EVEN_LOOKS { Certainty::High } else { Certainty::Medium };
-        Leak {
-            pid: key.pid,
-            device: key.device(),
-            line: lines.line(series.stack),
-            function: lines.fact(series.stack).and_then(|fact| fact.function.clone()),
-            stack_id: series.stack.map(u64::cast_signed),
-            bytes_per_step: per_step(fit.per_look),
-            bytes_per_second: fit.per_second,
-            pieces_per_step: per_step(fit.pieces_per_look),
-            piece_bytes: fit.piece_bytes,
-            onset_ns: fit.onset_ns,
-            onset_step: self.step_at(key.pid, fit.onset_ns),
-            grown_bytes: fit.grown_bytes,
-            looks: fit.looks as u64,
-            looks_with_growth: fit.keeping as u64,
-            out_of_memory_in_ns: None,
-            out_of_memory_in_steps: None,
-            certainty: certainty.min(sure),
-        }
-    }
-
-    /// When memory runs out: what the device has left, and what PyTorch has and does not use, over all leaks' rates.
-    fn foretell(&self, leaks: &mut [Leak]) {
-        let mut rates: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
-        for leak in leaks.iter() {
-            *rates.entry((leak.pid, leak.device)).or_default() += leak.bytes_per_second;
-        }
-        for leak in leaks {
-            let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
-            let Some((key, space)) = torch else { continue };
-            // Not at the very end: the process may be gone by then.
-            let end = space.grid.at.last().copied().unwrap_or(self.facts.to_ns);
-            let (Some(used), Some(total)) = self.gap.used_at(*key, end) else { continue };
-            let cached = space.peak_reserved.0.max(space.reserved).saturating_sub(space.peak.0);
-            let left = total.saturating_sub(used).saturating_add(cached) as f64;
-            let rate = rates.get(&(leak.pid, leak.device)).copied().unwrap_or(0.0);
-            if rate > 0.0 {
-                let seconds = left / rate;
-                leak.out_of_memory_in_ns = Some((seconds * 1e9).min(9e18) as u64);
-                leak.out_of_memory_in_steps = leak
-                    .bytes_per_step
-                    .filter(|bytes| *bytes > 0.0)
-                    .map(|bytes| (seconds * leak.bytes_per_second / bytes) as u64);
-            }
-        }
     }
 
     fn spaces_told(&mut self, lines: &Lines) -> Vec<SpaceReport> {
@@ -503,37 +413,4 @@ impl Analyser {
         }
         notes
     }
-}
-
-/// A line's memory, and the stack that kept most of it.
-struct OneLine {
-    sum: LineSeries,
-    stack: Option<u64>,
-    most: u64,
-}
-
-/// The series of all lines that held anything at a look.
-fn series_by_line(space: &Space, lines: &Lines, looks: usize) -> BTreeMap<LineKey, OneLine> {
-    let mut all: BTreeMap<LineKey, OneLine> = BTreeMap::new();
-    for site in &space.sites {
-        let live = site.series(looks);
-        if live.iter().all(|bytes| *bytes == 0) {
-            continue;
-        }
-        let kept: u64 = site.kept.iter().map(|piece| piece.1).sum();
-        let one = all.entry(lines.key(site.stack)).or_insert_with(|| OneLine {
-            sum: LineSeries { live: vec![0; looks], kept: Vec::new() },
-            stack: site.stack,
-            most: 0,
-        });
-        one.sum.live.iter_mut().zip(live).for_each(|(sum, bytes)| *sum += bytes);
-        one.sum.kept.extend(&site.kept);
-        if kept > one.most {
-            (one.most, one.stack) = (kept, site.stack);
-        }
-    }
-    for one in all.values_mut() {
-        one.sum.kept.sort_unstable();
-    }
-    all
 }

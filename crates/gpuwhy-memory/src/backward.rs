@@ -27,7 +27,7 @@ fn is_autograd(file: &str) -> bool {
     AUTOGRAD.strip_suffix(".py").and_then(|name| file.strip_suffix(name)).is_some_and(|left| left.ends_with('/'))
 }
 
-/// Knows which call of `backward()` a report without a stack belongs to.
+/// Knows which call of `backward()` a report without a stack belongs to, and which reports have lost theirs.
 #[derive(Debug, Default)]
 pub(crate) struct BackwardWatch {
     calls: BTreeSet<u64>,
@@ -35,6 +35,8 @@ pub(crate) struct BackwardWatch {
     last: BTreeMap<u32, Vec<(u32, u64)>>,
     /// Threads that worked for such calls, by process, and the calls.
     helpers: BTreeMap<u32, (BTreeSet<u32>, BTreeSet<u64>)>,
+    /// When a thread of the process that runs Python first reported without a stack: from then on the budget was tight.
+    thinned: BTreeMap<u32, u64>,
 }
 
 impl BackwardWatch {
@@ -44,11 +46,11 @@ impl BackwardWatch {
 
     /// The stack an allocation counts for: its own, or that of the call it is a part of.
     pub(crate) fn stack_of(&mut self, event: &TensorEvent) -> Option<u64> {
-        if self.calls.is_empty() {
-            return event.stack;
-        }
         let threads = self.last.entry(event.pid).or_default();
         let Some(stack) = event.stack else {
+            if threads.iter().any(|(tid, _)| *tid == event.tid) {
+                self.thinned.entry(event.pid).or_insert(event.at_ns);
+            }
             // The thread's own last stack says nothing: under a tight budget reports lose theirs.
             let other = threads.iter().rev().find(|(tid, _)| *tid != event.tid);
             let call = other.map(|(_, stack)| *stack).filter(|stack| self.calls.contains(stack));
@@ -60,6 +62,11 @@ impl BackwardWatch {
         }
         threads.push((event.tid, stack));
         Some(stack)
+    }
+
+    /// From when on lines of small tensors are missing in a process, ns.
+    pub(crate) fn thinned_from(&self, pid: u32) -> Option<u64> {
+        self.thinned.get(&pid).copied()
     }
 }
 

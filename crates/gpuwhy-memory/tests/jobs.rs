@@ -526,3 +526,51 @@ fn every_key_of_the_json_is_documented_and_there() {
     let kinds: BTreeSet<&str> = report.findings.iter().map(|finding| finding.kind.as_str()).collect();
     assert_eq!(kinds, BTreeSet::from(["hidden_memory", "memory_leak", "oom"]));
 }
+
+/// From step 60 on the budget is tight, and small tensors have no line: what is kept of them is no leak of its own.
+#[test]
+fn small_tensors_that_lose_their_line_are_no_other_leak() {
+    let mut job = Job::default();
+    let mut tight_from = 0;
+    for number in 0..120 {
+        step(&mut job, number, 4);
+        job.alloc(4 * MB, 7);
+        job.alloc(MB / 16, 7);
+        if number == 59 {
+            tight_from = job.now;
+        }
+    }
+    for event in &mut job.events {
+        if let MemoryEvent::Tensor(tensor) = event
+            && tensor.at_ns > tight_from
+            && tensor.bytes < MB
+        {
+            tensor.stack = None;
+        }
+    }
+    let report = job.examine();
+    let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
+    assert_eq!((leak.line.as_deref(), leak.onset_step), (Some("job.py:7"), Some(2)), "it is kept after the wait");
+    let rate = leak.bytes_per_step.unwrap();
+    assert!((rate / (4.0625 * MB as f64) - 1.0).abs() < 0.02, "{rate}");
+}
+
+/// Without a line that leaks more, what is nobody's is told.
+#[test]
+fn a_leak_of_small_tensors_without_lines_is_still_a_leak() {
+    let mut job = Job::default();
+    for number in 0..120 {
+        step(&mut job, number, 4);
+        job.alloc(MB / 16, 7);
+    }
+    for event in &mut job.events {
+        if let MemoryEvent::Tensor(tensor) = event
+            && tensor.bytes < MB
+        {
+            tensor.stack = None;
+        }
+    }
+    let report = job.examine();
+    let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
+    assert_eq!(leak.line, None);
+}
