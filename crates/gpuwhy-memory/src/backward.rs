@@ -3,7 +3,8 @@
 //! their reports have no stack: gradients, often half of a job's memory, would be nobody's. But the thread that calls
 //! `backward()` makes the first gradient itself, right before it waits, and that report's stack stands in PyTorch's
 //! autograd. Until it allocates somewhere else, it is that call which the others work for. Where the budget is tight and
-//! that small report has no stack, it is still the only such call that the process makes, if there is one only.
+//! that small report has no stack, it is the only such call that the process was seen to make, if there is one only.
+//! Python on autograd's threads (custom functions, recomputed activations, compiled code) has its own stack and keeps it.
 
 use crate::facts::SiteFact;
 use gpuwhy_model::TensorEvent;
@@ -11,15 +12,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Where `backward()` and `grad()` are.
 const AUTOGRAD: &str = "torch/autograd/__init__.py";
-/// Threads of a process that are remembered: those that allocated last.
+/// Threads of a process that are remembered: those that run Python and allocated last, and those that help.
 const MOST_THREADS: usize = 16;
+const MOST_HELPERS: usize = 1024;
 
 /// Which of these stacks stand in a call of `backward()`.
 pub fn backward_stacks(words: &HashMap<u64, SiteFact>) -> BTreeSet<u64> {
-    let stands_in = |fact: &SiteFact| {
-        fact.frames.iter().any(|frame| frame.split_once(".py:").is_some_and(|(file, _)| is_autograd(file)))
-    };
-    words.iter().filter(|(_, fact)| stands_in(fact)).map(|(stack, _)| *stack).collect()
+    words.iter().filter(|(_, fact)| calls_backward(fact)).map(|(stack, _)| *stack).collect()
+}
+
+/// Whether a stack stands in a call of `backward()`.
+pub(crate) fn calls_backward(fact: &SiteFact) -> bool {
+    fact.frames.iter().any(|frame| frame.split_once(".py:").is_some_and(|(file, _)| is_autograd(file)))
 }
 
 /// A file's path without its ending.
@@ -27,16 +31,34 @@ fn is_autograd(file: &str) -> bool {
     AUTOGRAD.strip_suffix(".py").and_then(|name| file.strip_suffix(name)).is_some_and(|left| left.ends_with('/'))
 }
 
+/// A thread that runs Python.
+#[derive(Debug, Clone, Copy)]
+struct Caller {
+    tid: u32,
+    /// Where it allocated last, as far as its stack was taken.
+    stack: u64,
+    /// It has allocated since, and its stack was not taken: the budget is tight.
+    lost: bool,
+}
+
+/// A process.
+#[derive(Debug, Default)]
+struct Process {
+    /// Threads that run Python, the one that allocated last at the end.
+    callers: Vec<Caller>,
+    /// Threads that allocated for a call of `backward()` and ran no Python before.
+    helpers: BTreeSet<u32>,
+    /// The calls it was seen to make.
+    calls: BTreeSet<u64>,
+    /// When the first stack was not taken, ns.
+    thinned: Option<u64>,
+}
+
 /// Knows which call of `backward()` a report without a stack belongs to, and which reports have lost theirs.
 #[derive(Debug, Default)]
 pub(crate) struct BackwardWatch {
     calls: BTreeSet<u64>,
-    /// The stacks in which the threads of a process allocated last, the latest last.
-    last: BTreeMap<u32, Vec<(u32, u64)>>,
-    /// Threads that worked for such calls, by process, and the calls.
-    helpers: BTreeMap<u32, (BTreeSet<u32>, BTreeSet<u64>)>,
-    /// When a thread of the process that runs Python first reported without a stack: from then on the budget was tight.
-    thinned: BTreeMap<u32, u64>,
+    processes: BTreeMap<u32, Process>,
 }
 
 impl BackwardWatch {
@@ -44,43 +66,74 @@ impl BackwardWatch {
         Self { calls, ..Self::default() }
     }
 
+    /// More is known of the stacks.
+    pub(crate) fn set_calls(&mut self, calls: BTreeSet<u64>) {
+        self.calls = calls;
+    }
+
+    pub(crate) fn take_calls(&mut self) -> BTreeSet<u64> {
+        std::mem::take(&mut self.calls)
+    }
+
+    /// A process has ended; another may get its number.
+    pub(crate) fn forget(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+    }
+
     /// The stack an allocation counts for: its own, or that of the call it is a part of.
     pub(crate) fn stack_of(&mut self, event: &TensorEvent) -> Option<u64> {
-        let threads = self.last.entry(event.pid).or_default();
-        let Some(stack) = event.stack else {
-            if threads.iter().any(|(tid, _)| *tid == event.tid) {
-                self.thinned.entry(event.pid).or_insert(event.at_ns);
+        let process = self.processes.entry(event.pid).or_default();
+        match event.stack {
+            Some(stack) => {
+                // Python on autograd's own thread, as of a custom function, calls nobody.
+                if !process.helpers.contains(&event.tid) {
+                    process.calls.extend(self.calls.get(&stack));
+                    process.call(Caller { tid: event.tid, stack, lost: false });
+                }
+                Some(stack)
             }
-            // The thread's own last stack says nothing: under a tight budget reports lose theirs.
-            let other = threads.iter().rev().find(|(tid, _)| *tid != event.tid);
-            let call = other.map(|(_, stack)| *stack).filter(|stack| self.calls.contains(stack));
-            return self.helped(event, call);
-        };
-        threads.retain(|(tid, _)| *tid != event.tid);
-        if threads.len() >= MOST_THREADS {
-            threads.remove(0);
+            None => process.without_stack(event, &self.calls),
         }
-        threads.push((event.tid, stack));
-        Some(stack)
     }
 
     /// From when on lines of small tensors are missing in a process, ns.
     pub(crate) fn thinned_from(&self, pid: u32) -> Option<u64> {
-        self.thinned.get(&pid).copied()
+        self.processes.get(&pid)?.thinned
     }
 }
 
-impl BackwardWatch {
-    /// The call a thread without Python works for, where that is known or was the same before.
-    fn helped(&mut self, event: &TensorEvent, call: Option<u64>) -> Option<u64> {
-        let (threads, calls) = self.helpers.entry(event.pid).or_default();
-        if let Some(call) = call {
-            threads.insert(event.tid);
-            calls.insert(call);
-            return Some(call);
+impl Process {
+    fn call(&mut self, caller: Caller) {
+        self.callers.retain(|known| known.tid != caller.tid);
+        if self.callers.len() >= MOST_THREADS {
+            self.callers.remove(0);
         }
-        let only = calls.first().copied().filter(|_| calls.len() == 1);
-        only.filter(|_| threads.contains(&event.tid))
+        self.callers.push(caller);
+    }
+
+    fn without_stack(&mut self, event: &TensorEvent, calls: &BTreeSet<u64>) -> Option<u64> {
+        if let Some(caller) = self.callers.iter().find(|caller| caller.tid == event.tid) {
+            // It runs Python, and its stack was not taken.
+            self.thinned.get_or_insert(event.at_ns);
+            self.call(Caller { lost: true, ..*caller });
+            return None;
+        }
+        let waiting = self.callers.iter().rev().find(|caller| !caller.lost && calls.contains(&caller.stack));
+        let call = match waiting {
+            Some(caller) => Some(caller.stack),
+            None if self.callers.iter().any(|caller| caller.lost) => self.only_call(),
+            None => None,
+        };
+        // The first thread is nobody's helper.
+        let call = call.filter(|_| event.tid != event.pid)?;
+        if self.helpers.len() < MOST_HELPERS {
+            self.helpers.insert(event.tid);
+        }
+        Some(call)
+    }
+
+    fn only_call(&self) -> Option<u64> {
+        self.calls.first().copied().filter(|_| self.calls.len() == 1)
     }
 }
 
@@ -116,17 +169,35 @@ mod tests {
         assert_eq!(stack_of(1, 20, None), None, "nobody waits in backward()");
         assert_eq!(stack_of(1, 10, Some(57)), Some(57));
         assert_eq!(stack_of(1, 20, None), Some(57));
-        assert_eq!(stack_of(1, 10, None), None, "its own stack was not taken");
         assert_eq!(stack_of(2, 20, None), None, "another process");
         // A custom function's Python, on autograd's thread.
         assert_eq!(stack_of(1, 20, Some(99)), Some(99));
         assert_eq!(stack_of(1, 20, None), Some(57));
+        // As another thread loads the next batch.
+        assert_eq!(stack_of(1, 30, Some(12)), Some(12));
+        assert_eq!(stack_of(1, 20, None), Some(57));
+        // `autograd.grad()` with gradients that were made before it.
         assert_eq!(stack_of(1, 10, Some(58)), Some(58));
-        assert_eq!(stack_of(1, 20, None), Some(57), "it works for nobody else");
-        assert_eq!(stack_of(1, 30, None), None, "another thread may");
+        assert_eq!(stack_of(1, 20, None), None, "backward() is over");
         assert_eq!(stack_of(1, 10, Some(77)), Some(77));
         assert_eq!(stack_of(1, 20, None), Some(77));
-        assert_eq!(stack_of(1, 10, Some(58)), Some(58));
-        assert_eq!(stack_of(1, 20, None), None, "for which of two is not known");
+        assert_eq!(watch.thinned_from(1), None);
+    }
+
+    #[test]
+    fn where_stacks_are_lost_only_what_is_certain_is_told() {
+        let mut watch = BackwardWatch::new(BTreeSet::from([57, 77]));
+        let mut stack_of = |tid, stack| watch.stack_of(&report(1, tid, stack));
+        assert_eq!(stack_of(1, Some(57)), Some(57));
+        assert_eq!(stack_of(30, Some(12)), Some(12));
+        assert_eq!(stack_of(30, None), None, "it runs Python: it loads the next batch, while backward() runs");
+        assert_eq!(stack_of(1, None), None, "nor is the first thread anybody's helper");
+        assert_eq!(stack_of(20, None), Some(57), "the only call there is");
+        assert_eq!(stack_of(1, Some(77)), Some(77));
+        assert_eq!(stack_of(1, None), None);
+        assert_eq!(stack_of(20, None), None, "for which of two is not known");
+        assert!(watch.thinned_from(1).is_some());
+        watch.forget(1);
+        assert_eq!(watch.thinned_from(1), None);
     }
 }

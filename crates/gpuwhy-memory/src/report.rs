@@ -7,7 +7,7 @@ use crate::steps::Certainty;
 use gpuwhy_model::{Finding, units};
 use serde::Serialize;
 
-/// What was said longer ago than this is not told as if it were said now, ns.
+/// What was said further away than this is not told as if it were said then, ns.
 const NOW_NS: u64 = 100_000_000;
 
 /// The report.
@@ -433,8 +433,12 @@ impl Oom {
     /// What the device said, in words, and how long before where that was not then.
     pub fn device_words(&self) -> Option<String> {
         let (used, total) = (units::bytes(self.device_used?), units::bytes(self.device_total?));
-        let age = self.at_ns.saturating_sub(self.device_used_at_ns?);
-        let when = if age > NOW_NS { format!(", {} before", units::time(age)) } else { String::new() };
+        let at = self.device_used_at_ns?;
+        let when = match self.at_ns.abs_diff(at) {
+            ..=NOW_NS => String::new(),
+            by if at < self.at_ns => format!(", {} before", units::time(by)),
+            by => format!(", {} later", units::time(by)),
+        };
         Some(format!("the device had {used} of {total} in use{when}"))
     }
 }

@@ -22,10 +22,11 @@ pub const FEWEST: usize = 8;
 const EVEN: f64 = 0.8;
 /// Distances are compared with those around them: at least so many, or all in so many parts.
 const AROUND: usize = 32;
-const PARTS: usize = 16;
+const PARTS: usize = 64;
 /// Counts agree that differ by one and one of so many.
 const CLOSE: u64 = 20;
-/// Sites that agree with so many less than the most are as good: a few passes of some were not seen.
+/// A site with which this part of the most others agree is as good, if it is passed about as often (a few passes of some
+/// were not seen) or as evenly.
 const AGREED: f64 = 0.75;
 /// Marks must be found in this part of the time in which the process is at work, or of its launches, and up to this part of
 /// the time before its end: what repeats while a model is loaded are no steps. Time alone would not do: a short job pauses
@@ -239,18 +240,24 @@ impl Process {
         // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
         let calls = even.iter().any(|one| one.passes.class_rank > TENSOR);
         let may_mark = |one: &&Candidate<'_>| !calls || one.passes.class_rank > TENSOR;
-        let most = even.iter().filter(may_mark).map(|one| votes(one.passes.count)).max().unwrap_or(0);
-        let agree = |one: &&Candidate<'_>| votes(one.passes.count) as f64 >= AGREED * most as f64;
-        let best = even.iter().rev().filter(may_mark).filter(agree).max_by(|a, b| {
-            let rank = |one: &Candidate<'_>| (one.passes.class_rank, votes(one.passes.count));
-            // Fewer passes are longer steps.
-            rank(a).cmp(&rank(b)).then(b.passes.count.cmp(&a.passes.count)).then(a.even.total_cmp(&b.even))
-        });
-        let Some(best) = best else { return nothing };
+        let agreed = |one: &Candidate<'_>| votes(one.passes.count);
+        // Fewer passes are longer steps.
+        let longer =
+            |a: &Candidate<'_>, b: &Candidate<'_>| b.passes.count.cmp(&a.passes.count).then(a.even.total_cmp(&b.even));
+        let rank = |one: &Candidate<'_>| one.passes.class_rank;
+        let lead = even.iter().rev().filter(may_mark);
+        let lead = lead.max_by(|a, b| (agreed(a), rank(a)).cmp(&(agreed(b), rank(b))).then(longer(a, b)));
+        let Some(lead) = lead else { return nothing };
+        let close = |one: &Candidate<'_>| one.passes.count.abs_diff(lead.passes.count) <= 1 + lead.passes.count / CLOSE;
+        let is_as_good = |one: &&Candidate<'_>| {
+            agreed(one) as f64 >= AGREED * agreed(lead) as f64 && (close(one) || one.even >= lead.even)
+        };
+        let best = even.iter().rev().filter(may_mark).filter(is_as_good);
+        let best = best.max_by(|a, b| (rank(a), agreed(a)).cmp(&(rank(b), agreed(b))).then(longer(a, b)));
+        let best = best.unwrap_or(lead);
         let passes = &best.passes.passes;
-        let agreed = votes(best.passes.count);
         let certainty = match passes.len() {
-            16.. if best.even >= 0.95 && agreed >= 2 => Certainty::High,
+            16.. if best.even >= 0.95 && agreed(best) >= 2 => Certainty::High,
             12.. if best.even >= 0.9 => Certainty::Medium,
             _ => Certainty::Low,
         };
@@ -302,7 +309,8 @@ fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64), launches: u
 fn evenness(passes: &[Pass]) -> Option<f64> {
     let mut distances: Vec<f64> = passes.windows(2).map(|pair| launches_between(&pair[0], &pair[1]) as f64).collect();
     let (mut sum, mut off) = (0.0, 0.0);
-    let around = AROUND.max(distances.len() / PARTS);
+    let parts = (distances.len() / AROUND).clamp(1, PARTS);
+    let around = distances.len().div_ceil(parts).max(1);
     for some in distances.chunks_mut(around) {
         let middle = median(some);
         sum += some.iter().sum::<f64>();
@@ -370,13 +378,13 @@ mod tests {
     fn launches_that_are_let_go_hide_no_steps() {
         let mut process = Process::default();
         let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
-        for step in 0..100 {
-            process.pass(site(20), 1, if step < 30 { 29 } else { 7 }, step * 100 + 40);
+        for step in 0..200 {
+            process.pass(site(20), 1, if step < 60 { 29 } else { 7 }, step * 100 + 40);
             process.pass(site(30), 4, 0, step * 100 + 50);
         }
         let found = process.steps();
-        assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
-        assert_eq!((found.certainty, found.launches), (Certainty::High, 7));
+        assert_eq!((found.marks.len(), found.marker), (200, Some((OpId(30), Some(30)))));
+        assert_eq!((found.certainty >= Certainty::Medium, found.launches), (true, 7));
     }
 
     /// Launches lose some passes when they are sampled; the wait was seen every time.
@@ -392,6 +400,22 @@ mod tests {
         }
         let found = process.steps();
         assert_eq!((found.marks.len(), found.marker), (120, Some((OpId(30), Some(30)))));
+    }
+
+    /// As of a GAN: five passes of one network, whose loss is printed, to each of the other, which waits for nothing.
+    #[test]
+    fn a_wait_in_a_loop_of_a_step_marks_no_step() {
+        let mut process = Process::default();
+        let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
+        for step in 0..200 {
+            for pass in 0..5 {
+                (0..8).for_each(|launch| process.pass(site(launch), 1, 1, step * 100 + pass * 10 + launch));
+                process.pass(site(50), 4, 0, step * 100 + pass * 10 + 9);
+            }
+            (20..30).for_each(|launch| process.pass(site(launch), 1, 1, step * 100 + 60 + launch));
+        }
+        let found = process.steps();
+        assert_eq!((found.marks.len(), found.certainty), (200, Certainty::High), "{:?}", found.marker);
     }
 
     #[test]

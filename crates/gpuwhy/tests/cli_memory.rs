@@ -9,6 +9,7 @@ use common::jobs::{Waiting, assert_nothing_lost, report as said_report};
 use common::{GPUWHY, Place, Tracing, can_trace, number, one_at_a_time, refusal, sim, succeed, text};
 use serde_json::Value;
 use simgpu::log::detail::{Detail, Report};
+use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
 /// A traced memjob: what it said, and what gpuwhy says of its memory.
@@ -300,6 +301,62 @@ fn what_a_killed_job_held_is_known() {
     let (last, had) = (end["before"].as_array().unwrap().last().unwrap(), end["allocated"].as_u64());
     assert!(last["allocated_least"].as_u64() <= had && had <= last["allocated"].as_u64() && had > Some(0), "{end:#}");
     assert!(end["last_line"].as_str().unwrap().starts_with("memjob.py:"), "{end:#}");
+}
+
+/// PyTorch's `backward()`: the caller makes the first gradient, autograd's threads, which run no Python, all others.
+const AUTOGRAD: &str = "\
+import simtorch
+
+def backward(sizes):
+    first = simtorch.empty(512)
+    return [first] + [simtorch.empty(size, elsewhere=True) for size in sizes]
+";
+
+const BACKWARD_JOB: &str = "\
+import simtorch
+from torch import autograd
+
+def step(sizes):
+    hidden = simtorch.empty(1 << 20)
+    gradients = autograd.backward(sizes)
+    optimizer = simtorch.empty(2 << 20)
+    return simtorch.empty(3 << 20, elsewhere=True)
+
+simtorch.empty(4096, elsewhere=True)
+for _ in range(40):
+    step([3 << 20, 5 << 20])
+";
+
+#[test]
+fn gradients_count_for_the_line_that_called_backward() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let packages = place.dir.path().join("site-packages");
+    std::fs::create_dir_all(packages.join("torch/autograd")).unwrap();
+    std::fs::write(packages.join("torch/__init__.py"), "").unwrap();
+    std::fs::write(packages.join("torch/autograd/__init__.py"), AUTOGRAD).unwrap();
+    let job = place.dir.path().join("job.py");
+    std::fs::write(&job, BACKWARD_JOB).unwrap();
+    let simulated = sim().dir.join("site-packages");
+    let mut command = place.trace();
+    command.env("SIMGPU_LIB", &sim().dir).env("PYTHONPATH", std::env::join_paths([packages, simulated]).unwrap());
+    succeed(command.args(["--quiet", "--", "python3"]).arg(&job));
+    let report = json(&place, &[]);
+    let held: BTreeMap<&str, u64> = report["spaces"][0]["at_peak"].as_array().unwrap().iter().map(held).collect();
+    // What such threads make after backward() is over is nobody's.
+    let expected = [("job.py:5", 1 << 20), ("job.py:6", 512 + (8 << 20)), ("job.py:7", 2 << 20), ("no line", 3 << 20)];
+    assert_eq!(held, BTreeMap::from(expected), "{report:#}");
+    let bundle = place.dir.path().join("bundle");
+    succeed(memory(&place, &[]).arg("--bundle").arg(&bundle));
+    let again = succeed(Command::new(GPUWHY).args(["memory", "--json"]).arg(bundle.join("events.json")));
+    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(again["spaces"][0]["at_peak"], report["spaces"][0]["at_peak"], "a bundle tells the same");
+}
+
+fn held(holder: &Value) -> (&str, u64) {
+    (holder["line"].as_str().unwrap_or("no line"), holder["bytes"].as_u64().unwrap())
 }
 
 #[test]

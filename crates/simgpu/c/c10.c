@@ -236,6 +236,30 @@ API(int, c10sim_alloc, (size_t bytes, int device, void **out))
     return block ? 0 : OUT_OF_MEMORY;
 }
 
+typedef struct {
+    size_t bytes;
+    int device;
+    void **out;
+    int result;
+} Errand;
+
+static void *run_errand(void *argument)
+{
+    Errand *errand = argument;
+    errand->result = c10sim_alloc(errand->bytes, errand->device, errand->out);
+    return NULL;
+}
+
+API(int, c10sim_alloc_elsewhere, (size_t bytes, int device, void **out))
+{
+    QUERY_BEGIN();
+    Errand errand = {bytes, device, out, OUT_OF_MEMORY};
+    pthread_t thread;
+    if (!pthread_create(&thread, NULL, run_errand, &errand))
+        pthread_join(thread, NULL);
+    return errand.result;
+}
+
 API(int, c10sim_free, (void *ptr))
 {
     QUERY_BEGIN();

@@ -36,6 +36,8 @@ void c10sim_totals(int device, size_t *total_allocated, size_t *total_reserved);
 
 // Return a cudaError_t: 0, 2 (out of memory), or 1 (unknown pointer).
 int c10sim_alloc(size_t bytes, int device, void **out);
+// On a thread that runs no Python, as autograd's own do; waits for it.
+int c10sim_alloc_elsewhere(size_t bytes, int device, void **out);
 int c10sim_free(void *ptr);
 int c10sim_empty_cache(void);
 

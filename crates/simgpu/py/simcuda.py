@@ -66,6 +66,7 @@ class Cuda:
         self._malloc = _checked(cudart, "cudaMalloc", c_void_p, c_size_t)
         self._free_device = _checked(cudart, "cudaFree", c_void_p)
         self._alloc = _checked(c10, "c10sim_alloc", c_size_t, c_int, c_void_p)
+        self._alloc_elsewhere = _checked(c10, "c10sim_alloc_elsewhere", c_size_t, c_int, c_void_p)
         self._free = _checked(c10, "c10sim_free", c_void_p)
         self._empty_cache = _checked(c10, "c10sim_empty_cache")
         self._kernel = cudart.simgpuKernel
@@ -90,10 +91,10 @@ class Cuda:
         """Launches a kernel."""
         self._launch(kernel, Dim3(blocks, 1, 1), Dim3(threads, 1, 1), None, 0, stream)
 
-    def alloc(self, size, device=0):
-        """Device memory from the caching allocator."""
+    def alloc(self, size, device=0, elsewhere=False):
+        """Device memory from the caching allocator; elsewhere is on a thread that runs no Python."""
         out = c_void_p()
-        self._alloc(size, device, ctypes.byref(out))
+        (self._alloc_elsewhere if elsewhere else self._alloc)(size, device, ctypes.byref(out))
         return out.value
 
     def free(self, pointer):

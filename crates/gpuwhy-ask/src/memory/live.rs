@@ -6,9 +6,9 @@
 
 use super::site;
 use crate::{Error, Result, Stop};
-use gpuwhy_memory::SiteFact;
 use gpuwhy_memory::live::{Picture, Tracker};
 use gpuwhy_memory::report::Report;
+use gpuwhy_memory::{SiteFact, backward_stacks};
 use gpuwhy_store::{MemoryFollow, Reader, Session, is_written};
 use std::collections::HashMap;
 use std::ops::ControlFlow;
@@ -166,6 +166,9 @@ impl Following {
         let unnamed: Vec<u64> = tracker.stacks().into_iter().filter(|id| !self.sites.contains_key(id)).collect();
         let named = reader.stack_text(&unnamed)?.into_iter().map(|(id, trace)| (id, site(trace, None)));
         self.sites.extend(named);
+        if !unnamed.is_empty() {
+            tracker.set_backward(backward_stacks(&self.sites));
+        }
         if tracker.pids().iter().any(|pid| !self.names.contains_key(pid)) {
             self.names.extend(reader.processes()?.into_iter().map(|process| (process.pid, process.name)));
         }

@@ -228,7 +228,7 @@ impl Engine {
             Some(at) => &mut self.gpus[at],
             None => self.gpus.last_mut()?,
         };
-        // What grew until then was told as the growth of a process, which is gone. Looks come late.
+        // What grew until then was told as the growth of a process, which is gone.
         if now <= self.growth_told_ns {
             gpu.used = Window::default();
         }
@@ -291,7 +291,9 @@ impl Engine {
         let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
         for active in gone {
             if self.is(active.rule, Kind::Growth) {
+                // What grew until now was told. NVML's looks come late, and memory goes late.
                 self.growth_told_ns = now_ns;
+                self.gpus.iter_mut().for_each(|gpu| gpu.used = Window::default());
             }
             self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
         }

@@ -213,9 +213,9 @@ fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
         _ => Change::Shrank,
     };
     // By what it holds when most is in use. Where a step ends is another place in each run, if other calls mark it; so that
-    // counts only where the line has no part in the peak.
+    // counts only where the line has little part in the peak.
     match (was.peak.0, is.peak.0) {
-        (0, 0) => by(was.end.0, is.end.0),
+        (before, after) if before.max(after) < least => by(was.end.0, is.end.0),
         // Something is there at the end: then it is neither new nor gone.
         (before, after) => match by(before, after) {
             Change::New if was.end.0 > 0 => Change::Grew,

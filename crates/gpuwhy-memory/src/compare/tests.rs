@@ -178,6 +178,10 @@ fn memory_past_pytorch_has_a_figure_of_its_own() {
     let run = &all.runs[0];
     assert_eq!((run.peak_allocated, run.peak_direct, run.spaces), (110 * MB, 67 * MB, 1));
     assert_eq!(all.notes, Vec::<String>::new());
+    let mut grown = report.clone();
+    grown.spaces[1].peak_allocated = 5_000 * MB;
+    let all = compared(&[("a", &report), ("b", &grown)]);
+    assert!(all.verdict.contains("about the same: 110 MB → 110 MB; past PyTorch 67.0 MB → 5.00 GB"), "{}", all.verdict);
     // Of a program without PyTorch it is all there is.
     report.spaces.remove(0);
     let all = compared(&[("a", &report), ("b", &report)]);

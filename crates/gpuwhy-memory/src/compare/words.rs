@@ -92,14 +92,16 @@ fn are_same(keepers: &[(&LineInRun, &RunFigures)]) -> bool {
 fn peaks(all: &Comparison, known: &[&RunFigures]) -> String {
     let peak = |run: &RunFigures| if run.has_memory { units::bytes(run.peak_allocated) } else { "–".to_owned() };
     let told: Vec<String> = all.runs.iter().map(peak).collect();
-    let (least, most) =
-        known.iter().map(|run| run.peak_allocated).fold((u64::MAX, 0), |(l, m), n| (l.min(n), m.max(n)));
-    let same = known.len() > 1 && (most - least.min(most)) as f64 <= SAME * most as f64;
-    if same {
-        format!("the peak is about the same: {}", told.join(" → "))
-    } else {
-        format!("peak {}", told.join(" → "))
-    }
+    let differ = |pick: fn(&RunFigures) -> u64| {
+        let (least, most) = known.iter().map(|run| pick(run)).fold((u64::MAX, 0), |(l, m), n| (l.min(n), m.max(n)));
+        most.saturating_sub(least) as f64 > SAME * known.iter().map(|run| run.peak_allocated).max().unwrap_or(0) as f64
+    };
+    let same = known.len() > 1 && !differ(|run| run.peak_allocated);
+    let peak = if same { "the peak is about the same:" } else { "peak" };
+    let past: Vec<String> = known.iter().map(|run| units::bytes(run.peak_direct)).collect();
+    let past =
+        if differ(|run| run.peak_direct) { format!("; past PyTorch {}", past.join(" → ")) } else { String::new() };
+    format!("{peak} {}{past}", told.join(" → "))
 }
 
 /// What must be known to compare the numbers.

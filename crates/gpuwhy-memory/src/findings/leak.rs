@@ -2,6 +2,7 @@
 //! A line that keeps what it allocates.
 
 use super::{memory_link, named, rate, who};
+use crate::backward::calls_backward;
 use crate::facts::Facts;
 use crate::fixes;
 use crate::lines::Lines;
@@ -21,7 +22,12 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
         None => units::time(leak.onset_ns),
     };
     let (grown, pieces) = (units::bytes(leak.grown_bytes), pieces(leak));
-    let stack = leak.stack_id.map(|id| format!("SELECT timestamp, bytes FROM allocations WHERE stack_id = {id}"));
+    let stack = leak.stack_id.map(|id| {
+        // What autograd's threads allocate for the line has no stack.
+        let is_backward = lines.fact(Some(id.cast_unsigned())).is_some_and(calls_backward);
+        let or_none = if is_backward { " OR stack_id IS NULL" } else { "" };
+        format!("SELECT timestamp, bytes FROM allocations WHERE stack_id = {id}{or_none}")
+    });
     let (confidence, confidence_reason) = sure(leak);
     let more = format!("holds {grown} more since {onset}");
     let title = format!("{line} leaks {}: {grown} since {onset}", rate(leak));

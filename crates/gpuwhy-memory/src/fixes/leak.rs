@@ -21,8 +21,6 @@ enum Pattern {
     RetainedGraph,
     /// State of optimizers.
     Optimizer,
-    /// What autocast has cast, kept until its outermost block ends.
-    Autocast,
     /// A copy on the GPU.
     Clone,
     /// A number as a tensor.
@@ -41,27 +39,24 @@ enum Pattern {
 
 impl Pattern {
     fn of(leak: &Leak, fact: Option<&SiteFact>) -> Self {
-        let source = fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default();
+        let source = source(fact);
         let has = |words: &[&str]| {
             debug_assert!(words.iter().all(|word| HINTS.contains(word)), "a hint that is not listed");
             words.iter().any(|word| source.contains(word))
         };
         let in_optimizer = || fact.is_some_and(|fact| fact.frames.iter().any(|at| at.contains("/torch/optim/")));
         let is_forward = || leak.function.as_deref().is_some_and(|name| name.rsplit('.').next() == Some("forward"));
-        let keeps = has(&[".append(", ".extend(", "+=", "] ="]);
         if has(&["retain_graph=True", "create_graph=True"]) {
             Self::RetainedGraph
         } else if in_optimizer() {
             Self::Optimizer
-        } else if has(&["autocast("]) && !keeps {
-            Self::Autocast
         } else if has(&[".clone("]) {
             Self::Clone
         } else if leak.piece_bytes <= SCALAR || has(&["loss"]) {
             Self::Number
         } else if has(&["detach("]) {
             Self::Detached
-        } else if keeps {
+        } else if has(&[".append(", ".extend(", "+=", "] ="]) {
             Self::Kept
         } else if has(&["cudaMalloc", "malloc("]) {
             Self::Malloc
@@ -82,15 +77,14 @@ impl Pattern {
                 "an optimizer has state for each of its parameters: make it once, before the loop, and let go of old ones \
                  (schedulers and lists keep them, too)"
             }
-            Self::Autocast => {
-                "autocast keeps what it casts until its outermost block ends: open it inside of the loop, or give it \
-                 cache_enabled=False"
-            }
             Self::Clone => {
                 "a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
                  .detach().cpu()"
             }
-            Self::Number => "keep loss.item() instead of the tensor, which holds GPU memory and its whole graph",
+            Self::Number => {
+                "keep loss.item() instead of the tensor, which holds GPU memory, and the whole graph it comes from unless it \
+                 was detached"
+            }
             Self::Detached => {
                 "a detached tensor still is one on the GPU; keep numbers with .item(), or copies on the host with \
                  .detach().cpu()"
@@ -117,9 +111,35 @@ impl Pattern {
     }
 }
 
+/// The words of the source of a leak's line.
+fn source(fact: Option<&SiteFact>) -> &str {
+    fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default()
+}
+
+/// Whether what a line keeps may have a graph, which keeps what other lines made.
+fn keeps_graph(leak: &Leak, fact: Option<&SiteFact>) -> bool {
+    match Pattern::of(leak, fact) {
+        Pattern::RetainedGraph | Pattern::Kept => true,
+        // A number that was detached has none. Of others there is more than the number.
+        Pattern::Number => leak.piece_bytes > SCALAR || !source(fact).contains("detach("),
+        _ => false,
+    }
+}
+
+/// What stands around the loop may be what keeps: autocast holds on to what it casts of tensors that are made anew.
+fn autocast(leak: &Leak, fact: Option<&SiteFact>) -> Option<Fix> {
+    let is_around = source(fact).contains("autocast(");
+    let may_keep =
+        matches!(Pattern::of(leak, fact), Pattern::Unknown | Pattern::Forward | Pattern::Clone | Pattern::Detached);
+    let text = "or autocast keeps it, around the loop: until its outermost block ends it holds on to what it casts of tensors \
+                that are made anew in each step; open it inside of the loop, or give it cache_enabled=False";
+    (is_around && may_keep).then(|| fix(text.to_owned(), leak.grown_bytes))
+}
+
 /// What to do about a leak; `all` are those of the run.
 pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
-    let pattern = |leak: &Leak| Pattern::of(leak, lines.fact(leak.stack_id.map(i64::cast_unsigned)));
+    let fact = |leak: &Leak| lines.fact(leak.stack_id.map(i64::cast_unsigned));
+    let pattern = |leak: &Leak| Pattern::of(leak, fact(leak));
     let line = leak.line.as_deref().unwrap_or("that line");
     let mut fixes = Vec::new();
     if leak.line.is_none() {
@@ -127,17 +147,19 @@ pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
         fixes.push(fix(text.to_owned(), 0));
     }
     let own = pattern(leak);
-    let keeper = all.iter().filter(|_| !own.tells()).find(|other| goes_with(leak, other) && pattern(other).tells());
+    let may_keep = |other: &&Leak| goes_with(leak, other) && keeps_graph(other, fact(other));
+    let keeper = all.iter().filter(|_| !own.tells()).find(may_keep);
     let text = match keeper.and_then(|keeper| Some((keeper.line.as_deref()?, pattern(keeper)))) {
         Some((by, keeper)) => {
             format!(
-                "{line}: most likely kept by what {by} keeps, which grows at the same pace. There: {}",
+                "{line}: most likely kept by what {by} keeps, which grows in the same steps. There: {}",
                 keeper.words()
             )
         }
         None => format!("{line}: {}", own.words()),
     };
     fixes.push(fix(text, leak.grown_bytes));
+    fixes.extend(autocast(leak, fact(leak)));
     if leak.piece_bytes > SCALAR && own != Pattern::Optimizer {
         fixes.push(fix("if it is meant to be a cache, give it a limit".to_owned(), 0));
     }
@@ -196,11 +218,9 @@ mod tests {
             first(&one, std::slice::from_ref(&one), &lines(&[(1, source, frame)]))
         };
         assert!(told("kept.append(output.detach().clone())", "").contains("a detached clone"));
-        assert!(told("losses.append(probe(output.detach()).mean())", "").contains("its whole graph"));
+        assert!(told("losses.append(probe(output.detach()).mean())", "").contains("the whole graph"));
         assert!(told("outputs.append(model(x))", "").contains("in a list or dict"));
         assert!(told("optimizer.step()", "/v/torch/optim/adam.py:180 Adam._init_group").contains("make it once"));
-        assert!(told("y = linear(x)\nautocast(", "").contains("inside of the loop"));
-        assert!(told("outs.append(linear(x))\nautocast(", "").contains("in a list or dict"), "the list is nearer");
         assert!(told("x = make()", "").contains("find what keeps"));
         let forward = Leak { function: Some("Net.forward".to_owned()), ..kept(1, 1, 4096) };
         let words = first(&forward, &[], &lines(&[(1, "x = self.second(x)", "")]));
@@ -215,5 +235,21 @@ mod tests {
         assert!(first(&all[1], &all, &lines).starts_with("train.py:80: keep loss.item()"));
         let later = [kept(41, 1, 4096), kept(80, 50, 4096)];
         assert!(!first(&later[0], &later, &lines).contains("train.py:80"));
+        // What was detached keeps nothing but itself.
+        let all = [kept(41, 1, 4096), kept(80, 2, 512)];
+        let detached = self::lines(&[(41, "x = make()", ""), (80, "losses.append(loss.detach())", "")]);
+        assert!(!first(&all[0], &all, &detached).contains("train.py:80"));
+    }
+
+    #[test]
+    fn autocast_around_a_loop_may_be_what_keeps() {
+        let fixes = |source: &str| {
+            let one = kept(1, 1, 4096);
+            let fixes = leak(&one, std::slice::from_ref(&one), &lines(&[(1, source, "")]));
+            fixes.iter().filter(|fix| fix.text.contains("cache_enabled")).count()
+        };
+        assert_eq!(fixes("y = linear(x)\nautocast("), 1);
+        assert_eq!(fixes("y = linear(x)"), 0);
+        assert_eq!(fixes("outs.append(linear(x))\nautocast("), 0, "the list is nearer");
     }
 }

@@ -12,6 +12,7 @@ mod space;
 
 pub use picture::{GrowingLine, LiveEnd, LiveOom, LiveSpaceReport, Picture, RecentPoint};
 
+use crate::backward::BackwardWatch;
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
 use crate::report::{Report, Source};
 use crate::sieve::is_work;
@@ -22,8 +23,9 @@ use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
 use space::LiveSpace;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Seconds in which growth is looked for, and the fewest with work that tell any.
+/// Seconds with work in which growth is looked for, and the fewest that tell any; those this old are none of them, ns.
 const WINDOW: usize = 60;
+const OLD_NS: u64 = 600 * SECOND;
 const FEWEST_TICKS: usize = 6;
 /// Points of the recent past that are kept for a picture.
 const RECENT: usize = 120;
@@ -81,6 +83,7 @@ pub struct Tracker {
     /// The end of the next second, ns.
     next_tick: u64,
     judged: Option<Judged>,
+    backward: BackwardWatch,
 }
 
 impl Tracker {
@@ -91,7 +94,14 @@ impl Tracker {
 
     /// Forgets all that was fed, but not what the examination said.
     pub fn restart(&mut self) {
-        *self = Self { judged: self.judged.take(), ..Self::new(&self.only) };
+        let (judged, calls) = (self.judged.take(), self.backward.take_calls());
+        *self = Self { judged, backward: BackwardWatch::new(calls), ..Self::new(&self.only) };
+    }
+
+    /// The stacks in which `backward()` is called, as far as they are known ([`crate::backward_stacks`]): what autograd's
+    /// threads allocate from now on counts for these.
+    pub fn set_backward(&mut self, calls: BTreeSet<u64>) {
+        self.backward.set_calls(calls);
     }
 
     /// The next event, in the order of time.
@@ -169,9 +179,11 @@ impl Tracker {
         let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
         let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
         self.take_direct(event.pid, direct);
+        let is_alloc = event.op == torch_op(TorchOp::Alloc);
+        let stack = if is_alloc { self.backward.stack_of(event) } else { None };
         let space = self.space(key);
-        if event.op == torch_op(TorchOp::Alloc) {
-            space.alloc(event.address, event.bytes, event.stack);
+        if is_alloc {
+            space.alloc(event.address, event.bytes, stack);
         } else if event.op == torch_op(TorchOp::Free) {
             space.free(event.address);
         }
@@ -256,6 +268,7 @@ impl Tracker {
             space.end(call.start_ns);
         }
         self.drivers.remove(&call.pid);
+        self.backward.forget(call.pid);
         self.torch.remove(&call.pid);
         self.gpu_of.remove(&call.pid);
         self.forget_oldest();

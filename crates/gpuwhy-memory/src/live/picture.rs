@@ -135,9 +135,9 @@ pub struct LiveEnd {
 }
 
 impl Tracker {
-    /// Stacks that a picture names: those that hold something, and those that could not get it.
+    /// Stacks that a picture names: those that hold something or did, and those that could not get it.
     pub fn stacks(&self) -> Vec<u64> {
-        let sites = self.spaces.values().flat_map(|space| &space.sites).filter(|site| site.bytes > 0);
+        let sites = self.spaces.values().flat_map(|space| &space.sites);
         let refused = self.refused.iter().filter_map(|refused| refused.stack);
         sites.filter_map(|site| site.stack).chain(refused).collect()
     }
@@ -227,7 +227,7 @@ impl Tracker {
                 line.function = fact.and_then(|fact| fact.function.clone());
                 line.bytes = line.bytes.saturating_add(site.bytes);
                 line.count += site.count;
-                line.over_ns = own.over_ns;
+                line.over_ns = line.over_ns.max(own.over_ns);
                 line.steadily |= own.steadily;
                 *grown += own.bytes;
             }

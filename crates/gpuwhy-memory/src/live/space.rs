@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of one process on one device, now and in the last minutes.
 
-use super::{FEWEST_TICKS, RECENT, SECOND, WINDOW, push};
+use super::{FEWEST_TICKS, OLD_NS, RECENT, WINDOW, push};
 use std::collections::{HashMap, VecDeque};
 
 /// A call site that allocates.
@@ -66,8 +66,8 @@ pub(super) struct LiveSpace {
     pub(super) sites: Vec<LiveSite>,
     /// The end of a tick, and the most allocated and reserved in it.
     pub(super) recent: VecDeque<(u64, u64, u64)>,
-    /// The ends of the seconds in which anything was allocated or freed, those of the window. In others nothing grows that
-    /// is at work: a job loads libraries for seconds before its first step.
+    /// The ends of the last seconds in which anything was allocated or freed, and that are not too old. In others nothing
+    /// grows that is at work: a job loads libraries for seconds before its first step.
     pub(super) ticks: VecDeque<u64>,
     worked: bool,
     most: (u64, u64),
@@ -130,7 +130,7 @@ impl LiveSpace {
         }
         push(&mut self.recent, (at_ns, self.most.0, self.most.1), RECENT);
         self.most = (self.allocated, self.reserved);
-        while self.ticks.front().is_some_and(|tick| tick.saturating_add(WINDOW as u64 * SECOND) <= at_ns) {
+        while self.ticks.front().is_some_and(|tick| tick.saturating_add(OLD_NS) <= at_ns) {
             self.ticks.pop_front();
         }
         if std::mem::take(&mut self.worked) {
