@@ -158,6 +158,8 @@ impl Analyser {
     }
 
     fn take(&mut self, call: &Call) {
+        // What autograd's threads take, they take for the call that waits for them.
+        let call = &Call { stack: call.stack.or_else(|| self.backward.waiting_for(call.pid, call.tid)), ..*call };
         let has_torch = self.has_torch(call.pid);
         let driver = self.driver(call.pid);
         driver.alloc(call);
@@ -254,8 +256,9 @@ impl Analyser {
         let ooms = self.ooms.records().filter_map(|record| record.stack);
         let returned = self.drivers.values().flat_map(|driver| driver.devices.values());
         let returned = returned.flat_map(|sums| sums.returned_by.keys().filter_map(|stack| *stack));
+        let asked = self.drivers.values().flat_map(|driver| driver.asked_by.keys().filter_map(|stack| *stack));
         let marks = self.steps.values().filter_map(|steps| steps.marker.and_then(|marker| marker.1));
-        let all: BTreeSet<u64> = sites.chain(ooms).chain(returned).chain(marks).collect();
+        let all: BTreeSet<u64> = sites.chain(ooms).chain(returned).chain(asked).chain(marks).collect();
         all.into_iter().collect()
     }
 

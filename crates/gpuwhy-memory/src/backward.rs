@@ -96,6 +96,13 @@ impl BackwardWatch {
         }
     }
 
+    /// The call that a thread without Python works for at this moment, as far as that is certain.
+    pub(crate) fn waiting_for(&self, pid: u32, tid: u32) -> Option<u64> {
+        let process = self.processes.get(&pid).filter(|_| tid != pid)?;
+        let is_caller = process.callers.iter().any(|caller| caller.tid == tid);
+        process.waiting(&self.calls).filter(|_| !is_caller)
+    }
+
     /// From when on lines of small tensors are missing in a process, ns.
     pub(crate) fn thinned_from(&self, pid: u32) -> Option<u64> {
         self.processes.get(&pid)?.thinned
@@ -118,18 +125,20 @@ impl Process {
             self.call(Caller { lost: true, ..*caller });
             return None;
         }
-        let waiting = self.callers.iter().rev().find(|caller| !caller.lost && calls.contains(&caller.stack));
-        let call = match waiting {
-            Some(caller) => Some(caller.stack),
-            None if self.callers.iter().any(|caller| caller.lost) => self.only_call(),
-            None => None,
-        };
+        let only = || self.only_call().filter(|_| self.callers.iter().any(|caller| caller.lost));
+        let call = self.waiting(calls).or_else(only);
         // The first thread is nobody's helper.
         let call = call.filter(|_| event.tid != event.pid)?;
         if self.helpers.len() < MOST_HELPERS {
             self.helpers.insert(event.tid);
         }
         Some(call)
+    }
+
+    /// The last of the calls that somebody was seen to make and is not seen to have left.
+    fn waiting(&self, calls: &BTreeSet<u64>) -> Option<u64> {
+        let waits = |caller: &&Caller| !caller.lost && calls.contains(&caller.stack);
+        self.callers.iter().rev().find(waits).map(|caller| caller.stack)
     }
 
     fn only_call(&self) -> Option<u64> {

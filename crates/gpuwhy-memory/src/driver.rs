@@ -48,6 +48,18 @@ pub(crate) struct Returned {
     pub(crate) count: u64,
 }
 
+/// What one site asked the driver for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Asked {
+    /// Calls that allocate or free.
+    pub(crate) calls: u64,
+    /// Bytes that were taken.
+    pub(crate) bytes: u64,
+    pub(crate) total_ns: u64,
+    /// Of that, after the process's start.
+    pub(crate) late_ns: u64,
+}
+
 #[derive(Debug, Clone, Default)]
 struct Window {
     latency: Histogram,
@@ -95,6 +107,8 @@ pub(crate) struct DriverSide {
     pending: Vec<Pending>,
     windows: Vec<Window>,
     pub(crate) devices: HashMap<u8, DeviceSums>,
+    /// By the stack that asked.
+    pub(crate) asked_by: HashMap<Option<u64>, Asked>,
     /// Threads whose last allocation failed: what they give back now, they give because memory ran out.
     failing: Vec<u32>,
     /// The device each thread reported of last.
@@ -112,6 +126,7 @@ impl DriverSide {
             pending: Vec::new(),
             windows: vec![Window::default(); WINDOWS],
             devices: HashMap::new(),
+            asked_by: HashMap::new(),
             failing: Vec::new(),
             device_of: HashMap::new(),
         }
@@ -126,8 +141,22 @@ impl DriverSide {
         self.windows.get_mut(usize::try_from(part).unwrap_or(WINDOWS).min(WINDOWS - 1))
     }
 
+    /// Who asked, and how long that took.
+    fn ask(&mut self, call: &Call, bytes: u64) {
+        if call.start_ns < self.asked_from_ns {
+            return;
+        }
+        let is_late = call.start_ns >= self.from_ns.saturating_add(LATE as u64 * self.width_ns);
+        let asked = self.asked_by.entry(call.stack).or_default();
+        asked.calls += 1;
+        asked.bytes = asked.bytes.saturating_add(bytes);
+        asked.total_ns = asked.total_ns.saturating_add(call.duration_ns);
+        asked.late_ns = asked.late_ns.saturating_add(if is_late { call.duration_ns } else { 0 });
+    }
+
     /// A call that allocates. What it took waits until it is known whose it is.
     pub(crate) fn alloc(&mut self, call: &Call) {
+        self.ask(call, call.arg0.filter(|_| call.ret == 0).unwrap_or(0));
         if let Some(window) = self.window(call.start_ns) {
             window.latency.record(call.duration_ns);
             window.allocs += 1;
@@ -154,6 +183,7 @@ impl DriverSide {
 
     /// A call that frees.
     pub(crate) fn free(&mut self, call: &Call) -> Freed {
+        self.ask(call, 0);
         if let Some(window) = self.window(call.start_ns) {
             window.free_ns = window.free_ns.saturating_add(call.duration_ns);
         }

@@ -130,7 +130,9 @@ pub(crate) fn fragmentation(one: &Fragmentation) -> Vec<Fix> {
 /// What to do about a driver that takes ever longer.
 pub(crate) fn latency(one: &Fragmentation) -> Vec<Fix> {
     let mut fixes = Vec::new();
-    if let Some(by) = one.past_allocator.first().and_then(|holder| holder.line.as_deref()) {
+    let worst = one.driver_by.iter().max_by_key(|by| by.late_ns).and_then(|by| by.line.as_deref());
+    let is_past = |line: &&str| one.past_allocator.iter().any(|holder| holder.line.as_deref() == Some(line));
+    if let Some(by) = worst.filter(is_past) {
         fixes.push(Fix {
             text: format!("allocate once, before the loop, instead of at {by}"),
             saves_ns: one.late_ns,

@@ -3,10 +3,13 @@
 //! long the driver takes.
 
 use crate::driver::DriverSide;
-use crate::lines::Lines;
-use crate::report::{Fragmentation, Source};
+use crate::lines::{LineKey, Lines};
+use crate::report::{DriverLine, Fragmentation, Source};
 use crate::space::{Space, SpaceKey, UNKNOWN_DEVICE};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Lines told of that ask the driver.
+const MOST_LINES: usize = 16;
 
 /// The account of each process and device.
 pub(crate) fn accounts(
@@ -36,10 +39,34 @@ pub(crate) fn accounts(
                 one.latency = driver.latency();
                 (one.driver_ns, one.late_allocs, one.late_ns) = driver.sums();
                 one.late_span_ns = driver.late_span_ns();
+                one.driver_by = asked_by(driver, lines);
             }
             all.push(one);
         }
     }
+    all
+}
+
+/// Who asked the driver, by line.
+fn asked_by(driver: &DriverSide, lines: &Lines) -> Vec<DriverLine> {
+    let mut by_line: BTreeMap<LineKey, (DriverLine, u64)> = BTreeMap::new();
+    for (stack, asked) in &driver.asked_by {
+        let (one, most) = by_line.entry(lines.key(*stack)).or_default();
+        one.calls += asked.calls;
+        one.bytes = one.bytes.saturating_add(asked.bytes);
+        one.total_ns = one.total_ns.saturating_add(asked.total_ns);
+        one.late_ns = one.late_ns.saturating_add(asked.late_ns);
+        // Of equals always the same.
+        if (asked.total_ns, *stack) >= (*most, one.stack_id.map(i64::cast_unsigned)) {
+            *most = asked.total_ns;
+            one.stack_id = stack.map(u64::cast_signed);
+            one.line = lines.line(*stack);
+            one.function = lines.fact(*stack).and_then(|fact| fact.function.clone());
+        }
+    }
+    let mut all: Vec<DriverLine> = by_line.into_values().map(|(one, _)| one).collect();
+    all.sort_by(|a, b| b.total_ns.cmp(&a.total_ns).then_with(|| a.line.cmp(&b.line)));
+    all.truncate(MOST_LINES);
     all
 }
 

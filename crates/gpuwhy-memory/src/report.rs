@@ -309,6 +309,8 @@ pub struct Fragmentation {
     pub past_allocator: Vec<Holder>,
     /// Calls that allocate, in ten parts of the process's work; told once, with its first device.
     pub latency: Vec<LatencyWindow>,
+    /// Lines that take memory from the driver or give it back, most time first; told once, too.
+    pub driver_by: Vec<DriverLine>,
     /// Time in calls that allocate or free.
     pub driver_ns: u64,
     /// After the first fifth of its work: for how long.
@@ -317,6 +319,25 @@ pub struct Fragmentation {
     pub late_allocs: u64,
     /// And the time in those calls and in frees.
     pub late_ns: u64,
+}
+
+/// A line whose work makes the driver allocate or free.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct DriverLine {
+    /// The line; `None` where no Python was running.
+    pub line: Option<String>,
+    /// The function that line is in.
+    pub function: Option<String>,
+    /// Calls that allocate or free.
+    pub calls: u64,
+    /// Bytes that were taken.
+    pub bytes: u64,
+    /// Time in these calls.
+    pub total_ns: u64,
+    /// Of that, after the first fifth of the process's work.
+    pub late_ns: u64,
+    /// The stack with most of that time.
+    pub stack_id: Option<i64>,
 }
 
 /// How long calls that allocate took in a part of the span.

@@ -574,3 +574,31 @@ fn a_leak_of_small_tensors_without_lines_is_still_a_leak() {
     let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
     assert_eq!(leak.line, None);
 }
+
+/// The time in the driver is told by line, all of it.
+#[test]
+fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
+    let mut job = Job::default();
+    for number in 0..60 {
+        step(&mut job, number, 2);
+        let workspace = job.malloc(8 * MB, 71);
+        job.launch(72);
+        job.free_device(workspace, 73);
+    }
+    for event in &mut job.events {
+        if let MemoryEvent::Call(call) = event {
+            call.duration_ns = match call.stack {
+                Some(71) => 300_000,
+                Some(73) => 200_000,
+                _ => 1_000,
+            };
+        }
+    }
+    let report = job.examine();
+    let [one] = report.fragmentation.as_slice() else { panic!("{:#?}", report.fragmentation) };
+    let told: Vec<_> = one.driver_by.iter().map(|by| (by.line.as_deref().unwrap(), by.calls, by.total_ns)).collect();
+    assert_eq!(told[..2], [("job.py:71", 60, 60 * 300_000), ("job.py:73", 60, 60 * 200_000)]);
+    assert_eq!((one.driver_by[0].bytes, one.driver_by[1].bytes), (60 * 8 * MB, 0));
+    assert_eq!(one.driver_by.iter().map(|by| by.total_ns).sum::<u64>(), one.driver_ns, "{one:#?}");
+    assert!(one.driver_by.iter().all(|by| by.late_ns <= by.total_ns) && one.driver_by[0].late_ns > 0);
+}

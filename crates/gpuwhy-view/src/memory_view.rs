@@ -11,8 +11,9 @@ use gpuwhy_memory::report::{Fragmentation, Gap, GrowthKind, Holder, Oom, Source,
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_model::units;
 
-/// Lines shown of who holds memory.
+/// Lines shown of who holds memory, and of those that ask the driver.
 const HOLDERS: usize = 10;
+const ASKING: usize = 4;
 /// The chart: rows, and the most columns.
 const ROWS: usize = 8;
 const COLUMNS: usize = 72;
@@ -364,8 +365,22 @@ fn one_driver(one: &Fragmentation, style: Style) -> Vec<String> {
             units::time(last.p99_ns),
             units::time(one.driver_ns)
         ));
+        let by_line = indented(&asking(one), style).into_iter().map(|line| format!("  {line}"));
+        lines.extend(by_line);
     }
     lines
+}
+
+/// Whose work makes the driver allocate and free.
+fn asking(one: &Fragmentation) -> Table {
+    let mut table =
+        table([("time", Align::Right), ("calls", Align::Right), ("taken", Align::Right), ("line", Align::Left)]);
+    for by in one.driver_by.iter().take(ASKING) {
+        let holder = Holder { line: by.line.clone(), function: by.function.clone(), ..Holder::default() };
+        let name = holder_name(&holder);
+        table.push(vec![units::time(by.total_ns), units::count(by.calls), units::bytes(by.bytes), name]);
+    }
+    table
 }
 
 fn gap_lines(gaps: &[Gap]) -> Vec<String> {

@@ -76,7 +76,7 @@ pub(super) fn latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
         return None;
     }
     let slower = last.at_ns > first.at_ns && last.p50_ns as f64 >= SLOWER * first.p50_ns.max(1) as f64;
-    let line = one.past_allocator.first().or(one.returned_by.first()).and_then(|by| by.line.clone());
+    let line = one.driver_by.iter().max_by_key(|by| by.late_ns).and_then(|by| by.line.clone());
     let change = |from: u64, to: u64| format!("{} → {}", units::time(from), units::time(to));
     let trend = format!("median {}, p99 {}", change(first.p50_ns, last.p50_ns), change(first.p99_ns, last.p99_ns));
     let ending = if slower { ", which become slower" } else { "" };

@@ -24,7 +24,7 @@ pub struct Picture {
     pub at_ns: u64,
     /// Memory of each process on each device, most first.
     pub spaces: Vec<LiveSpaceReport>,
-    /// Lines whose memory grew in the last minute: those that grow steadily first, then by how much.
+    /// Lines whose memory grew in the last seconds with work: those that grow steadily first, then by how much.
     pub growing: Vec<GrowingLine>,
     /// The last times memory ran out.
     pub ooms: Vec<LiveOom>,
@@ -59,7 +59,7 @@ pub struct LiveSpaceReport {
     pub device_used: Option<u64>,
     /// Its memory.
     pub device_total: Option<u64>,
-    /// How fast what is in use grows: that of the leaks that were found, else of what grew steadily in the last minute.
+    /// How fast what is in use grows: that of the leaks that were found, else of what grew steadily.
     pub bytes_per_second: f64,
     /// When memory will have run out at that rate.
     pub out_of_memory_in_ns: Option<u64>,
