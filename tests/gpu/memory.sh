@@ -69,7 +69,7 @@ echo "== while it runs"
 rm -f "$work"/run.db* "$work"/{said.json,alerts,live.jsonl}
 export LEAK_STEPS=2500
 "$gpuwhy" memory --live --json --db "$work/run.db" > "$work/live.jsonl" & live=$!
-"$gpuwhy" trace --quiet --budget "$budget" --db "$work/run.db" --alert leak --alert 'growth>200MB/s' \
+"$gpuwhy" trace --quiet --budget none --db "$work/run.db" --alert leak --alert 'growth>200MB/s' \
   --on-alert "echo \$GPUWHY_ALERT_KIND \$GPUWHY_ALERT_TEXT >> $work/alerts" -- \
   python3 "$here/memory_leaks.py" hook leaky "$work/said.json" > "$work/out" 2>&1 || { tail -n 5 "$work/out"; failed=1; }
 wait $live

@@ -42,6 +42,11 @@ pub fn lines(picture: &Picture, head: &str, size: (usize, usize), style: Style) 
         lines.push(String::new());
         lines.extend(growing);
     }
+    if !picture.notes.is_empty() {
+        lines.push(String::new());
+        let notes = picture.notes.iter().flat_map(|note| wrap(note, width.min(PROSE), 2));
+        lines.extend(notes.map(|line| style.yellow(&line)));
+    }
     lines.truncate(rows);
     lines
 }
@@ -255,6 +260,7 @@ mod tests {
             oom_count: 1,
             verdict: Some("train.py:31 leaks 524 kB a step since step 4.".into()),
             verdict_at_ns: Some(10_000_000_000),
+            notes: vec!["from 5 s on the budget was tight".into()],
             ..Picture::default()
         }
     }
@@ -273,6 +279,7 @@ mod tests {
             "+63.0 MB",
             "leak",
             "train.py:31 step",
+            "budget was tight",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

@@ -110,7 +110,9 @@ impl Following {
             self.samples_from = 0;
         }
         self.read(stop, &reader, at_ns, state != State::Running)?;
-        Ok(Look { state, picture: self.tracker.picture(at_ns, &self.sites, &self.names), is_first })
+        let notes = super::notes(&reader.memory_let_go()?, at_ns);
+        let picture = Picture { notes, ..self.tracker.picture(at_ns, &self.sites, &self.names) };
+        Ok(Look { state, picture, is_first })
     }
 
     /// What a whole examination of the run said, and up to when it looked.

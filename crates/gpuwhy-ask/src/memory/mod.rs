@@ -176,14 +176,16 @@ fn is_memory(row: &LossRow) -> bool {
 
 fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     let mut notes = Vec::new();
-    let before = |action: &'static str| let_go.iter().find(move |one| one.action == action && one.at_ns <= to_ns);
-    if let Some(one) = before("sample") {
+    let mut before = let_go.iter().filter(|one| one.at_ns <= to_ns);
+    let report = ops::torch_op(ops::TorchOp::Alloc).get().map(|op| op.name.as_str());
+    // Launches that are sampled are nothing to memory.
+    if let Some(one) = before.clone().find(|one| one.action == "sample" && one.op.as_deref() == report) {
         let at = units::time(one.at_ns);
         notes.push(format!(
             "from {at} on the budget was tight: allocations below 1 MiB have a line now and then only (trace with --budget none)"
         ));
     }
-    if let Some(one) = before("detach") {
+    if let Some(one) = before.find(|one| one.action == "detach") {
         let (at, op) = (units::time(one.at_ns), one.op.as_deref().unwrap_or("something"));
         notes.push(format!("from {at} on {op} was not followed, to stay within the budget: live bytes are not exact"));
     }

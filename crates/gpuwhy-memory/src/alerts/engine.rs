@@ -299,6 +299,22 @@ impl Engine {
         }
     }
 
+    /// The allocator's reports are not followed any more: what is known of processes stands still, and says nothing. An
+    /// alert of one is not over by that: where there is one GPU, its memory tells on.
+    pub fn lose_reports(&mut self) {
+        self.spaces.clear();
+        let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
+        let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, Kind::Growth)).collect();
+        let mut growth = growth.into_iter();
+        self.active.retain_mut(|active| {
+            let is_growth = growth.next().unwrap_or(false);
+            let Scope::Space { pid, .. } = active.scope else { return true };
+            let Some(gpu) = only.filter(|_| is_growth) else { return false };
+            active.scope = Scope::Gpu { gpu, pid: Some(pid) };
+            true
+        });
+    }
+
     fn is(&self, rule: usize, kind: Kind) -> bool {
         self.rules.get(rule).is_some_and(|rule| rule.condition.kind() == kind)
     }

@@ -167,6 +167,29 @@ fn growth_that_was_a_processs_is_not_told_again_as_the_gpus() {
     assert_eq!((later.len(), later[0].gpu), (1, Some(0)), "{later:#?}");
 }
 
+/// To stay within the budget reports are let go: what grew still grows, and is neither over nor told again.
+#[test]
+fn growth_goes_on_where_reports_are_let_go() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    let mut told = Vec::new();
+    for second in 0..60 {
+        for tick in second * 4..second * 4 + 4 {
+            if second < 20 {
+                engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, 1_000 * MB + tick * 50 * MB));
+            }
+            engine.tick(tick * TICK_NS);
+        }
+        if second == 20 {
+            engine.lose_reports();
+        }
+        let used = 3_000 * MB + second.min(40) * 400 * MB;
+        told.extend(look(&mut engine, second, used));
+    }
+    let seen: Vec<_> = told.iter().map(|alert| (alert.id, alert.pid, alert.cleared_ns.is_some())).collect();
+    assert_eq!(seen, [(1, Some(9), false), (1, Some(9), true)], "{told:#?}");
+    assert!(told[1].cleared_ns > Some(40 * SECOND), "{told:#?}");
+}
+
 #[test]
 fn growth_that_ends_is_over() {
     let mut engine = engine(&["none", "growth>100MB/s"]);

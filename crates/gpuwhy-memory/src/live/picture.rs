@@ -36,6 +36,8 @@ pub struct Picture {
     pub verdict: Option<String>,
     /// Up to when that examination looked.
     pub verdict_at_ns: Option<u64>,
+    /// What is not certain about the recording so far.
+    pub notes: Vec<String>,
 }
 
 /// Memory of one process on one device.
@@ -169,6 +171,7 @@ impl Tracker {
             ends: self.ends.iter().copied().collect(),
             verdict: self.judged.as_ref().map(|judged| judged.verdict.clone()),
             verdict_at_ns: self.judged.as_ref().map(|judged| judged.at_ns),
+            notes: Vec::new(),
         }
     }
 

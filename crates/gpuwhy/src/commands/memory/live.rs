@@ -180,6 +180,7 @@ struct Plain {
     last: Option<Instant>,
     ooms: u64,
     verdict: Option<String>,
+    notes: Vec<String>,
 }
 
 impl Display {
@@ -307,6 +308,10 @@ impl Plain {
             self.verdict.clone_from(&picture.verdict);
             let said = self.verdict.iter().map(|verdict| gpuwhy_model::units::safe(verdict, 1000));
             said.for_each(|verdict| output::say(&verdict));
+        }
+        if picture.notes != self.notes {
+            self.notes.clone_from(&picture.notes);
+            self.notes.iter().for_each(|note| output::say(note));
         }
         if look.state == State::Running && self.last.is_some_and(|last| last.elapsed() < PLAIN_EVERY) {
             return;

@@ -91,6 +91,11 @@ impl Alerting {
         }
     }
 
+    /// The allocator's reports are let go, to stay within the budget.
+    pub(crate) fn lose_reports(&mut self) {
+        self.engine.lose_reports();
+    }
+
     /// Takes note of what NVML said.
     pub(crate) fn samples(&mut self, samples: &Samples, processes: &BTreeSet<u32>) {
         if !self.engine.is_idle() {
