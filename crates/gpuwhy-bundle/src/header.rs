@@ -3,7 +3,7 @@
 
 use gpuwhy_memory::alerts::Alert;
 use gpuwhy_memory::steps::Certainty;
-use gpuwhy_memory::{Facts, HINTS, ProcessFact, ProcessSteps, SiteFact};
+use gpuwhy_memory::{Facts, HINTS, ProcessFact, ProcessSteps, SiteFact, Unreported};
 use gpuwhy_model::ops::by_function;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use serde::{Deserialize, Serialize};
@@ -23,6 +23,8 @@ pub struct Header {
     pub part: Part,
     /// Reports of the allocator and calls that allocate or free which were lost.
     pub lost: u64,
+    /// Times in which the allocator's reports were let go.
+    pub unreported: Vec<Unreported>,
     /// What is not certain about the recording, in words.
     pub notes: Vec<String>,
     /// The traced processes.
@@ -259,6 +261,7 @@ impl Header {
             gpu_seconds: self.device_samples.iter().map(sample).collect(),
             gpu_processes: self.device_processes.iter().map(user).collect(),
             lost: self.lost,
+            unreported: self.unreported.clone(),
             notes: self.notes.clone(),
             alerts: self.alerts.iter().filter(|alert| wanted(alert.pid)).cloned().collect(),
         }

@@ -143,8 +143,8 @@ struct Seen {
 }
 
 /// Keys of the header that hold lists, and those that do not.
-const LISTS: [&str; 8] =
-    ["notes", "processes", "gpus", "steps", "sites", "device_samples", "device_processes", "alerts"];
+const LISTS: [&str; 9] =
+    ["unreported", "notes", "processes", "gpus", "steps", "sites", "device_samples", "device_processes", "alerts"];
 const FIELDS: [&str; 5] = ["gpuwhy", "run", "part", "lost", "event_count"];
 
 impl Seen {
@@ -272,6 +272,7 @@ fn header_value<'de, A: MapAccess<'de>>(key: &str, map: &mut A, seen: &mut Seen)
     let mut bounded = |key: &'static str| seen.lists.insert(key);
     match key {
         "schema" => seen.schema = Some(map.next_value()?),
+        "unreported" if bounded("unreported") => seen.parts.unreported = map.next_value_seed(Bounded::new())?,
         "notes" if bounded("notes") => seen.parts.notes = map.next_value_seed(Bounded::new())?,
         "processes" if bounded("processes") => seen.parts.processes = map.next_value_seed(Bounded::new())?,
         "gpus" if bounded("gpus") => seen.parts.gpus = map.next_value_seed(Bounded::new())?,

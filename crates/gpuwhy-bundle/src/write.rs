@@ -18,13 +18,14 @@ pub struct EventsWriter<W: Write> {
 impl<W: Write> EventsWriter<W> {
     /// Begins with the header.
     pub fn new(mut out: W, header: &Header) -> io::Result<Self> {
-        let Header { gpuwhy, run, part, lost, notes, event_count, .. } = header;
+        let Header { gpuwhy, run, part, lost, unreported, notes, event_count, .. } = header;
         write!(out, "{{")?;
         field(&mut out, "schema", SCHEMA, "")?;
         field(&mut out, "gpuwhy", gpuwhy, ",\n")?;
         field(&mut out, "run", run, ",\n")?;
         field(&mut out, "part", part, ",\n")?;
         field(&mut out, "lost", lost, ",\n")?;
+        list(&mut out, "unreported", unreported)?;
         list(&mut out, "notes", notes)?;
         list(&mut out, "processes", &header.processes)?;
         list(&mut out, "gpus", &header.gpus)?;

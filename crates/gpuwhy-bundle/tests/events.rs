@@ -7,7 +7,7 @@ use gpuwhy_bundle::{
 };
 use gpuwhy_memory::alerts::{Alert, Kind, Level};
 use gpuwhy_memory::steps::Certainty;
-use gpuwhy_memory::{Analyser, ProcessSteps, Report, SiteFact};
+use gpuwhy_memory::{Analyser, ProcessSteps, Report, SiteFact, Unreported};
 use gpuwhy_model::ops::{KernelOp, TorchOp, by_function, kernel_op, torch_op};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{Call, CallFlags, MemoryEvent, TensorEvent};
@@ -103,6 +103,7 @@ fn header() -> Header {
         run: Run { file: "run.db".into(), start_unix_ns: 1_800_000_000_000_000_001, ..Run::default() },
         part: Part { from_ns: 0, to_ns: 10_000, pids: vec![] },
         lost: 3,
+        unreported: vec![Unreported { from_ns: 9_500, to_ns: 9_600 }],
         notes: vec!["a note".into()],
         processes: vec![Process { pid: PID, name: EVIL.into() }],
         steps: vec![Steps::new(PID, &steps, |stack| Some(stack as u32 - 7))],

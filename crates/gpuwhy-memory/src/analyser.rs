@@ -3,7 +3,7 @@
 
 use crate::backward::BackwardWatch;
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
-use crate::facts::{Facts, SiteFact};
+use crate::facts::{Facts, SiteFact, Unreported};
 use crate::gap::GapWatch;
 use crate::grid::Grid;
 use crate::lines::Lines;
@@ -76,8 +76,11 @@ impl Analyser {
 
     fn space(&mut self, key: SpaceKey) -> &mut Space {
         let (from, to, steps, detailed) = (self.facts.from_ns, self.facts.to_ns, &self.steps, self.detailed);
+        // Where nobody reports any more nothing grows, and nothing can be said about it.
+        let told = self.facts.unreported.first().map_or(to, |time| time.from_ns.min(to));
         self.spaces.entry(key).or_insert_with(|| {
-            let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, to));
+            let told = if key.source == Source::Torch { told } else { to };
+            let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, told));
             let space = Space::new(grid, from, to);
             if detailed { space.in_detail(to) } else { space }
         })
@@ -99,7 +102,7 @@ impl Analyser {
     fn tensor(&mut self, event: &TensorEvent) {
         let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
         let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
-        self.take_direct(event.pid, direct);
+        self.take_direct(event.pid, direct, event.at_ns);
         let told = Some((event.allocated, event.reserved));
         if event.op == torch_op(TorchOp::Alloc) {
             let stack = self.backward.stack_of(event);
@@ -151,7 +154,7 @@ impl Analyser {
                     && let Some(driver) = self.drivers.get_mut(&call.pid)
                 {
                     let direct = driver.settle(call.tid);
-                    self.take_direct(call.pid, direct);
+                    self.take_direct(call.pid, direct, call.start_ns);
                 }
             }
         }
@@ -164,7 +167,7 @@ impl Analyser {
         let driver = self.driver(call.pid);
         driver.alloc(call);
         let direct = if has_torch { driver.settle_beyond(MOST_PENDING) } else { driver.settle(call.tid) };
-        self.take_direct(call.pid, direct);
+        self.take_direct(call.pid, direct, call.start_ns);
         if call.ret == OUT_OF_MEMORY && !has_torch && !call.flags.unfinished {
             let device = call.device.unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid: call.pid, device, source: Source::Driver };
@@ -185,7 +188,11 @@ impl Analyser {
         }
     }
 
-    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
+    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
+        // Nobody says whose it is.
+        if self.has_torch(pid) && Unreported::is_in(&self.facts.unreported, now_ns) {
+            return;
+        }
         for one in taken {
             // Where none was seen being set, it is the one on which the thread has tensors.
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
@@ -227,7 +234,7 @@ impl Analyser {
         let pids: Vec<u32> = self.drivers.keys().copied().collect();
         for pid in pids {
             let direct = self.driver(pid).settle_all();
-            self.take_direct(pid, direct);
+            self.take_direct(pid, direct, self.facts.to_ns);
         }
         for space in self.spaces.values_mut() {
             space.finish(self.facts.to_ns);
@@ -247,6 +254,13 @@ impl Analyser {
         report.notes = self.notes(&report);
         report.findings = findings::all(&report, &self.facts, &lines);
         report.verdict = findings::verdict(&report);
+        if let Some(time) = self.facts.unreported.first().filter(|_| !report.spaces.is_empty()) {
+            let from = gpuwhy_model::units::time(time.from_ns);
+            report.verdict += &format!(
+                " All this is of the first {from}: then the allocator's reports were let go to stay within the budget (trace \
+                 with --budget 20%, or none)."
+            );
+        }
         report
     }
 

@@ -3,6 +3,7 @@
 
 use crate::alerts::Alert;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// A process of the run.
@@ -12,6 +13,22 @@ pub struct ProcessFact {
     pub pid: u32,
     /// Its name.
     pub name: String,
+}
+
+/// A time in which the allocator's reports were let go, to stay within the budget.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unreported {
+    /// From when on.
+    pub from_ns: u64,
+    /// Until when.
+    pub to_ns: u64,
+}
+
+impl Unreported {
+    /// Whether a moment is in one of these times.
+    pub(crate) fn is_in(all: &[Self], at_ns: u64) -> bool {
+        all.iter().any(|one| (one.from_ns..one.to_ns).contains(&at_ns))
+    }
 }
 
 /// Everything the analysis is told beforehand.
@@ -31,6 +48,8 @@ pub struct Facts {
     pub gpu_processes: Vec<GpuProcess>,
     /// Reports of the allocator and calls that allocate or free which were lost.
     pub lost: u64,
+    /// Times without reports. What a process with PyTorch takes from the driver then may be its allocator's or not.
+    pub unreported: Vec<Unreported>,
     /// What is not certain about the recording, in words.
     pub notes: Vec<String>,
     /// What people were alerted of while it was recorded.

@@ -26,6 +26,8 @@ struct Look {
     reserved: u64,
     direct: u64,
     others: u64,
+    /// Whether it is known what the job had.
+    told: bool,
 }
 
 impl Look {
@@ -74,7 +76,8 @@ impl GapWatch {
                 known.bytes = known.bytes.max(other.bytes);
             }
             let (reserved, direct) = (sum(Source::Torch), sum(Source::Driver));
-            watched.looks.push(Look { at_ns: sample.at_ns, used, reserved, direct, others });
+            let told = facts.unreported.first().is_none_or(|time| sample.at_ns < time.from_ns);
+            watched.looks.push(Look { at_ns: sample.at_ns, used, reserved, direct, others, told });
         }
     }
 
@@ -162,8 +165,9 @@ fn users_at(facts: &Facts, gpu: u32, at_ns: u64, is_wanted: impl Fn(u32) -> bool
 }
 
 fn gap(gpu: u32, watched: &Watched) -> Option<Gap> {
-    // Before the job took anything there is nothing to compare with.
-    let looks: Vec<Look> = watched.looks.iter().copied().filter(|look| look.reserved + look.direct > 0).collect();
+    // Before the job took anything there is nothing to compare with; nor where nobody says what it takes.
+    let compares = |look: &Look| look.told && look.reserved.saturating_add(look.direct) > 0;
+    let looks: Vec<Look> = watched.looks.iter().copied().filter(compares).collect();
     let last = looks.last()?;
     let mut hidden: Vec<f64> = looks.iter().map(|look| look.hidden() as f64).collect();
     let most = hidden.iter().copied().fold(0.0, f64::max);

@@ -43,7 +43,7 @@ mod timeline;
 
 pub use analyser::Analyser;
 pub use backward::backward_stacks;
-pub use facts::{Facts, ProcessFact, SiteFact};
+pub use facts::{Facts, ProcessFact, SiteFact, Unreported};
 pub use fixes::HINTS;
 pub use report::Report;
 pub use sieve::Sieve;

@@ -5,10 +5,10 @@
 mod described;
 mod synth;
 
-use gpuwhy_memory::Report;
 use gpuwhy_memory::alerts::{Alert, Kind, Level};
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
+use gpuwhy_memory::{Facts, Report, Unreported};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{Confidence, MemoryEvent};
 use std::collections::BTreeSet;
@@ -601,4 +601,29 @@ fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
     assert_eq!((one.driver_by[0].bytes, one.driver_by[1].bytes), (60 * 8 * MB, 0));
     assert_eq!(one.driver_by.iter().map(|by| by.total_ns).sum::<u64>(), one.driver_ns, "{one:#?}");
     assert!(one.driver_by.iter().all(|by| by.late_ns <= by.total_ns) && one.driver_by[0].late_ns > 0);
+}
+
+/// Reports are let go in the middle, to stay within the budget: what PyTorch takes from the driver from then on is not taken for
+/// something past it.
+#[test]
+fn what_is_taken_while_nobody_reports_is_not_called_past_pytorch() {
+    let mut job = Job::default();
+    let mut from_ns = 0;
+    for number in 0..120 {
+        step(&mut job, number, 4);
+        job.alloc(4 * MB, 7);
+        if number == 59 {
+            from_ns = job.now + 1;
+        }
+    }
+    job.events.retain(|event| matches!(event, MemoryEvent::Call(_)) || event.at_ns() < from_ns);
+    let seen = job.examine();
+    assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "they look as if they were");
+    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1 }], ..job.facts() };
+    let known = job.examine_with(facts);
+    assert!(known.spaces.iter().all(|space| space.source == Source::Torch), "{:#?}", known.fragmentation);
+    // What is live stands still from then on; that is no sign of a full cache.
+    let [leak] = known.leaks.as_slice() else { panic!("{:#?}", known.growths) };
+    assert_eq!((leak.line.as_deref(), leak.bytes_per_step), (Some("job.py:7"), Some(4.0 * MB as f64)));
+    assert!(known.verdict.contains("--budget"), "{}", known.verdict);
 }

@@ -117,6 +117,7 @@ fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, ve
         },
         part: gpuwhy_bundle::Part { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
         lost: facts.lost,
+        unreported: facts.unreported.clone(),
         notes: facts.notes.clone(),
         alerts: facts.alerts.clone(),
         processes: facts.processes.values().map(process).collect(),

@@ -109,8 +109,10 @@ impl Following {
             self.follow = MemoryFollow::default();
             self.samples_from = 0;
         }
+        let let_go = reader.memory_let_go()?;
+        self.tracker.set_unreported(super::unreported(&let_go, u64::MAX - 1));
         self.read(stop, &reader, at_ns, state != State::Running)?;
-        let notes = super::notes(&reader.memory_let_go()?, at_ns);
+        let notes = super::notes(&let_go, at_ns);
         let picture = Picture { notes, ..self.tracker.picture(at_ns, &self.sites, &self.names) };
         Ok(Look { state, picture, is_first })
     }

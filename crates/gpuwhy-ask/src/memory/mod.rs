@@ -16,7 +16,7 @@ use gpuwhy_memory::alerts::{Alert, Kind, Level};
 pub use gpuwhy_memory::compare::Comparison;
 pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
-use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder, backward_stacks};
+use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder, Unreported, backward_stacks};
 use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, TensorEvent, ops, units};
 use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
 pub use live::{Following, Look, State};
@@ -158,6 +158,7 @@ fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo
         only: only.to_vec(),
         lost: run.loss.iter().filter(|row| is_memory(row)).map(|row| row.count).sum(),
         notes: notes(let_go, to_ns),
+        unreported: unreported(let_go, to_ns),
         processes: run.processes.into_iter().map(process).collect(),
         gpu_seconds: run.gpu_seconds,
         gpu_processes: run.gpu_processes,
@@ -174,12 +175,29 @@ fn is_memory(row: &LossRow) -> bool {
     row.loses_event && row.op.as_deref().is_none_or(memory)
 }
 
+/// The name of the allocator's reports.
+fn report_name() -> Option<&'static str> {
+    ops::torch_op(ops::TorchOp::Alloc).get().map(|op| op.name.as_str())
+}
+
+/// When the allocator's reports were not followed, up to a moment.
+fn unreported(let_go: &[LetGo], to_ns: u64) -> Vec<Unreported> {
+    let mut times: Vec<Unreported> = Vec::new();
+    for one in let_go.iter().filter(|one| one.op.as_deref() == report_name()) {
+        match one.action.as_str() {
+            "detach" => times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1) }),
+            "attach" => times.iter_mut().for_each(|time| time.to_ns = time.to_ns.min(one.at_ns)),
+            _ => {}
+        }
+    }
+    times
+}
+
 fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     let mut notes = Vec::new();
     let mut before = let_go.iter().filter(|one| one.at_ns <= to_ns);
-    let report = ops::torch_op(ops::TorchOp::Alloc).get().map(|op| op.name.as_str());
     // Launches that are sampled are nothing to memory.
-    if let Some(one) = before.clone().find(|one| one.action == "sample" && one.op.as_deref() == report) {
+    if let Some(one) = before.clone().find(|one| one.action == "sample" && one.op.as_deref() == report_name()) {
         let at = units::time(one.at_ns);
         notes.push(format!(
             "from {at} on the budget was tight: allocations below 1 MiB have a line now and then only (trace with --budget none)"

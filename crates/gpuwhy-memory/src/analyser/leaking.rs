@@ -103,8 +103,12 @@ impl Analyser {
         for leak in leaks {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
-            // Not at the very end: the process may be gone by then.
-            let end = space.grid.at.last().copied().unwrap_or(self.facts.to_ns);
+            // Not at the very end: the process may be gone by then. Looks end where reports do.
+            let last = match self.facts.unreported.first() {
+                None => space.grid.at.last().copied(),
+                Some(_) => self.steps.get(&leak.pid).map(|steps| steps.active_ns.1),
+            };
+            let end = last.unwrap_or(self.facts.to_ns).min(self.facts.to_ns);
             let (Some(used), Some(total)) = self.gap.used_at(*key, end) else { continue };
             let cached = space.peak_reserved.0.max(space.reserved).saturating_sub(space.peak.0);
             let left = total.saturating_sub(used).saturating_add(cached) as f64;

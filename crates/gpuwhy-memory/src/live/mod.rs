@@ -14,6 +14,7 @@ pub use picture::{GrowingLine, LiveEnd, LiveOom, LiveSpaceReport, Picture, Recen
 
 use crate::backward::BackwardWatch;
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
+use crate::facts::Unreported;
 use crate::report::{Report, Source};
 use crate::sieve::is_work;
 use crate::space::{SpaceKey, UNKNOWN_DEVICE};
@@ -84,6 +85,7 @@ pub struct Tracker {
     next_tick: u64,
     judged: Option<Judged>,
     backward: BackwardWatch,
+    unreported: Vec<Unreported>,
 }
 
 impl Tracker {
@@ -95,7 +97,13 @@ impl Tracker {
     /// Forgets all that was fed, but not what the examination said.
     pub fn restart(&mut self) {
         let (judged, calls) = (self.judged.take(), self.backward.take_calls());
-        *self = Self { judged, backward: BackwardWatch::new(calls), ..Self::new(&self.only) };
+        let unreported = std::mem::take(&mut self.unreported);
+        *self = Self { judged, unreported, backward: BackwardWatch::new(calls), ..Self::new(&self.only) };
+    }
+
+    /// When reports were let go, as far as is known.
+    pub fn set_unreported(&mut self, times: Vec<Unreported>) {
+        self.unreported = times;
     }
 
     /// The stacks in which `backward()` is called, as far as they are known ([`crate::backward_stacks`]): what autograd's
@@ -156,7 +164,7 @@ impl Tracker {
         let pids: Vec<u32> = self.drivers.keys().copied().collect();
         for pid in pids {
             let direct = self.driver(pid).settle_before(at_ns.saturating_sub(PENDING_NS));
-            self.take_direct(pid, direct);
+            self.take_direct(pid, direct, at_ns);
         }
         self.spaces.values_mut().for_each(|space| space.tick(at_ns));
     }
@@ -178,7 +186,7 @@ impl Tracker {
         self.torch.insert(event.pid);
         let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
         let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
-        self.take_direct(event.pid, direct);
+        self.take_direct(event.pid, direct, event.at_ns);
         let is_alloc = event.op == torch_op(TorchOp::Alloc);
         let stack = if is_alloc { self.backward.stack_of(event) } else { None };
         let space = self.space(key);
@@ -209,7 +217,7 @@ impl Tracker {
                     && let Some(driver) = self.drivers.get_mut(&call.pid)
                 {
                     let direct = driver.settle(call.tid);
-                    self.take_direct(call.pid, direct);
+                    self.take_direct(call.pid, direct, call.start_ns);
                 }
             }
         }
@@ -219,7 +227,7 @@ impl Tracker {
         let driver = self.driver(call.pid);
         driver.alloc(call);
         let direct = driver.settle_beyond(MOST_PENDING);
-        self.take_direct(call.pid, direct);
+        self.take_direct(call.pid, direct, call.start_ns);
         if call.ret == OUT_OF_MEMORY && !self.torch.contains(&call.pid) && !call.flags.unfinished {
             let key = self.driver_key(call.pid, call.device);
             let (asked, allocated) = (call.arg0.unwrap_or(0), self.space(key).allocated);
@@ -233,7 +241,11 @@ impl Tracker {
         SpaceKey { pid, device: device.unwrap_or(UNKNOWN_DEVICE), source: Source::Driver }
     }
 
-    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>) {
+    fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
+        // Nobody says whose it is.
+        if self.torch.contains(&pid) && Unreported::is_in(&self.unreported, now_ns) {
+            return;
+        }
         for one in taken {
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid));
             let key = self.driver_key(pid, device);

@@ -57,15 +57,15 @@ pub struct MemoryFollow {
     next: i64,
 }
 
-/// A time in which some of what is about memory was let go to stay within the budget.
+/// A moment in which some of what is about memory was let go to stay within the budget, or taken back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LetGo {
-    /// When it began, nanoseconds since the run did.
+    /// When, nanoseconds since the run began.
     pub at_ns: u64,
-    /// What was let go.
+    /// What.
     pub op: Option<String>,
-    /// `detach`: calls or reports are missing from then on; `sample`: few of the allocator's reports have a
-    /// stack.
+    /// `detach`: calls or reports are missing from then on; `attach`: they are not any more; `sample`: few of the allocator's
+    /// reports have a stack.
     pub action: String,
 }
 
@@ -77,7 +77,8 @@ impl Reader {
             return Ok(Vec::new());
         }
         let sql = "SELECT g.at, o.name, g.action FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op
-            WHERE g.action = 'sample' OR (g.action = 'detach' AND o.class IN ('tensor', 'alloc', 'free')) ORDER BY g.at";
+            WHERE g.action = 'sample' OR (g.action IN ('detach', 'attach') AND o.class IN ('tensor', 'alloc', 'free'))
+            ORDER BY g.at";
         self.rows(sql, [], |row| Ok(LetGo { at_ns: unsigned(row, 0)?, op: row.get(1)?, action: row.get(2)? }))
     }
 }

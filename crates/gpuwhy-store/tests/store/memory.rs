@@ -61,8 +61,12 @@ fn calls_and_reports_are_played_in_order() {
         [(20, TorchOp::Alloc), (30, TorchOp::Free), (60, TorchOp::OutOfMemory)].map(|(at, op)| tensor(at, op));
     writer.write_calls(&mut calls.clone()).unwrap();
     writer.write_tensors(&mut tensors.clone()).unwrap();
-    for (action, function) in [("detach", "cudaMalloc"), ("detach", "cudaLaunchKernel"), ("sample", "cudaLaunchKernel")]
-    {
+    for (action, function) in [
+        ("detach", "cudaMalloc"),
+        ("detach", "cudaLaunchKernel"),
+        ("sample", "cudaLaunchKernel"),
+        ("attach", "cudaMalloc"),
+    ] {
         let op = by_function(function).map(|op| op.id);
         writer.add_governor(GovernorRow { at_ns: ORIGIN + 5, op, action: action.into(), reason: "hot".into() });
     }
@@ -83,7 +87,8 @@ fn calls_and_reports_are_played_in_order() {
     });
     assert_eq!((once.unwrap(), first), (1, 1));
     let let_go = |op: &str, action: &str| LetGo { at_ns: 5, op: Some(op.into()), action: action.into() };
-    let expected = [let_go("cudaMalloc", "detach"), let_go("cudaLaunchKernel", "sample")];
+    let expected =
+        [let_go("cudaMalloc", "detach"), let_go("cudaLaunchKernel", "sample"), let_go("cudaMalloc", "attach")];
     assert_eq!(reader.memory_let_go().unwrap(), expected);
 }
 
