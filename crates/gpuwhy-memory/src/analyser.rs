@@ -420,7 +420,9 @@ impl Analyser {
         let older: u64 = report.spaces.iter().map(|space| space.preexisting).sum();
         if older > 0 {
             let bytes = gpuwhy_model::units::bytes(older);
-            notes.push(format!("{bytes} were allocated before the recording: which lines did is not known"));
+            notes.push(format!(
+                "{bytes} were allocated before the recording, or before PyTorch's library was watched: which lines did is not known"
+            ));
         }
         if report.spaces.is_empty() {
             notes.push("no process allocated GPU memory in this time".to_owned());

@@ -10,7 +10,7 @@ use crate::robust::median;
 use gpuwhy_model::MemoryEvent;
 use gpuwhy_model::ops::{Class, OpId, TorchOp, torch_op};
 use serde::{Deserialize, Serialize};
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
@@ -235,29 +235,10 @@ impl Process {
             self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active, self.launches)).collect();
         // Ties are decided the same way every time.
         even.sort_by_key(|one| (one.passes.passes[0].at, one.site));
-        let counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
-        let votes = |count: u64| counts.iter().filter(|other| other.abs_diff(count) <= 1 + count / CLOSE).count();
-        // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
-        let calls = even.iter().any(|one| one.passes.class_rank > TENSOR);
-        let may_mark = |one: &&Candidate<'_>| !calls || one.passes.class_rank > TENSOR;
-        let agreed = |one: &Candidate<'_>| votes(one.passes.count);
-        // Fewer passes are longer steps.
-        let longer =
-            |a: &Candidate<'_>, b: &Candidate<'_>| b.passes.count.cmp(&a.passes.count).then(a.even.total_cmp(&b.even));
-        let rank = |one: &Candidate<'_>| one.passes.class_rank;
-        let lead = even.iter().rev().filter(may_mark);
-        let lead = lead.max_by(|a, b| (agreed(a), rank(a)).cmp(&(agreed(b), rank(b))).then(longer(a, b)));
-        let Some(lead) = lead else { return nothing };
-        let close = |one: &Candidate<'_>| one.passes.count.abs_diff(lead.passes.count) <= 1 + lead.passes.count / CLOSE;
-        let is_as_good = |one: &&Candidate<'_>| {
-            agreed(one) as f64 >= AGREED * agreed(lead) as f64 && (close(one) || one.even >= lead.even)
-        };
-        let best = even.iter().rev().filter(may_mark).filter(is_as_good);
-        let best = best.max_by(|a, b| (rank(a), agreed(a)).cmp(&(rank(b), agreed(b))).then(longer(a, b)));
-        let best = best.unwrap_or(lead);
+        let Some(best) = choose(&mut even) else { return nothing };
         let passes = &best.passes.passes;
         let certainty = match passes.len() {
-            16.. if best.even >= 0.95 && agreed(best) >= 2 => Certainty::High,
+            16.. if best.even >= 0.95 && best.agreed >= 2 => Certainty::High,
             12.. if best.even >= 0.9 => Certainty::Medium,
             _ => Certainty::Low,
         };
@@ -282,6 +263,46 @@ struct Candidate<'a> {
     site: Site,
     passes: &'a Passes,
     even: f64,
+    /// Sites that are passed about as often, itself included.
+    agreed: usize,
+}
+
+impl Candidate<'_> {
+    /// Whether it is passed about as often as another.
+    fn is_close(&self, other: &Self) -> bool {
+        self.passes.count.abs_diff(other.passes.count) <= 1 + other.passes.count / CLOSE
+    }
+
+    /// Fewer passes are longer steps.
+    fn is_longer(&self, other: &Self) -> Ordering {
+        other.passes.count.cmp(&self.passes.count).then(self.even.total_cmp(&other.even))
+    }
+}
+
+/// The site that marks steps: one that waits for the GPU, of those that are as good as the one with which most agree.
+fn choose<'c, 'a>(even: &'c mut [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
+    let mut counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
+    counts.sort_unstable();
+    for one in even.iter_mut() {
+        let (count, by) = (one.passes.count, 1 + one.passes.count / CLOSE);
+        let upto = counts.partition_point(|other| *other <= count.saturating_add(by));
+        one.agreed = upto - counts.partition_point(|other| *other < count.saturating_sub(by));
+    }
+    // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
+    let calls = even.iter().any(|one| one.passes.class_rank > TENSOR);
+    let may_mark = |one: &&Candidate<'_>| !calls || one.passes.class_rank > TENSOR;
+    let lead =
+        even.iter().rev().filter(may_mark).max_by(|a, b| {
+            (a.agreed, a.passes.class_rank).cmp(&(b.agreed, b.passes.class_rank)).then(a.is_longer(b))
+        })?;
+    let is_as_good = |one: &&Candidate<'_>| {
+        one.agreed as f64 >= AGREED * lead.agreed as f64 && (one.is_close(lead) || one.even >= lead.even)
+    };
+    even.iter()
+        .rev()
+        .filter(may_mark)
+        .filter(is_as_good)
+        .max_by(|a, b| (a.passes.class_rank, a.agreed).cmp(&(b.passes.class_rank, b.agreed)).then(a.is_longer(b)))
 }
 
 fn launches_between(one: &Pass, next: &Pass) -> u64 {
@@ -300,7 +321,7 @@ fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64), launches: u
     }
     // Where nothing is launched, nothing repeats that is a step.
     let even = evenness(&passes.passes)?;
-    (even >= EVEN).then_some(Candidate { site, passes, even })
+    (even >= EVEN).then_some(Candidate { site, passes, even, agreed: 0 })
 }
 
 /// 1 less the part by which distances differ from the median of those around them: to stay within the budget launches may

@@ -147,7 +147,10 @@ fn over_time(space: &SpaceReport, width: usize, style: Style) -> Vec<String> {
         ));
     }
     if space.preexisting > 0 {
-        lines.push(format!("  pre-existing {}: allocated before the recording", units::bytes(space.preexisting)));
+        lines.push(format!(
+            "  pre-existing {}: allocated before the first report was seen",
+            units::bytes(space.preexisting)
+        ));
     }
     lines.extend(chart(&space.timeline, width, style));
     lines
@@ -240,7 +243,7 @@ fn peak_lines(space: &SpaceReport, style: Style) -> Vec<String> {
             units::bytes(bytes),
             share,
             String::new(),
-            "pre-existing: older than the recording".to_owned(),
+            "pre-existing: older than the first report".to_owned(),
         ]);
     }
     indented(&table, style)

@@ -90,8 +90,8 @@ impl Pattern {
                  .detach().cpu()"
             }
             Self::Kept => {
-                "what is kept in a list or dict stays on the GPU, with the graph it comes from; keep .item() scalars or \
-                 .detach().cpu(), or clear it"
+                "what is kept in a list or dict stays on the GPU, and the graph it comes from, if any; keep .item() scalars \
+                 or .detach().cpu(), or clear it"
             }
             Self::Malloc => "free what it allocates before the next step",
             Self::Forward => {
