@@ -4,8 +4,9 @@
 //!
 //! - In the first ten seconds up to three times the budget is borne: most is learnt then.
 //! - Over the budget, returns of the hottest functions are sampled at once, far enough that the estimate is at nine tenths.
-//!   If the next period shows that this was not enough, the hottest are let go; waits, memory calls, collectives and device
-//!   choices last.
+//!   If the next period shows that this was not enough, the hottest are let go. Waits, memory calls, the allocator's reports,
+//!   collectives and device choices go last: when nothing else is left to let go, it has cost too much for a second, and only
+//!   as many of them as bring it just within the budget. What is missed of them cannot be made up for.
 //! - Well below it, what was given up longest ago is taken back, one thing at a time. What then has to be given up again
 //!   waits twice as long the next time.
 //! - Estimates are made from smoothed rates; a jump is taken as it is.
@@ -35,8 +36,12 @@ const CALM_BLIND: f64 = 0.5;
 const CALM_FOR: f64 = 5.0;
 /// A function that costs less than this part of the budget is not worth touching.
 const WORTH: f64 = 0.05;
-/// The same for letting it go, which loses more.
+/// The same for letting it go, which loses more; unless what must not be missed would have to go instead.
 const WORTH_LETTING_GO: f64 = 0.2;
+/// What must not be missed goes when it has cost too much for so long, seconds; at once if it costs this many times the
+/// budget.
+const OVER_FOR: f64 = 1.0;
+const FAR_OVER: f64 = 2.0;
 /// Costs that no action lowers may fill the budget. Even then functions may cost this part of it: what is lost by letting
 /// them go would gain nothing.
 const LEAST_ROOM: f64 = 0.25;
@@ -114,6 +119,7 @@ pub struct Governor {
     now: f64,
     alert_until: f64,
     calm_since: Option<f64>,
+    over_since: Option<f64>,
     /// What was taken back last, and when.
     last_back: Option<(Action, f64)>,
     /// Whether anything has been smoothed yet.
@@ -143,6 +149,7 @@ impl Governor {
             now: 0.0,
             alert_until: ALERT_FOR,
             calm_since: None,
+            over_since: None,
             last_back: None,
             begun: false,
         }
@@ -250,11 +257,15 @@ impl Governor {
         // At first a little more is taken: most is learnt then, and many jobs are over before it could matter.
         let limit = if self.now < LEARNING { TOLERATED } else { 1.0 };
         if estimate.ops <= room(limit) {
+            self.over_since = None;
             return;
         }
+        let since = *self.over_since.get_or_insert(self.now);
+        let lasts = self.now - since >= OVER_FOR || estimate.ops > FAR_OVER * room(limit);
         let mut left = estimate.ops;
         while left > room(AIM) {
             let next = self.blamed(budget).or_else(|| self.next_to_give_up(budget));
+            let next = next.or_else(|| self.last_resort(budget, lasts && left > room(limit)));
             let Some((action, saves)) = next else { return };
             let words = self.words(action);
             self.apply(action);
@@ -285,9 +296,9 @@ impl Governor {
         cost(state.following) - cost(to)
     }
 
-    /// The function that saves most when followed like this, and how much, ns a second.
-    fn best(&self, budget: f64, protected: bool, to: Following) -> Option<(OpId, f64)> {
-        let worth = budget * if to == Following::Detached { WORTH_LETTING_GO } else { WORTH } * 1e9;
+    /// The function that saves most when followed like this, and how much, ns a second; if it saves this part of the budget.
+    fn best(&self, budget: f64, protected: bool, to: Following, worth: f64) -> Option<(OpId, f64)> {
+        let worth = budget * worth * 1e9;
         // One whose sampling would save nothing is let go without having been sampled, once the others' has shown what it
         // saves.
         let settled = self.ops.values().all(|state| state.is_settled(self.now));
@@ -304,16 +315,25 @@ impl Governor {
         savings.filter(|(_, saves)| *saves > worth).max_by(|a, b| a.1.total_cmp(&b.1))
     }
 
-    /// What to give up next, and what that saves, ns a second.
+    /// What to give up next, and what that saves, ns a second; not yet what must not be missed.
     fn next_to_give_up(&self, budget: f64) -> Option<(Action, f64)> {
-        let sample = |protected| self.best(budget, protected, Following::Sampled);
-        let detach = |protected| self.best(budget, protected, Following::Detached);
+        let sample = |protected| self.best(budget, protected, Following::Sampled, WORTH);
+        let detach = || self.best(budget, false, Following::Detached, WORTH_LETTING_GO);
         let ordinary = sample(false).map(|(op, saves)| (Action::Sample(op), saves));
         let stacks = Some((Action::StacksOff, self.stack_cost())).filter(|(_, saves)| *saves > budget * WORTH * 1e9);
         let cheap = ordinary.into_iter().chain(stacks).max_by(|a, b| a.1.total_cmp(&b.1));
         cheap
             .or_else(|| sample(true).map(|(op, saves)| (Action::Sample(op), saves)))
-            .or_else(|| detach(false).or_else(|| detach(true)).map(|(op, saves)| (Action::Detach(op), saves)))
+            .or_else(|| detach().map(|(op, saves)| (Action::Detach(op), saves)))
+    }
+
+    /// Something that must not be missed would have to go: before it, if that `is_due`, goes what else there is, however little
+    /// it saves.
+    fn last_resort(&self, budget: f64, is_due: bool) -> Option<(Action, f64)> {
+        let protected = self.best(budget, true, Following::Detached, WORTH_LETTING_GO)?;
+        let ordinary = self.best(budget, false, Following::Detached, WORTH);
+        let (op, saves) = ordinary.or(is_due.then_some(protected))?;
+        Some((Action::Detach(op), saves))
     }
 
     /// One thing at a time, so that it is known what was too much.

@@ -223,6 +223,36 @@ fn only_waits_are_left_and_they_go_last() {
     assert_eq!(job.actions(), [Action::Detach(id("cuMemAlloc_v2"))]);
 }
 
+const REPORT: &str = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE";
+
+/// As seen on a GPU: a little over the budget, the allocator's reports went, though launches that cost less would have done.
+#[test]
+fn reports_are_kept_where_it_does_to_let_go_of_less() {
+    let some = vec![
+        calls(REPORT, |_| 26_000.0),
+        Calls { boring: 0.0, ..calls("cuLaunchKernel", |_| 2_500.0) },
+        Calls { boring: 0.0, ..calls("cuLaunchKernelEx", |_| 1_500.0) },
+    ];
+    let mut job = Job::new("2%", some);
+    job.noise = 0.05;
+    job.run(60.0);
+    assert_ne!(job.following(REPORT), Following::Detached, "{:?}", job.words());
+    assert_eq!(job.following("cuLaunchKernel"), Following::Detached, "{:?}", job.words());
+    assert!(job.last_cost() <= 0.02, "{}", job.last_cost());
+}
+
+/// More of them than can be paid for goes on; less than that is a burst.
+#[test]
+fn reports_go_when_they_cost_too_much_for_a_second() {
+    let burst = |t: f64| if (20.0..20.3).contains(&t) { 60_000.0 } else { 20_000.0 };
+    let mut job = Job::new("2%", vec![calls(REPORT, burst)]);
+    job.run(60.0);
+    assert_ne!(job.following(REPORT), Following::Detached, "{:?}", job.words());
+    let mut job = Job::new("2%", vec![calls(REPORT, |t| if t < 20.0 { 20_000.0 } else { 50_000.0 })]);
+    job.run(30.0);
+    assert_eq!(job.following(REPORT), Following::Detached, "{:?}", job.words());
+}
+
 #[test]
 fn a_burst_costs_no_counts() {
     let burst = |t: f64| if (60.0..60.1).contains(&t) { 300_000.0 } else { 2_000.0 };
