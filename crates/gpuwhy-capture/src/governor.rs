@@ -330,9 +330,8 @@ impl Governor {
     /// Something that must not be missed would have to go: before it, if that `is_due`, goes what else there is, however little
     /// it saves.
     fn last_resort(&self, budget: f64, is_due: bool) -> Option<(Action, f64)> {
-        let protected = self.best(budget, true, Following::Detached, WORTH_LETTING_GO)?;
-        let ordinary = self.best(budget, false, Following::Detached, WORTH);
-        let (op, saves) = ordinary.or(is_due.then_some(protected))?;
+        let protected = self.best(budget, true, Following::Detached, WORTH_LETTING_GO).filter(|_| is_due)?;
+        let (op, saves) = self.best(budget, false, Following::Detached, WORTH).unwrap_or(protected);
         Some((Action::Detach(op), saves))
     }
 

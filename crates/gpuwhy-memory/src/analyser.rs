@@ -77,7 +77,7 @@ impl Analyser {
     fn space(&mut self, key: SpaceKey) -> &mut Space {
         let (from, to, steps, detailed) = (self.facts.from_ns, self.facts.to_ns, &self.steps, self.detailed);
         // Where nobody reports any more nothing grows, and nothing can be said about it.
-        let told = self.facts.unreported.first().map_or(to, |time| time.from_ns.min(to));
+        let told = self.facts.unreported_from().unwrap_or(to);
         self.spaces.entry(key).or_insert_with(|| {
             let told = if key.source == Source::Torch { told } else { to };
             let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, told));
@@ -189,10 +189,11 @@ impl Analyser {
     }
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
-        // Nobody says whose it is.
-        if self.has_torch(pid) && Unreported::is_in(&self.facts.unreported, now_ns) {
-            return;
-        }
+        let is_in = |at_ns: u64| Unreported::is_in(&self.facts.unreported, at_ns);
+        // While reports are let go nobody says whose it is.
+        let is_nobodys = |one: &Pending| is_in(one.at_ns) || is_in(now_ns);
+        let has_torch = self.has_torch(pid);
+        let taken: Vec<Pending> = taken.into_iter().filter(|one| !has_torch || !is_nobodys(one)).collect();
         for one in taken {
             // Where none was seen being set, it is the one on which the thread has tensors.
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
@@ -254,11 +255,14 @@ impl Analyser {
         report.notes = self.notes(&report);
         report.findings = findings::all(&report, &self.facts, &lines);
         report.verdict = findings::verdict(&report);
-        if let Some(time) = self.facts.unreported.first().filter(|_| !report.spaces.is_empty()) {
-            let from = gpuwhy_model::units::time(time.from_ns);
+        if let Some(from) = self.facts.unreported_from().filter(|_| !report.spaces.is_empty()) {
+            let until = if from > self.facts.from_ns {
+                format!("All this is up to {}: then", gpuwhy_model::units::time(from))
+            } else {
+                "Of this time little is certain: before it".to_owned()
+            };
             report.verdict += &format!(
-                " All this is of the first {from}: then the allocator's reports were let go to stay within the budget (trace \
-                 with --budget 20%, or none)."
+                " {until} the allocator's reports were let go to stay within the budget (trace with --budget 20%, or none)."
             );
         }
         report

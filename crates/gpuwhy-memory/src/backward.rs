@@ -71,6 +71,10 @@ impl BackwardWatch {
         self.calls = calls;
     }
 
+    pub(crate) fn knows_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     pub(crate) fn take_calls(&mut self) -> BTreeSet<u64> {
         std::mem::take(&mut self.calls)
     }

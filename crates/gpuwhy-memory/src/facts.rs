@@ -62,6 +62,12 @@ impl Facts {
         self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
+    /// From when on, of the span that is asked about, it is not known what PyTorch has: the allocator's reports were let go.
+    pub fn unreported_from(&self) -> Option<u64> {
+        let first = self.unreported.iter().find(|time| time.to_ns > self.from_ns && time.from_ns <= self.to_ns)?;
+        Some(first.from_ns.max(self.from_ns))
+    }
+
     /// Whether a process is asked about.
     pub fn wants(&self, pid: u32) -> bool {
         self.only.is_empty() || self.only.contains(&pid)

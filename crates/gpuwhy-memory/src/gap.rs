@@ -76,7 +76,7 @@ impl GapWatch {
                 known.bytes = known.bytes.max(other.bytes);
             }
             let (reserved, direct) = (sum(Source::Torch), sum(Source::Driver));
-            let told = facts.unreported.first().is_none_or(|time| sample.at_ns < time.from_ns);
+            let told = facts.unreported_from().is_none_or(|from| sample.at_ns < from);
             watched.looks.push(Look { at_ns: sample.at_ns, used, reserved, direct, others, told });
         }
     }

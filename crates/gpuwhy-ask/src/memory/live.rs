@@ -103,15 +103,18 @@ impl Following {
         }
         let state = self.state(&session, is_left);
         let at_ns = if state == State::Running { self.horizon(&session, now_ns) } else { session.duration_ns };
-        if state != State::Running && !is_first {
-            // Once more from the beginning: nothing that came late is missing in the end.
-            self.tracker.restart();
-            self.follow = MemoryFollow::default();
-            self.samples_from = 0;
-        }
         let let_go = reader.memory_let_go()?;
         self.tracker.set_unreported(super::unreported(&let_go, u64::MAX - 1));
-        self.read(stop, &reader, at_ns, state != State::Running)?;
+        if state != State::Running && !is_first {
+            // Once more from the beginning: nothing that came late is missing in the end.
+            self.read_again(stop, &reader, at_ns, true)?;
+        } else {
+            self.read(stop, &reader, at_ns, state != State::Running)?;
+        }
+        if is_first && self.tracker.knows_backward() {
+            // What autograd's threads allocated was read before that was known.
+            self.read_again(stop, &reader, at_ns, state != State::Running)?;
+        }
         let notes = super::notes(&let_go, at_ns);
         let picture = Picture { notes, ..self.tracker.picture(at_ns, &self.sites, &self.names) };
         Ok(Look { state, picture, is_first })
@@ -149,6 +152,13 @@ impl Following {
         let by_clock = now_ns.saturating_sub(session.start_monotonic_ns).saturating_sub(LAG_NS);
         let by_rows = session.duration_ns.saturating_sub(LONGEST_CALL_NS);
         if self.last.1 >= LOOKS_IDLE { by_clock } else { by_clock.min(by_rows) }
+    }
+
+    fn read_again(&mut self, stop: &Stop<'_>, reader: &Reader, at_ns: u64, to_the_end: bool) -> Result<()> {
+        self.tracker.restart();
+        self.follow = MemoryFollow::default();
+        self.samples_from = 0;
+        self.read(stop, reader, at_ns, to_the_end)
     }
 
     fn read(&mut self, stop: &Stop<'_>, reader: &Reader, at_ns: u64, to_the_end: bool) -> Result<()> {

@@ -185,7 +185,9 @@ fn unreported(let_go: &[LetGo], to_ns: u64) -> Vec<Unreported> {
     let mut times: Vec<Unreported> = Vec::new();
     for one in let_go.iter().filter(|one| one.op.as_deref() == report_name()) {
         match one.action.as_str() {
-            "detach" => times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1) }),
+            "detach" if one.at_ns <= to_ns => {
+                times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1) })
+            }
             "attach" => times.iter_mut().for_each(|time| time.to_ns = time.to_ns.min(one.at_ns)),
             _ => {}
         }

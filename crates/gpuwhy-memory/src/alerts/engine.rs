@@ -105,6 +105,8 @@ pub struct Engine {
     first_tick_ns: Option<u64>,
     /// Until when growth was told as that of a process that has ended.
     growth_told_ns: u64,
+    /// When reports were last let go.
+    lost_ns: u64,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
     /// Leaks that the examination before found, and those that were told.
@@ -126,6 +128,7 @@ impl Engine {
             last_look_ns: 0,
             first_tick_ns: None,
             growth_told_ns: 0,
+            lost_ns: 0,
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
@@ -149,6 +152,10 @@ impl Engine {
     pub fn tensor(&mut self, event: &TensorEvent) {
         if event.op == self.refused {
             return self.refusal(event);
+        }
+        // On its way when reports were let go: it would stand for what is now.
+        if event.at_ns < self.lost_ns {
+            return;
         }
         let is_its = |space: &Space| space.pid == event.pid && space.device == event.device;
         if !self.spaces.get(self.last_space).is_some_and(is_its) {
@@ -301,15 +308,21 @@ impl Engine {
 
     /// The allocator's reports are not followed any more: what is known of processes stands still, and says nothing. An
     /// alert of one is not over by that: where there is one GPU, its memory tells on.
-    pub fn lose_reports(&mut self) {
+    pub fn lose_reports(&mut self, now_ns: u64) {
         self.spaces.clear();
+        self.lost_ns = now_ns;
         let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
         let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, Kind::Growth)).collect();
         let mut growth = growth.into_iter();
+        let changes = &mut self.changes;
         self.active.retain_mut(|active| {
             let is_growth = growth.next().unwrap_or(false);
             let Scope::Space { pid, .. } = active.scope else { return true };
-            let Some(gpu) = only.filter(|_| is_growth) else { return false };
+            let Some(gpu) = only.filter(|_| is_growth) else {
+                // Nobody looks at it any more.
+                changes.extend(active.alert.take().map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
+                return false;
+            };
             active.scope = Scope::Gpu { gpu, pid: Some(pid) };
             true
         });

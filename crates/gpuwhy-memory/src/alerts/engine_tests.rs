@@ -180,7 +180,7 @@ fn growth_goes_on_where_reports_are_let_go() {
             engine.tick(tick * TICK_NS);
         }
         if second == 20 {
-            engine.lose_reports();
+            engine.lose_reports(20 * SECOND);
         }
         let used = 3_000 * MB + second.min(40) * 400 * MB;
         told.extend(look(&mut engine, second, used));

@@ -54,7 +54,7 @@ impl Analyser {
         leaks.retain(|leak| {
             let step = self.steps.get(&leak.pid).map_or(0, |steps| steps.step_ns);
             let thinned = self.backward.thinned_from(leak.pid);
-            let begins_then = thinned.is_some_and(|at| leak.onset_ns.saturating_add(2 * step) >= at);
+            let begins_then = thinned.is_some_and(|at| leak.onset_ns.saturating_add(step.saturating_mul(2)) >= at);
             let others = named.get(&(leak.pid, leak.device)).copied().unwrap_or(0.0);
             leak.stack_id.is_some() || !begins_then || others <= leak.bytes_per_second
         });
@@ -104,7 +104,7 @@ impl Analyser {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
             // Not at the very end: the process may be gone by then. Looks end where reports do.
-            let last = match self.facts.unreported.first() {
+            let last = match self.facts.unreported_from() {
                 None => space.grid.at.last().copied(),
                 Some(_) => self.steps.get(&leak.pid).map(|steps| steps.active_ns.1),
             };

@@ -101,6 +101,11 @@ impl Tracker {
         *self = Self { judged, unreported, backward: BackwardWatch::new(calls), ..Self::new(&self.only) };
     }
 
+    /// Whether any call of `backward()` is known.
+    pub fn knows_backward(&self) -> bool {
+        self.backward.knows_calls()
+    }
+
     /// When reports were let go, as far as is known.
     pub fn set_unreported(&mut self, times: Vec<Unreported>) {
         self.unreported = times;
@@ -242,10 +247,11 @@ impl Tracker {
     }
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
-        // Nobody says whose it is.
-        if self.torch.contains(&pid) && Unreported::is_in(&self.unreported, now_ns) {
-            return;
-        }
+        let is_in = |at_ns: u64| Unreported::is_in(&self.unreported, at_ns);
+        // While reports are let go nobody says whose it is.
+        let is_nobodys = |one: &Pending| is_in(one.at_ns) || is_in(now_ns);
+        let has_torch = self.torch.contains(&pid);
+        let taken: Vec<Pending> = taken.into_iter().filter(|one| !has_torch || !is_nobodys(one)).collect();
         for one in taken {
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid));
             let key = self.driver_key(pid, device);

@@ -189,7 +189,7 @@ impl Tracker {
         let is_first = key == of_torch || !self.spaces.contains_key(&of_torch);
         let rates = self.judged.as_ref().filter(|_| is_first).map(|judged| &judged.rates);
         let leak = rates.and_then(|rates| rates.get(&(key.pid, key.device())));
-        let growing = || space.sites.iter().map(|site| rate(site.grown(&space.ticks))).sum();
+        let growing = || space.sites.iter().map(|site| rate(space.grown(site, self.next_tick))).sum();
         let rate = if space.ended { 0.0 } else { leak.copied().unwrap_or_else(growing) };
         let left = device.total.zip(device.used).map(|(total, used)| {
             total.saturating_sub(used).saturating_add(space.reserved.saturating_sub(space.allocated)) as f64
@@ -224,7 +224,7 @@ impl Tracker {
                 let fact = site.stack.and_then(|stack| sites.get(&stack));
                 let place = fact.and_then(|fact| fact.place.clone()).unwrap_or_default();
                 let (line, grown) = by_line.entry((key.pid, key.device(), place)).or_default();
-                let own = site.grown(&space.ticks);
+                let own = space.grown(site, self.next_tick);
                 (line.pid, line.device) = (key.pid, key.device());
                 line.line = fact.and_then(|fact| fact.line.clone());
                 line.function = fact.and_then(|fact| fact.function.clone());

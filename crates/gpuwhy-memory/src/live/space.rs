@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory of one process on one device, now and in the last minutes.
 
-use super::{FEWEST_TICKS, OLD_NS, RECENT, WINDOW, push};
+use super::{FEWEST_TICKS, OLD_NS, RECENT, SECOND, WINDOW, push};
 use std::collections::{HashMap, VecDeque};
 
 /// A call site that allocates.
@@ -68,7 +68,7 @@ pub(super) struct LiveSpace {
     pub(super) recent: VecDeque<(u64, u64, u64)>,
     /// The ends of the last seconds in which anything was allocated or freed, and that are not too old. In others nothing
     /// grows that is at work: a job loads libraries for seconds before its first step.
-    pub(super) ticks: VecDeque<u64>,
+    ticks: VecDeque<u64>,
     worked: bool,
     most: (u64, u64),
     live: HashMap<u64, (u64, u32)>,
@@ -140,10 +140,11 @@ impl LiveSpace {
     }
 }
 
-impl LiveSite {
-    /// How what this site holds grew.
-    pub(super) fn grown(&self, ticks: &VecDeque<u64>) -> Grown {
-        self.floor.grown(ticks)
+impl LiveSpace {
+    /// How what a site holds grew, as of a moment. Where nothing was done for a minute nothing grows, whatever did before.
+    pub(super) fn grown(&self, site: &LiveSite, now_ns: u64) -> Grown {
+        let is_idle = self.ticks.back().is_none_or(|last| last.saturating_add(WINDOW as u64 * SECOND) < now_ns);
+        if is_idle { Grown::default() } else { site.floor.grown(&self.ticks) }
     }
 }
 

@@ -92,8 +92,8 @@ impl Alerting {
     }
 
     /// The allocator's reports are let go, to stay within the budget.
-    pub(crate) fn lose_reports(&mut self) {
-        self.engine.lose_reports();
+    pub(crate) fn lose_reports(&mut self, now_ns: u64) {
+        self.engine.lose_reports(now_ns);
     }
 
     /// Takes note of what NVML said.
