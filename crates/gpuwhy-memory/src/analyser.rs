@@ -2,8 +2,8 @@
 //! The second pass over a run's events: every allocation and free, in order, into the report.
 
 use crate::backward::BackwardWatch;
-use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
-use crate::facts::{Facts, SiteFact, Unreported};
+use crate::driver::{DriverSide, Freed, Pending, is_device_memory, known_direct};
+use crate::facts::{Facts, SiteFact};
 use crate::gap::GapWatch;
 use crate::grid::Grid;
 use crate::lines::Lines;
@@ -17,8 +17,6 @@ use gpuwhy_model::ops::{Class, KernelOp, TorchOp, kernel_op, torch_op};
 use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// CUDA's and the driver's code for a lack of memory.
-const OUT_OF_MEMORY: i32 = 2;
 /// Calls of a thread that may still turn out to be PyTorch's.
 const MOST_PENDING: usize = 64;
 
@@ -168,7 +166,7 @@ impl Analyser {
         driver.alloc(call);
         let direct = if has_torch { driver.settle_beyond(MOST_PENDING) } else { driver.settle(call.tid) };
         self.take_direct(call.pid, direct, call.start_ns);
-        if call.ret == OUT_OF_MEMORY && !has_torch && !call.flags.unfinished {
+        if call.is_refused_memory() && !has_torch {
             let device = call.device.unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid: call.pid, device, source: Source::Driver };
             let space = self.space(key);
@@ -189,12 +187,8 @@ impl Analyser {
     }
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
-        let is_in = |at_ns: u64| Unreported::is_in(&self.facts.unreported, at_ns);
-        // While reports are let go nobody says whose it is.
-        let is_nobodys = |one: &Pending| is_in(one.at_ns) || is_in(now_ns);
-        let has_torch = self.has_torch(pid);
-        let taken: Vec<Pending> = taken.into_iter().filter(|one| !has_torch || !is_nobodys(one)).collect();
-        for one in taken {
+        let unreported = if self.has_torch(pid) { self.facts.unreported.as_slice() } else { &[] };
+        for one in known_direct(taken, unreported, now_ns) {
             // Where none was seen being set, it is the one on which the thread has tensors.
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid, device, source: Source::Driver };
@@ -254,17 +248,7 @@ impl Analyser {
         report.alerts.clone_from(&self.facts.alerts);
         report.notes = self.notes(&report);
         report.findings = findings::all(&report, &self.facts, &lines);
-        report.verdict = findings::verdict(&report);
-        if let Some(from) = self.facts.unreported_from().filter(|_| !report.spaces.is_empty()) {
-            let until = if from > self.facts.from_ns {
-                format!("All this is up to {}: then", gpuwhy_model::units::time(from))
-            } else {
-                "Of this time little is certain: before it".to_owned()
-            };
-            report.verdict += &format!(
-                " {until} the allocator's reports were let go to stay within the budget (trace with --budget 20%, or none)."
-            );
-        }
+        report.verdict = findings::verdict(&report, &self.facts);
         report
     }
 

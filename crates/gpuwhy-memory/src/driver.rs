@@ -5,6 +5,7 @@
 //! PyTorch's allocator asks the driver and then reports what it has reserved: by how much that rose tells which of the
 //! thread's calls since the report before were its own. What a thread did with the GPU in between was not.
 
+use crate::facts::Unreported;
 use crate::report::LatencyWindow;
 use gpuwhy_model::{Call, Class, Histogram};
 use std::collections::HashMap;
@@ -39,6 +40,12 @@ pub(crate) struct Pending {
     pub(crate) bytes: u64,
     pub(crate) device: Option<u8>,
     pub(crate) stack: Option<u64>,
+}
+
+/// Of what nobody claimed until now, what is known not to be PyTorch's. While its reports were let go nobody says so.
+pub(crate) fn known_direct(taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
+    let is_in = |at_ns: u64| unreported.iter().any(|time| (time.from_ns..time.to_ns).contains(&at_ns));
+    taken.into_iter().filter(|one| !is_in(one.at_ns) && !is_in(now_ns)).collect()
 }
 
 /// What one site gave back.

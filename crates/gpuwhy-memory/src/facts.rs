@@ -24,13 +24,6 @@ pub struct Unreported {
     pub to_ns: u64,
 }
 
-impl Unreported {
-    /// Whether a moment is in one of these times.
-    pub(crate) fn is_in(all: &[Self], at_ns: u64) -> bool {
-        all.iter().any(|one| (one.from_ns..one.to_ns).contains(&at_ns))
-    }
-}
-
 /// Everything the analysis is told beforehand.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {

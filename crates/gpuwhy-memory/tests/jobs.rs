@@ -5,38 +5,14 @@
 mod described;
 mod synth;
 
+use gpuwhy_memory::Report;
 use gpuwhy_memory::alerts::{Alert, Kind, Level};
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
-use gpuwhy_memory::{Facts, Report, Unreported};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{Confidence, MemoryEvent};
 use std::collections::BTreeSet;
-use synth::{Dice, Job};
-
-const MB: u64 = 1 << 20;
-
-/// A transformer's step: layers from the same lines, then what is done once, then a wait. Now and then it logs.
-fn step(job: &mut Job, number: u64, layers: u64) {
-    let mut activations = Vec::new();
-    for _ in 0..layers {
-        for line in 10..14 {
-            activations.push(job.alloc(3 * MB + line, line));
-            job.launch(line);
-        }
-    }
-    job.launch(20);
-    for address in activations {
-        job.launch(30);
-        job.free(address);
-    }
-    job.launch(40);
-    job.launch(41);
-    job.wait(50);
-    if number % 10 == 9 {
-        job.wait(60);
-    }
-}
+use synth::{Dice, Job, MB, step};
 
 #[test]
 fn steps_are_not_layers_and_not_logging() {
@@ -527,54 +503,6 @@ fn every_key_of_the_json_is_documented_and_there() {
     assert_eq!(kinds, BTreeSet::from(["hidden_memory", "memory_leak", "oom"]));
 }
 
-/// From step 60 on the budget is tight, and small tensors have no line: what is kept of them is no leak of its own.
-#[test]
-fn small_tensors_that_lose_their_line_are_no_other_leak() {
-    let mut job = Job::default();
-    let mut tight_from = 0;
-    for number in 0..120 {
-        step(&mut job, number, 4);
-        job.alloc(4 * MB, 7);
-        job.alloc(MB / 16, 7);
-        if number == 59 {
-            tight_from = job.now;
-        }
-    }
-    for event in &mut job.events {
-        if let MemoryEvent::Tensor(tensor) = event
-            && tensor.at_ns > tight_from
-            && tensor.bytes < MB
-        {
-            tensor.stack = None;
-        }
-    }
-    let report = job.examine();
-    let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
-    assert_eq!((leak.line.as_deref(), leak.onset_step), (Some("job.py:7"), Some(2)), "it is kept after the wait");
-    let rate = leak.bytes_per_step.unwrap();
-    assert!((rate / (4.0625 * MB as f64) - 1.0).abs() < 0.02, "{rate}");
-}
-
-/// Without a line that leaks more, what is nobody's is told.
-#[test]
-fn a_leak_of_small_tensors_without_lines_is_still_a_leak() {
-    let mut job = Job::default();
-    for number in 0..120 {
-        step(&mut job, number, 4);
-        job.alloc(MB / 16, 7);
-    }
-    for event in &mut job.events {
-        if let MemoryEvent::Tensor(tensor) = event
-            && tensor.bytes < MB
-        {
-            tensor.stack = None;
-        }
-    }
-    let report = job.examine();
-    let [leak] = report.leaks.as_slice() else { panic!("{:#?}", report.leaks) };
-    assert_eq!(leak.line, None);
-}
-
 /// The time in the driver is told by line, all of it.
 #[test]
 fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
@@ -601,29 +529,4 @@ fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
     assert_eq!((one.driver_by[0].bytes, one.driver_by[1].bytes), (60 * 8 * MB, 0));
     assert_eq!(one.driver_by.iter().map(|by| by.total_ns).sum::<u64>(), one.driver_ns, "{one:#?}");
     assert!(one.driver_by.iter().all(|by| by.late_ns <= by.total_ns) && one.driver_by[0].late_ns > 0);
-}
-
-/// Reports are let go in the middle, to stay within the budget: what PyTorch takes from the driver from then on is not taken for
-/// something past it.
-#[test]
-fn what_is_taken_while_nobody_reports_is_not_called_past_pytorch() {
-    let mut job = Job::default();
-    let mut from_ns = 0;
-    for number in 0..120 {
-        step(&mut job, number, 4);
-        job.alloc(4 * MB, 7);
-        if number == 59 {
-            from_ns = job.now + 1;
-        }
-    }
-    job.events.retain(|event| matches!(event, MemoryEvent::Call(_)) || event.at_ns() < from_ns);
-    let seen = job.examine();
-    assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "they look as if they were");
-    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1 }], ..job.facts() };
-    let known = job.examine_with(facts);
-    assert!(known.spaces.iter().all(|space| space.source == Source::Torch), "{:#?}", known.fragmentation);
-    // What is live stands still from then on; that is no sign of a full cache.
-    let [leak] = known.leaks.as_slice() else { panic!("{:#?}", known.growths) };
-    assert_eq!((leak.line.as_deref(), leak.bytes_per_step), (Some("job.py:7"), Some(4.0 * MB as f64)));
-    assert!(known.verdict.contains("--budget"), "{}", known.verdict);
 }

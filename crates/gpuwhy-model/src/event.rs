@@ -37,7 +37,18 @@ pub struct Call {
     pub stack: Option<u64>,
 }
 
+/// CUDA's and the driver's code for a lack of memory.
+const OUT_OF_MEMORY: i32 = 2;
+
 impl Call {
+    /// Whether it asked for memory and there was none.
+    pub fn is_refused_memory(&self) -> bool {
+        // Few calls fail: the rest is looked at of these only.
+        self.ret == OUT_OF_MEMORY
+            && !self.flags.unfinished
+            && self.op.get().is_some_and(|op| op.class == crate::ops::Class::Alloc)
+    }
+
     /// How many calls it stands for; at least itself.
     pub fn calls(&self) -> u64 {
         u64::from(self.weight.max(1))

@@ -190,6 +190,17 @@ fn growth_goes_on_where_reports_are_let_go() {
     assert!(told[1].cleared_ns > Some(40 * SECOND), "{told:#?}");
 }
 
+/// Where NVML says nothing of it, an alert that nobody follows any more ends; what was on its way then raises none.
+#[test]
+fn an_alert_that_nobody_follows_ends() {
+    let mut engine = engine(&["none", "growth>100MB/s"]);
+    assert_eq!(grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB).len(), 1);
+    engine.lose_reports(200 * TICK_NS);
+    let over = engine.take_changes();
+    assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(200 * TICK_NS)));
+    assert_eq!(grow(&mut engine, 100, |tick| 9_000 * MB + tick * 50 * MB), [], "older than that");
+}
+
 #[test]
 fn growth_that_ends_is_over() {
     let mut engine = engine(&["none", "growth>100MB/s"]);

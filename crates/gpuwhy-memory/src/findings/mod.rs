@@ -46,7 +46,7 @@ pub(crate) fn rate(leak: &Leak) -> String {
 }
 
 /// The report in a few sentences.
-pub(crate) fn verdict(report: &Report) -> String {
+pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
     let mut said = Vec::new();
     if let Some(oom) = report.ooms.last() {
         let times = if report.oom_count > 1 { format!(" {} times", report.oom_count) } else { String::new() };
@@ -79,8 +79,21 @@ pub(crate) fn verdict(report: &Report) -> String {
         let lines = if settled == 1 { "1 line".to_owned() } else { format!("{settled} lines") };
         said.push(format!("{lines} grew at first and settled: warm-up or a full cache, not a leak."));
     }
+    said.extend(up_to(facts).filter(|_| !report.spaces.is_empty()));
     if said.is_empty() {
         said.push("No GPU memory was allocated in this time.".to_owned());
     }
     said.join(" ")
+}
+
+/// Up to when what is said holds, where that is not to the end.
+fn up_to(facts: &Facts) -> Option<String> {
+    let from = facts.unreported_from()?;
+    let until = if from > facts.from_ns {
+        format!("All this is up to {}: then", units::time(from))
+    } else {
+        "Of this time little is certain: before it".to_owned()
+    };
+    let why = "the allocator's reports were let go to stay within the budget (trace with --budget 20%, or none).";
+    Some(format!("{until} {why}"))
 }

@@ -13,7 +13,7 @@ mod space;
 pub use picture::{GrowingLine, LiveEnd, LiveOom, LiveSpaceReport, Picture, RecentPoint};
 
 use crate::backward::BackwardWatch;
-use crate::driver::{DriverSide, Freed, Pending, is_device_memory};
+use crate::driver::{DriverSide, Freed, Pending, is_device_memory, known_direct};
 use crate::facts::Unreported;
 use crate::report::{Report, Source};
 use crate::sieve::is_work;
@@ -32,8 +32,6 @@ const FEWEST_TICKS: usize = 6;
 const RECENT: usize = 120;
 /// Times memory ran out, and ends of processes, that are kept.
 const KEPT: usize = 8;
-/// CUDA's and the driver's code for a lack of memory.
-const OUT_OF_MEMORY: i32 = 2;
 /// Calls of a thread that may still turn out to be PyTorch's, and for how long.
 const MOST_PENDING: usize = 64;
 const PENDING_NS: u64 = SECOND;
@@ -233,7 +231,7 @@ impl Tracker {
         driver.alloc(call);
         let direct = driver.settle_beyond(MOST_PENDING);
         self.take_direct(call.pid, direct, call.start_ns);
-        if call.ret == OUT_OF_MEMORY && !self.torch.contains(&call.pid) && !call.flags.unfinished {
+        if call.is_refused_memory() && !self.torch.contains(&call.pid) {
             let key = self.driver_key(call.pid, call.device);
             let (asked, allocated) = (call.arg0.unwrap_or(0), self.space(key).allocated);
             self.oom_count += 1;
@@ -247,12 +245,8 @@ impl Tracker {
     }
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
-        let is_in = |at_ns: u64| Unreported::is_in(&self.unreported, at_ns);
-        // While reports are let go nobody says whose it is.
-        let is_nobodys = |one: &Pending| is_in(one.at_ns) || is_in(now_ns);
-        let has_torch = self.torch.contains(&pid);
-        let taken: Vec<Pending> = taken.into_iter().filter(|one| !has_torch || !is_nobodys(one)).collect();
-        for one in taken {
+        let unreported = if self.torch.contains(&pid) { self.unreported.as_slice() } else { &[] };
+        for one in known_direct(taken, unreported, now_ns) {
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid));
             let key = self.driver_key(pid, device);
             let space = self.space(key);

@@ -9,6 +9,7 @@ use gpuwhy_model::{Call, CallFlags, MemoryEvent, TensorEvent};
 use std::collections::{BTreeMap, HashMap};
 
 pub const PID: u32 = 4821;
+pub const MB: u64 = 1 << 20;
 
 /// A small generator: the same numbers every time.
 pub struct Dice(pub u64);
@@ -151,4 +152,26 @@ impl Job {
 pub fn site(stack: u64) -> SiteFact {
     let line = format!("job.py:{stack}");
     SiteFact { place: Some(format!("/home/me/{line}")), line: Some(line), ..SiteFact::default() }
+}
+
+/// A transformer's step: layers from the same lines, then what is done once, then a wait. Now and then it logs.
+pub fn step(job: &mut Job, number: u64, layers: u64) {
+    let mut activations = Vec::new();
+    for _ in 0..layers {
+        for line in 10..14 {
+            activations.push(job.alloc(3 * MB + line, line));
+            job.launch(line);
+        }
+    }
+    job.launch(20);
+    for address in activations {
+        job.launch(30);
+        job.free(address);
+    }
+    job.launch(40);
+    job.launch(41);
+    job.wait(50);
+    if number % 10 == 9 {
+        job.wait(60);
+    }
 }

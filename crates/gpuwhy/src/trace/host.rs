@@ -8,11 +8,8 @@ use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::sample::{SampleOptions, Sampler};
 use gpuwhy_model::ops::{TorchOp, torch_op};
 use gpuwhy_model::sample::GpuSample;
-use gpuwhy_model::{Call, Class, Samples};
+use gpuwhy_model::{Call, Samples};
 use std::collections::{BTreeSet, HashMap};
-
-/// CUDA's and the driver's code for a lack of memory.
-const OUT_OF_MEMORY: i32 = 2;
 
 /// Pages given to a thread, or a process.
 #[derive(Debug, Clone, Copy, Default)]
@@ -99,8 +96,5 @@ impl HostSide {
 /// Whether PyTorch's allocator said that memory ran out, or the driver did.
 fn ran_out(batch: &Batch) -> bool {
     let reported = torch_op(TorchOp::OutOfMemory);
-    // Few calls fail: the rest is looked at of these only.
-    let is_alloc = |call: &Call| call.op.get().is_some_and(|op| op.class == Class::Alloc) && !call.flags.unfinished;
-    batch.tensors.iter().any(|event| event.op == reported)
-        || batch.calls.iter().any(|call| call.ret == OUT_OF_MEMORY && is_alloc(call))
+    batch.tensors.iter().any(|event| event.op == reported) || batch.calls.iter().any(Call::is_refused_memory)
 }
