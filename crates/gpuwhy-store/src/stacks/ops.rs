@@ -16,21 +16,46 @@ pub(super) struct WantedOp {
     pub(super) asked: String,
     /// The ids it stands for: an op may be several functions.
     pub(super) ids: BTreeSet<i64>,
-    kernel: bool,
+    /// Where its events come from.
+    source: Source,
+}
+
+/// Where an op's events come from, which decides where they are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    /// A CUDA library: they are calls.
+    Library,
+    Kernel,
+    Allocator,
+}
+
+impl Source {
+    fn of_layer(layer: Option<&str>) -> Self {
+        match layer {
+            Some("kernel") => Self::Kernel,
+            Some("torch") => Self::Allocator,
+            _ => Self::Library,
+        }
+    }
 }
 
 impl WantedOp {
     /// Times off the CPU are kept in a table of their own.
     pub(super) fn is_switch(&self) -> bool {
-        self.kernel && self.asked == "sched_switch"
+        self.source == Source::Kernel && self.asked == "sched_switch"
+    }
+
+    /// Reports of PyTorch's allocator have a table of their own, too.
+    pub(super) fn is_tensor(&self) -> bool {
+        self.source == Source::Allocator
     }
 
     pub(super) fn unit(&self) -> StackUnit {
-        match (self.kernel, self.asked.as_str()) {
-            (true, "sched_switch") => StackUnit::OffCpu,
-            (true, "cpu_sample") => StackUnit::Sample,
-            (true, _) => StackUnit::Event,
-            (false, _) => StackUnit::Call,
+        match (self.source, self.asked.as_str()) {
+            (Source::Kernel, "sched_switch") => StackUnit::OffCpu,
+            (Source::Kernel, "cpu_sample") => StackUnit::Sample,
+            (Source::Kernel, _) => StackUnit::Event,
+            (Source::Library | Source::Allocator, _) => StackUnit::Call,
         }
     }
 }
@@ -43,14 +68,14 @@ impl Reader {
             let names = [text(row.get(1)), text(row.get(2))];
             // The short name first: it stands for all its functions, one of which may be called the same.
             if let Some(name) = names.into_iter().flatten().find(|name| name.eq_ignore_ascii_case(asked)) {
-                let kernel = text(row.get(3)) == Some("kernel");
-                let op = found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), kernel });
+                let source = Source::of_layer(text(row.get(3)));
+                let op = found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), source });
                 op.ids.extend(number(row.first()));
             }
             ControlFlow::Continue(())
         })?;
         match found {
-            Some(op) if op.kernel && op.asked == "sched_wakeup" => Err(StackError::Wakeup),
+            Some(op) if op.source == Source::Kernel && op.asked == "sched_wakeup" => Err(StackError::Wakeup),
             Some(op) => Ok(op),
             None => Err(StackError::UnknownOp { op: asked.to_owned(), near: nearest(asked, self.ops_seen(limits)?) }),
         }

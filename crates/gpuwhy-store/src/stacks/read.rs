@@ -19,6 +19,9 @@ pub(super) type Cells = BTreeMap<(Option<i64>, u32), StackSums>;
 /// The frames of stacks.
 pub(super) type Texts = FastMap<i64, String>;
 
+/// The allocator's reports with the columns that calls have.
+const TENSORS: &str = "(SELECT start, 0 AS duration, context, NULL AS weight, bytes FROM tensor_)";
+
 /// What is told of the sums of one context.
 fn sums_of(raw: Raw, has_bytes: bool) -> StackSums {
     StackSums {
@@ -55,7 +58,7 @@ fn merge_parts<K: Clone + Ord>(parts: &mut BTreeMap<K, PartSums>, others: &BTree
 }
 
 impl Reader {
-    /// The program's calls of an op, or of all CUDA ops.
+    /// The program's calls of an op, reports of PyTorch's allocator among them, or calls of all CUDA ops.
     pub(super) fn calls_by_stack(
         &self,
         span: (Option<u64>, Option<u64>),
@@ -63,8 +66,12 @@ impl Reader {
         question: &StackQuestion,
         index: Option<&TimeIndex>,
     ) -> Result<Cells> {
-        let index = index.map(|index| &index.calls);
-        let sums = self.sum_contexts(("call_", "arg0"), (span.0.unwrap_or(0), span.1), index, &question.limits)?;
+        let part = (span.0.unwrap_or(0), span.1);
+        let tensors = op.is_some_and(WantedOp::is_tensor);
+        let sums = match tensors {
+            true => self.sum_contexts((TENSORS, "bytes"), part, None, &question.limits)?,
+            false => self.sum_contexts(("call_", "arg0"), part, index.map(|index| &index.calls), &question.limits)?,
+        };
         let mut cells = Cells::new();
         let sql = "SELECT x.id, x.pid, x.stack, x.op, o.arg0_is_bytes, o.layer, o.name
             FROM context_ AS x CROSS JOIN op_ AS o ON o.id = x.op WHERE x.flags & 1 = 0";
@@ -75,7 +82,7 @@ impl Reader {
             };
             let raw = number(row.first()).and_then(|id| sums.get(&id)).filter(|_| wanted);
             if let (Some(raw), Some(pid)) = (raw, asked_pid(row.get(1), &question.pids)) {
-                let mut sums = sums_of(*raw, number(row.get(4)) == Some(1));
+                let mut sums = sums_of(*raw, tensors || number(row.get(4)) == Some(1));
                 if let (None, Some(name)) = (op, text(row.get(6))) {
                     sums.ops.insert(name.to_owned(), part_of(*raw));
                 }
