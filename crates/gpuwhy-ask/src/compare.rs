@@ -70,7 +70,7 @@ fn side(stats: &Stats, explained: &Explained) -> Side {
     let wall = report.wall_ns.max(1) as f64;
     Side {
         wall_ns: report.wall_ns,
-        launches_per_second: launches as f64 / stats.covered_ns.max(1) as f64 * 1e9,
+        launches_per_second: launches as f64 / stats.wall_ns().max(1) as f64 * 1e9,
         idle_min: report.gpu_idle_min_ns.map(|idle| idle as f64 / wall),
         verdict: report.verdict.clone(),
     }
@@ -121,7 +121,7 @@ fn ops(before: &Stats, after: &Stats) -> Vec<Change> {
 fn op(name: &str, before: &Stats, after: &Stats) -> Option<Change> {
     let share = |stats: &Stats| {
         let op = stats.ops.iter().find(|op| op.op == name)?;
-        let wall = stats.covered_ns.max(1) as f64;
+        let wall = stats.wall_ns().max(1) as f64;
         Some((op.totals.total_ns as f64 / wall, op.totals.calls as f64 / wall * 1e9, op.quantile(0.5)))
     };
     // A wait for the GPU is as long as the GPU works: that is told by findings.
@@ -156,7 +156,7 @@ mod tests {
         Finding { share, lost_bytes, ..Finding::new(kind, Severity::High, String::new()) }
     }
 
-    fn run(launches: u64, covered_ns: u64, findings: Vec<Finding>) -> (Stats, Explained) {
+    fn run(launches: u64, wall_ns: u64, findings: Vec<Finding>) -> (Stats, Explained) {
         let process = Process {
             pid: 1,
             name: "a".into(),
@@ -168,9 +168,9 @@ mod tests {
         };
         let processes = vec![crate::stats::ProcessStats { process, calls: launches, cuda_ns: 0, launches }];
         let session = Session::default();
-        let (from_ns, to_ns, ops, loss) = (0, covered_ns, Vec::new(), Vec::new());
-        let stats = Stats { session: session.clone(), from_ns, to_ns, covered_ns, ops, processes, loss };
-        (stats, Explained { report: Report { findings, wall_ns: covered_ns, ..Report::default() }, session })
+        let (from_ns, to_ns, ops, loss) = (0, wall_ns, Vec::new(), Vec::new());
+        let stats = Stats { session: session.clone(), from_ns, to_ns, ops, processes, loss };
+        (stats, Explained { report: Report { findings, wall_ns, ..Report::default() }, session })
     }
 
     #[test]

@@ -32,7 +32,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// No time is left between the two ends asked for.
-    #[error("there is nothing between from and to: the run is {} long", units::time(*.run_ns))]
+    #[error("there is nothing between from and to: from must be earlier than to and than the end of the run, which is {} long", units::time(*.run_ns))]
     EmptyPart {
         /// How long the run is.
         run_ns: u64,

@@ -16,8 +16,9 @@ pub mod stats;
 
 pub use error::{Error, Result};
 pub use explain::Explained;
+pub use gpuwhy_why::report::JobReport;
 pub use memory::Examined;
-pub use part::Part;
+pub use part::{Asked, Part};
 
 /// Asked now and then whether an answer is still wanted; `true` when it is not.
 pub type Stop<'a> = dyn Fn() -> bool + Sync + 'a;

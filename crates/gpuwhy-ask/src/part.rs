@@ -2,9 +2,11 @@
 //! Which part of a run is asked about.
 
 use crate::{Error, Result};
+use gpuwhy_model::job::{Job, Jobs, Member};
+use gpuwhy_store::{Process, Reader, Session, Span};
 use std::time::Duration;
 
-/// A part of a run: of its time, and of its processes.
+/// A part of a run: of its time, and of its processes. [`Asked`] is what that means in a run file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Part {
     /// From when on, since the run began.
@@ -13,8 +15,65 @@ pub struct Part {
     pub to: Option<Duration>,
     /// Only the last so much.
     pub since: Option<Duration>,
-    /// Only these processes; empty for all.
+    /// Only these processes, or their jobs; empty for all.
     pub pids: Vec<u32>,
+}
+
+/// A part as it was found in a run: its time and its jobs.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// The run.
+    pub session: Session,
+    /// From when, nanoseconds since the run began.
+    pub from_ns: u64,
+    /// Until when.
+    pub to_ns: u64,
+    /// Every process of the run.
+    pub processes: Vec<Process>,
+    /// The jobs that are asked about, whole, whichever of their processes were named.
+    pub jobs: Vec<Job>,
+    /// Whether these are all the run has.
+    pub all: bool,
+}
+
+impl Asked {
+    /// Finds a part in a run.
+    pub fn find(reader: &Reader, part: &Part) -> Result<Self> {
+        let session = reader.session()?;
+        let (from_ns, to_ns) = part.span(session.duration_ns)?;
+        let processes = reader.processes()?;
+        let jobs = jobs(reader, &session, &processes)?;
+        let unknown = part.pids.iter().find(|pid| jobs.of(**pid).is_none());
+        if let Some(pid) = unknown {
+            return Err(Error::UnknownProcess { pid: *pid });
+        }
+        let all = jobs.len();
+        let is_asked = |job: &&Job| part.pids.is_empty() || part.pids.iter().any(|pid| job.pids.contains(pid));
+        let jobs: Vec<Job> = jobs.iter().filter(is_asked).cloned().collect();
+        Ok(Self { session, from_ns, to_ns, processes, all: jobs.len() == all, jobs })
+    }
+
+    /// The processes of its jobs.
+    pub fn pids(&self) -> Vec<u32> {
+        self.jobs.iter().flat_map(|job| &job.pids).copied().collect()
+    }
+
+    /// Whether a process is of one of its jobs.
+    pub fn has(&self, pid: u32) -> bool {
+        self.all || self.jobs.iter().any(|job| job.pids.contains(&pid))
+    }
+}
+
+/// The jobs of a run: what gpuwhy started is one, and so are merged runs of commands, which are ranks of one.
+fn jobs(reader: &Reader, session: &Session, processes: &[Process]) -> Result<Jobs> {
+    if session.command.is_some() {
+        return Ok(Jobs::one(processes.iter().map(|process| process.pid)));
+    }
+    let members: Vec<Member<'_>> = processes
+        .iter()
+        .map(|one| Member { pid: one.pid, name: &one.name, parent: one.parent, started: one.started })
+        .collect();
+    Ok(Jobs::of_trees(&members, &reader.ranks()?))
 }
 
 impl Part {
@@ -35,6 +94,15 @@ impl Part {
             return Err(Error::EmptyPart { run_ns });
         }
         Ok((from, to))
+    }
+
+    /// The same for a question about stacks; an end that was not asked for is open.
+    pub fn stack_span(&self, run_ns: u64) -> Result<Span> {
+        if self.from.is_none() && self.to.is_none() && self.since.is_none() {
+            return Ok(Span::All);
+        }
+        let (from, to) = self.span(run_ns)?;
+        Ok(Span::Between(from, self.to.map(|_| to)))
     }
 }
 

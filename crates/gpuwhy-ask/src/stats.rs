@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The run in figures: every op, every process, what was lost.
 
+use crate::part::Asked;
 use crate::{Part, Result};
 use gpuwhy_model::Class;
 use gpuwhy_store::{LossRow, OpTotals, Process, Reader, Session};
@@ -8,8 +9,6 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Nanoseconds in a second.
-const SECOND: u64 = 1_000_000_000;
 /// A run that is written has an event, or a sample, as young as this.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -18,18 +17,23 @@ const FRESH: Duration = Duration::from_secs(10);
 pub struct Stats {
     /// The run.
     pub session: Session,
-    /// The part asked about, nanoseconds since the run began; sums are of the whole seconds it touches.
+    /// The part asked about, nanoseconds since the run began.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-    /// How long the whole seconds are that the sums are of, as far as the run has them.
-    pub covered_ns: u64,
     /// CUDA ops, those with most time first.
     pub ops: Vec<OpStats>,
     /// Processes with events first, those with most time in CUDA calls first of all.
     pub processes: Vec<ProcessStats>,
     /// What was lost in that part, most first.
     pub loss: Vec<LossRow>,
+}
+
+impl Stats {
+    /// The part's length.
+    pub fn wall_ns(&self) -> u64 {
+        self.to_ns.saturating_sub(self.from_ns)
+    }
 }
 
 /// An op: its functions together.
@@ -90,24 +94,16 @@ pub fn state(session: &Session, path: &Path) -> RunState {
 
 /// Sums up a part of a run.
 pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
-    let session = reader.session()?;
-    let (from_ns, to_ns) = part.span(session.duration_ns)?;
-    let wanted = |pid: u32| part.pids.is_empty() || part.pids.contains(&pid);
-    let all = reader.processes()?;
-    if let Some(pid) = part.pids.iter().find(|pid| !all.iter().any(|process| process.pid == **pid)) {
-        return Err(crate::Error::UnknownProcess { pid: *pid });
-    }
-    let mut processes: BTreeMap<u32, ProcessStats> = all
-        .into_iter()
-        .filter(|process| wanted(process.pid))
-        .map(|process| (process.pid, ProcessStats { process, calls: 0, cuda_ns: 0, launches: 0 }))
+    let asked = Asked::find(reader, part)?;
+    let (from_ns, to_ns) = (asked.from_ns, asked.to_ns);
+    let mut processes: BTreeMap<u32, ProcessStats> = asked
+        .processes
+        .iter()
+        .filter(|process| asked.has(process.pid))
+        .map(|process| (process.pid, ProcessStats { process: process.clone(), calls: 0, cuda_ns: 0, launches: 0 }))
         .collect();
     let mut ops: BTreeMap<String, OpStats> = BTreeMap::new();
-    for row in reader.op_totals_by_process(from_ns, Some(to_ns))? {
-        // What the kernel tells is no call, and what this gpuwhy does not know is one all the same.
-        if row.id.is_some_and(|id| !id.is_cuda()) || !wanted(row.pid) {
-            continue;
-        }
+    for row in reader.op_totals_by_process(from_ns, Some(to_ns))?.into_iter().filter(|row| asked.has(row.pid)) {
         let class = row.id.and_then(gpuwhy_model::OpId::get).map(|op| op.class);
         if let Some(process) = processes.get_mut(&row.pid) {
             process.calls += row.totals.calls;
@@ -122,7 +118,5 @@ pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
     let mut processes: Vec<ProcessStats> = processes.into_values().collect();
     processes.sort_by_key(|process| (std::cmp::Reverse((process.cuda_ns, process.calls)), process.process.pid));
     let loss = reader.loss_of(from_ns, Some(to_ns))?;
-    let ends = to_ns.div_ceil(SECOND).saturating_mul(SECOND).min(session.duration_ns);
-    let covered_ns = ends.saturating_sub(from_ns / SECOND * SECOND);
-    Ok(Stats { session, from_ns, to_ns, covered_ns, ops, processes, loss })
+    Ok(Stats { session: asked.session, from_ns, to_ns, ops, processes, loss })
 }

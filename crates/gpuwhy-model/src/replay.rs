@@ -39,6 +39,16 @@ impl Event {
         }
     }
 
+    /// The process it is about.
+    pub fn pid(&self) -> u32 {
+        match self {
+            Self::Call(call) => call.pid,
+            Self::Off(off) => off.pid,
+            Self::Run(run) => run.pid,
+            Self::Moved(moved) => moved.pid,
+        }
+    }
+
     /// How many like it its row stands for.
     pub fn weight(&self) -> u64 {
         match self {

@@ -37,6 +37,9 @@ fn let_go(version: i32) -> String {
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
+/// What the kernel and PyTorch's allocator tell of is no call; what this gpuwhy does not know is one all the same.
+const IS_CUDA: &str = "o.layer NOT IN ('kernel', 'torch')";
+
 /// A run without its events. Times are nanoseconds since it began.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RunFacts {
@@ -71,7 +74,7 @@ pub struct RunFacts {
     pub unwatched: Vec<(u64, u64)>,
 }
 
-/// Sums over a process's outermost calls of one function; of `sched_switch`, over its times off the CPU.
+/// Sums over a process's outermost calls of one function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessOpTotals {
     /// The process.
@@ -137,29 +140,42 @@ impl Reader {
         Ok((self.rows(sql, span, gpu)?, self.gpu_processes(span)?))
     }
 
-    /// Sums by process and function over the calls that ended in the seconds of the span (nanoseconds since the run
-    /// began; from the second `from_ns` is in, to the second before `to_ns` ends). Those that took most time first.
+    /// Sums by process and function over the CUDA calls that ended in a part of the run, from `from_ns` on and before
+    /// `to_ns`, nanoseconds since it began. Those that took most time first.
+    ///
+    /// Whole seconds are the exact sums of every call; the broken ones at both ends are summed from the calls' rows.
     pub fn op_totals_by_process(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<ProcessOpTotals>> {
-        self.fold_by_process(seconds(from_ns, to_ns)).map_err(|source| self.error(source))
+        let to_ns = to_ns.filter(|to| self.session().is_ok_and(|session| *to < session.duration_ns));
+        let (whole, edges) = cut(from_ns, to_ns);
+        self.fold_by_process(whole, &edges).map_err(|source| self.error(source))
     }
 
-    fn fold_by_process(&self, seconds: Span) -> rusqlite::Result<Vec<ProcessOpTotals>> {
-        let mut statement = self.db.prepare(
-            "SELECT s.pid, s.op, o.name, o.function, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes, s.histogram
-             FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op WHERE s.second BETWEEN ?1 AND ?2",
-        )?;
+    fn fold_by_process(&self, whole: Span, edges: &[Edge]) -> rusqlite::Result<Vec<ProcessOpTotals>> {
         let mut by_op: BTreeMap<(u32, i64), ProcessOpTotals> = BTreeMap::new();
-        let mut rows = statement.query(seconds)?;
+        let sql = format!(
+            "SELECT s.pid, s.op, o.name, o.function, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes, s.histogram
+             FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op WHERE s.second BETWEEN ?1 AND ?2 AND {IS_CUDA}"
+        );
+        let mut statement = self.db.prepare(&sql)?;
+        let mut rows = statement.query(whole)?;
         while let Some(row) = rows.next()? {
-            let sums = sums_from_row(row, 4)?;
-            let pid = row.get(0)?;
-            match by_op.entry((pid, row.get(1)?)) {
-                Entry::Occupied(mut known) => known.get_mut().totals.merge(&sums),
-                Entry::Vacant(new) => {
-                    let function: String = row.get(3)?;
-                    let id = ops::by_function(&function).map(|op| op.id);
-                    new.insert(ProcessOpTotals { pid, op: row.get(2)?, function, id, totals: sums });
-                }
+            add(&mut by_op, row, sums_from_row(row, 4)?)?;
+        }
+        for edge in edges {
+            // No call that ended here began longer ago than the longest of its second took.
+            let sql = "SELECT COALESCE(MAX(max_ns), 0) FROM second_ WHERE second = ?1";
+            let longest: i64 = self.db.query_row(sql, [edge.from / SECOND.cast_signed()], |row| row.get(0))?;
+            let sql = format!(
+                "SELECT x.pid, x.op, o.name, o.function, c.duration, c.weight, x.ret, x.flags & 2,
+                     CASE WHEN o.arg0_is_bytes AND c.arg0 >= 0 THEN c.arg0 ELSE 0 END
+                 FROM call_ AS c CROSS JOIN context_ AS x ON x.id = c.context CROSS JOIN op_ AS o ON o.id = x.op
+                 WHERE c.start >= ?1 AND c.start < ?2 AND c.start + c.duration >= ?3 AND c.start + c.duration < ?2
+                     AND x.flags & 1 = 0 AND {IS_CUDA}"
+            );
+            let mut statement = self.db.prepare(&sql)?;
+            let mut rows = statement.query([edge.from.saturating_sub(longest), edge.to, edge.from])?;
+            while let Some(row) = rows.next()? {
+                add(&mut by_op, row, sums_of_call(row)?)?;
             }
         }
         let mut all: Vec<ProcessOpTotals> = by_op.into_values().collect();
@@ -237,6 +253,61 @@ impl Reader {
 pub(crate) fn seconds(from_ns: u64, to_ns: Option<u64>) -> Span {
     let whole = |ns: u64| i64::try_from(ns / SECOND).unwrap_or(i64::MAX);
     [whole(from_ns), to_ns.map_or(i64::MAX, |to| whole(to.saturating_sub(1).max(from_ns)))]
+}
+
+/// A part of a second, as SQL compares it: the end does not belong to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Edge {
+    from: i64,
+    to: i64,
+}
+
+/// The whole seconds of a part, and what is left of it at both ends.
+fn cut(from_ns: u64, to_ns: Option<u64>) -> (Span, Vec<Edge>) {
+    let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+    let first = from_ns.div_ceil(SECOND);
+    let end = to_ns.map(|to| to / SECOND);
+    let edge = |from: u64, to: u64| Edge { from: bound(from), to: bound(to) };
+    let edges = match to_ns.zip(end) {
+        // Within one second.
+        Some((to, end)) if end < first => vec![edge(from_ns, to)],
+        _ => {
+            let to = to_ns.zip(end).map(|(to, end)| edge(end.saturating_mul(SECOND), to));
+            [Some(edge(from_ns, first.saturating_mul(SECOND))), to].into_iter().flatten().collect()
+        }
+    };
+    let whole = [bound(first), end.map_or(i64::MAX, |end| bound(end).saturating_sub(1))];
+    (whole, edges.into_iter().filter(|edge| edge.from < edge.to).collect())
+}
+
+/// Adds sums to those of their process and function, which the first columns tell.
+fn add(by_op: &mut BTreeMap<(u32, i64), ProcessOpTotals>, row: &Row<'_>, sums: OpTotals) -> rusqlite::Result<()> {
+    let pid = row.get(0)?;
+    match by_op.entry((pid, row.get(1)?)) {
+        Entry::Occupied(mut known) => known.get_mut().totals.merge(&sums),
+        Entry::Vacant(new) => {
+            let function: String = row.get(3)?;
+            let id = ops::by_function(&function).map(|op| op.id);
+            new.insert(ProcessOpTotals { pid, op: row.get(2)?, function, id, totals: sums });
+        }
+    }
+    Ok(())
+}
+
+/// Sums over the calls that one row stands for.
+fn sums_of_call(row: &Row<'_>) -> rusqlite::Result<OpTotals> {
+    let (duration_ns, calls) = (unsigned(row, 4)?, known(row, 5)?.unwrap_or(1));
+    let (ret, unfinished, bytes): (i64, bool, u64) = (row.get(6)?, row.get(7)?, unsigned(row, 8)?);
+    let mut sums = OpTotals {
+        calls,
+        errors: if ret != 0 && !unfinished { calls } else { 0 },
+        total_ns: duration_ns.saturating_mul(calls),
+        max_ns: duration_ns,
+        bytes: bytes.saturating_mul(calls),
+        ..OpTotals::default()
+    };
+    sums.histogram.record_many(duration_ns, calls);
+    Ok(sums)
 }
 
 fn thread(row: &Row<'_>) -> rusqlite::Result<ThreadSums> {

@@ -205,6 +205,19 @@ impl Reader {
         })
     }
 
+    /// Processes that are in one communicator with each other, set by set.
+    pub fn ranks(&self) -> Result<Vec<Vec<u32>>> {
+        let version = self.rows("PRAGMA user_version", [], |row| row.get::<_, i32>(0))?;
+        // Files of earlier versions do not tell of communicators.
+        if version.iter().all(|version| *version < 3) {
+            return Ok(Vec::new());
+        }
+        let sql = "SELECT DISTINCT id, pid FROM communicator_ WHERE id IS NOT NULL AND ranks > 1 ORDER BY id, pid";
+        let rows = self.rows(sql, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u32>(1)?)))?;
+        let sets = rows.chunk_by(|a, b| a.0 == b.0).filter(|set| set.len() > 1);
+        Ok(sets.map(|set| set.iter().map(|(_, pid)| *pid).collect()).collect())
+    }
+
     /// The traced libraries, in the order of attaching.
     pub fn libraries(&self) -> Result<Vec<LibraryInfo>> {
         let sql = "SELECT path, library, inode, functions, attached_at, note FROM library_ ORDER BY attached_at, id";

@@ -8,7 +8,7 @@ use crate::table::{Align, Table};
 use crate::wrap::wrap;
 use gpuwhy_model::{Finding, Severity, units};
 use gpuwhy_why::State;
-use gpuwhy_why::report::{GpuReport, Report, ThreadReport};
+use gpuwhy_why::report::{GpuReport, JobReport, Report, ThreadReport};
 use unicode_width::UnicodeWidthStr;
 
 /// Prose is no wider than this, however wide the terminal.
@@ -33,12 +33,17 @@ pub struct ExplainView<'a> {
     pub report: &'a Report,
     /// Calls by process, where they were asked for.
     pub per_process: &'a [ProcessCalls],
+    /// The run file, for commands that are suggested.
+    pub run: &'a str,
 }
 
 impl ExplainView<'_> {
     /// All of it, for a terminal of so many columns.
     pub fn lines(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
+        if !report.jobs.is_empty() {
+            return self.jobs(width, style);
+        }
         let mut lines = verdict(&report.verdict, width, style);
         for finding in &report.findings {
             lines.push(String::new());
@@ -48,11 +53,57 @@ impl ExplainView<'_> {
         section(&mut lines, "The machine", list(&report.context, width), style);
         section(&mut lines, "", gpu_lines(&report.gpus, report.wall_ns, style), style);
         section(&mut lines, "", thread_lines(report, style), style);
+        self.end(lines, width, style)
+    }
+
+    /// Several jobs: each in a line, the worst first, and how to look at one.
+    fn jobs(&self, width: usize, style: Style) -> Vec<String> {
+        let report = self.report;
+        let mut lines = job_lines(&report.jobs, self.run, width, style);
+        section(&mut lines, "The machine", list(&report.context, width), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, report.wall_ns, style), style);
+        self.end(lines, width, style)
+    }
+
+    /// What every explanation ends with.
+    fn end(&self, mut lines: Vec<String>, width: usize, style: Style) -> Vec<String> {
+        let report = self.report;
         section(&mut lines, "", per_process::lines(self.per_process, style), style);
         let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
         section(&mut lines, "What cannot be known", unknown, style);
         lines
     }
+}
+
+/// Several jobs, the worst first, and the command to look at one.
+pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
+    let mut lines =
+        vec![style.bold(&format!("{} jobs were recorded; the worst first", units::count(jobs.len() as u64)))];
+    lines.push(String::new());
+    let names: Vec<String> = jobs.iter().map(job_name).collect();
+    let room = names.iter().map(|name| name.width()).max().unwrap_or(0);
+    for (job, name) in jobs.iter().zip(names) {
+        let worst = job.severity.unwrap_or(Severity::Info);
+        let label = format!("{:<10}", format!("[{}]", worst.label()));
+        let pad = " ".repeat(room.saturating_sub(name.width()));
+        let line = format!("{label} {name}{pad}  {}", units::safe(&job.summary, 200));
+        let mut shown = wrap(&line, width.min(BLOCK), label.len() + 1).into_iter();
+        let first = shown.next().unwrap_or_default();
+        lines.push(first.replacen(label.trim_end(), &severity(label.trim_end(), worst, style), 1));
+        lines.extend(shown);
+    }
+    if let Some(first) = jobs.first() {
+        lines.push(String::new());
+        let run = units::safe(run, 500);
+        lines.push(style.dim(&format!("look at one: gpuwhy explain --db {run} --pid {}", first.pid)));
+    }
+    lines
+}
+
+/// `python3 train.py 4821`; of several ranks how many.
+fn job_name(job: &JobReport) -> String {
+    let ranks = if job.ranks > 1 { format!(" ({} ranks)", job.ranks) } else { String::new() };
+    format!("{} {}{ranks}", units::safe(&job.name, NAME), job.pid)
 }
 
 /// The verdict, broken into lines.
@@ -130,8 +181,9 @@ fn gpu_lines(gpus: &[GpuReport], wall_ns: u64, style: Style) -> Vec<String> {
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
     let idle = |ns: u64| format!("{} ({})", units::time(ns), units::percent(ns as f64, wall_ns as f64));
     for gpu in gpus {
+        let of = gpu.job.map(|pid| format!(" of {pid}")).unwrap_or_default();
         table.push(vec![
-            gpu.device.to_string(),
+            format!("{}{of}", gpu.device),
             idle(gpu.idle_min_ns),
             idle(gpu.idle_max_ns),
             gpu.rate_percent.map_or_else(|| "not known".to_owned(), |rate| format!("{rate:.0} %")),

@@ -68,7 +68,7 @@ fn report() -> Report {
 }
 
 fn shown(report: &Report, width: usize, style: Style) -> Vec<String> {
-    ExplainView { report, per_process: &[] }.lines(width, style)
+    ExplainView { report, per_process: &[], run: "run.db" }.lines(width, style)
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl Made<'_> {
 }
 
 /// A stream's name within its process, one for each stream however it is spelled.
-fn stream_of(call: &Call, op: &Op) -> u64 {
+pub(crate) fn stream_of(call: &Call, op: &Op) -> u64 {
     let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
     match call.stream.unwrap_or(0) {
         // The thread's own default stream: no handle has the highest bit set.
@@ -81,6 +81,9 @@ fn stream_of(call: &Call, op: &Op) -> u64 {
 impl Explainer {
     /// A call, or what the kernel tells.
     pub(crate) fn call(&mut self, call: &Call) {
+        if self.facts.others.contains_key(&call.pid) {
+            return self.neighbours_call(call);
+        }
         if !call.op.is_cuda() {
             return self.kernel_told(call);
         }
@@ -96,7 +99,7 @@ impl Explainer {
         if call.ret != 0 && !call.flags.unfinished {
             return;
         }
-        let counted = call.start_ns >= self.facts.from_ns && call.start_ns < self.facts.to_ns;
+        let counted = self.facts.has(call.start_ns);
         let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted, others };
         match op.class {
             // It is not done now but whenever the graph is launched.
@@ -112,6 +115,18 @@ impl Explainer {
             Class::Alloc | Class::Free => self.memory(&made),
             Class::Order => self.order(&made),
             _ => {}
+        }
+    }
+
+    /// A call of another job's: all that matters is what it has the GPU do.
+    fn neighbours_call(&mut self, call: &Call) {
+        if !call.op.is_cuda() {
+            return self.neighbours_told(call);
+        }
+        let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
+        if call.ret == 0 || call.flags.unfinished {
+            let (gpu, _) = self.places.find(call.pid, call.device);
+            self.neighbours.call(call, op, gpu);
         }
     }
 

@@ -112,7 +112,7 @@ pub(crate) fn conclude(
     let gpus = gpu_reports(&explainer);
     // A stray launch does not make a GPU part of the job.
     let launches: u64 = gpus.iter().map(|gpu| gpu.launches).sum();
-    let used = |gpu: &&GpuReport| gpu.launches > 0 && gpu.launches >= launches / 100;
+    let used = |gpu: &&GpuReport| gpu.launches >= (launches / 100).max(launches.min(1));
     let worked: BTreeSet<u32> = gpus.iter().filter(used).map(|gpu| gpu.device).collect();
     let span = phases.span.unwrap_or((from, from));
     let sync_times = std::mem::take(&mut explainer.counts.sync_times);
@@ -123,6 +123,7 @@ pub(crate) fn conclude(
     }
     scene.words = stacks(&wanted_stacks(&phases));
     scene.launchers = worth_telling(&explainer.counts.launchers);
+    scene.has_neighbours = worked.iter().any(|gpu| explainer.neighbours.are_on(*gpu));
     scene.nvml_factor = nvml_factor(&explainer.counts.nvml_windows, span);
     let told = stories(&phases.steady.costs, &scene);
     let mut findings: Vec<Finding> = told.iter().filter_map(|story| finding(story, &scene)).collect();
@@ -130,11 +131,8 @@ pub(crate) fn conclude(
     findings.extend(gpu_rules::faults(&scene));
     findings.extend(gpu_rules::throttled(&scene));
     findings.extend(gpu_rules::collectives(&scene, launchers(&explainer).first().map(|(pid, _)| *pid)));
-    findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns));
-    if !explainer.facts.only.is_empty() {
-        let only = &explainer.facts.only;
-        findings.retain(|found| found.pid.is_none_or(|pid| only.contains(&pid)));
-    }
+    let neighbour = explainer.neighbours.most_shared();
+    findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns, neighbour));
     let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
     findings.extend(gpu_rules::bound(&scene, &gpus, worst));
     findings.extend(cold_start(&phases, &scene));
@@ -221,7 +219,7 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     Some(Finding {
         kind: story.kind.name().to_owned(),
         severity,
-        title: format!("GPU idle {}: {}", scene.of_steady(lost_ns), words::reason(story, scene)),
+        title: format!("{} {}: {}", idle(scene), scene.of_steady(lost_ns), words::reason(story, scene)),
         lost_ns,
         lost_bytes: 0,
         share: scene.share(lost_ns),
@@ -234,6 +232,11 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
         confidence,
         confidence_reason,
     })
+}
+
+/// What a GPU without work is called: where another job uses it, too, it may have been busy with that.
+fn idle(scene: &Scene<'_>) -> &'static str {
+    if scene.has_neighbours { "GPU without work of this job" } else { "GPU idle" }
 }
 
 /// What it did to the job, with figures.
@@ -315,11 +318,14 @@ fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
             .collect();
         let nvml = explainer.counts.nvml_idle.get(index).copied();
         let basis = match (nvml, extra > 0) {
+            (None, _) if explainer.neighbours.are_on(*index) => "this job's outstanding work; no NVML samples",
+            (Some(_), _) if explainer.neighbours.are_on(*index) => "this job's outstanding work and NVML's samples",
             (Some(_), true) => "the host's outstanding work and NVML's samples",
             (Some(_), false) => "the host's outstanding work; NVML's samples say no more",
             (None, _) => "the host's outstanding work; no NVML samples",
         };
         GpuReport {
+            job: None,
             device: *index,
             nvml_index: numbered.then_some(*index),
             idle_min_ns: idle_min,
@@ -407,7 +413,6 @@ fn threads(explainer: &Explainer, ledgers: &Ledgers) -> Vec<ThreadReport> {
     }
     let mut reports: Vec<ThreadReport> = ledgers
         .iter()
-        .filter(|((pid, _), _)| explainer.facts.only.is_empty() || explainer.facts.only.contains(pid))
         .map(|((pid, tid), ledger)| ThreadReport {
             pid: *pid,
             tid: *tid,

@@ -6,6 +6,7 @@
 
 use crate::timeline::ThreadIndex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::ops::Range;
 
 /// What was queued before gpuwhy looked is done after this long, ns.
 const UNSEEN_WORK_NS: u64 = 5_000_000_000;
@@ -78,6 +79,7 @@ pub(crate) struct Gpu {
     /// Nothing is certain before this.
     certain_from: u64,
     pub(crate) launcher: Option<ThreadIndex>,
+    /// Kernels launched in the span.
     pub(crate) launches: u64,
     /// Certain idle and busy time so far.
     pub(crate) idle_ns: u64,
@@ -164,11 +166,14 @@ impl Devices {
     /// them, it may have been over at once.
     pub(crate) fn launch(&mut self, gpu: u32, stream: StreamKey, made: &Launch, thread: ThreadIndex) -> Option<Idle> {
         let now = made.last;
+        let span = self.from..self.to;
         let state = self.gpu(gpu, now);
         state.launcher = Some(thread);
-        state.launches = state.launches.saturating_add(made.count);
+        if span.contains(&now) {
+            state.launches = state.launches.saturating_add(made.count);
+        }
         if state.kernels.insert(stream, now).is_none() {
-            state.note_sharing(now);
+            state.note_sharing(now, &span);
         }
         state.trailing.remove(&stream);
         let since = state.idle_since.take()?;
@@ -237,7 +242,7 @@ impl Devices {
                 }
             }
         }
-        state.note_sharing(end);
+        state.note_sharing(end, &(from..to));
         let launcher = state.launcher;
         let ended = state.idle_since.filter(|since| unseen && *since < end);
         if ended.is_some() || (state.kernels.is_empty() && state.idle_since.is_none() && (had || !self.started)) {
@@ -263,6 +268,7 @@ impl Devices {
 
     /// A process is gone, and its work with it.
     pub(crate) fn gone(&mut self, pid: u32, now: u64) {
+        let span = self.from..self.to;
         for state in self.gpus.values_mut() {
             let before = state.kernels.len();
             state.kernels.retain(|key, _| key.0 != pid);
@@ -274,7 +280,7 @@ impl Devices {
                     state.idle_since = Some(now);
                 }
             }
-            state.note_sharing(now);
+            state.note_sharing(now, &span);
         }
     }
 
@@ -298,8 +304,9 @@ impl Devices {
     /// What is idle at the end.
     pub(crate) fn finish(&mut self, end: u64) -> Vec<Idle> {
         let mut rest = Vec::new();
+        let span = self.from..self.to;
         for (gpu, state) in &mut self.gpus {
-            state.shared_ns += state.shared_since.take().map_or(0, |since| end.saturating_sub(since));
+            state.shared_until(end, &span);
             if let Some(since) = state.idle_since.take() {
                 let (launcher, after_wait) = (state.launcher, state.after_wait);
                 rest.push(Idle { gpu: *gpu, from: since, to: end, launcher, after_wait, whole: true });
@@ -330,18 +337,25 @@ impl Devices {
 }
 
 impl Gpu {
+    /// Whether there are kernels that may not be done.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.kernels.is_empty()
+    }
+
     /// Takes note of whether more than one process has work now.
-    fn note_sharing(&mut self, now: u64) {
+    fn note_sharing(&mut self, now: u64, span: &Range<u64>) {
         let first = self.kernels.keys().next().map(|key| key.0);
         let several = self.kernels.keys().any(|key| Some(key.0) != first);
-        match (several, self.shared_since) {
-            (true, None) => self.shared_since = Some(now),
-            (false, Some(since)) => {
-                self.shared_ns += now.saturating_sub(since);
-                self.shared_since = None;
-            }
-            _ => {}
+        match several {
+            true => _ = self.shared_since.get_or_insert(now),
+            false => self.shared_until(now, span),
         }
+    }
+
+    /// Ends a time of sharing, if there is one, and counts what of it lies in the span.
+    fn shared_until(&mut self, now: u64, span: &Range<u64>) {
+        let since = self.shared_since.take().unwrap_or(now);
+        self.shared_ns += overlap(since, now, span.start, span.end);
     }
 
     /// Certain idle time between two moments, and the intervals themselves, the open one included.

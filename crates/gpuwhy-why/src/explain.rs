@@ -8,6 +8,7 @@ use crate::conclude;
 use crate::device::{Devices, Idle, REAL_WAIT_NS, Unsure, Work};
 use crate::facts::{Facts, StackFact};
 use crate::ledger::Ledger;
+use crate::neighbours::Neighbours;
 use crate::nvml::{self, Places, Window};
 use crate::report::Report;
 use crate::timeline::{ThreadIndex, Timeline};
@@ -88,6 +89,7 @@ pub struct Explainer {
     pub(crate) slices: Slices,
     pub(crate) counts: Counts,
     pub(crate) places: Places,
+    pub(crate) neighbours: Neighbours,
     told: Told,
     pub(crate) done: BinaryHeap<Reverse<Done>>,
     pub(crate) due: VecDeque<Idle>,
@@ -113,6 +115,7 @@ impl Explainer {
             slices: Slices::new(facts.from_ns),
             counts: Counts::default(),
             places: Places::new(&facts),
+            neighbours: Neighbours::new(facts.from_ns, facts.to_ns),
             told: Told::new(),
             done: BinaryHeap::new(),
             due: VecDeque::new(),
@@ -128,13 +131,18 @@ impl Explainer {
 
     /// Takes the next event.
     pub fn feed(&mut self, event: &Event) {
-        self.counts.events = self.counts.events.saturating_add(event.weight());
-        self.counts.thinned = self.counts.thinned.saturating_add(event.weight() - 1);
+        let of_others = self.facts.others.contains_key(&event.pid());
+        if self.facts.has(event.start_ns()) && !of_others {
+            self.counts.events = self.counts.events.saturating_add(event.weight());
+            self.counts.thinned = self.counts.thinned.saturating_add(event.weight() - 1);
+        }
         match event {
             Event::Call(call) => {
                 self.advance(call.start_ns);
                 self.call(call);
             }
+            // That the scheduler was followed is known by them, too.
+            Event::Off(_) if of_others => self.timeline.has_offs = true,
             Event::Off(off) => {
                 self.advance(off.start_ns);
                 self.timeline.off(off);
@@ -144,6 +152,7 @@ impl Explainer {
                 self.advance(run.start_ns);
                 self.timeline.run(run);
             }
+            Event::Moved(_) if of_others => {}
             Event::Moved(moved) => {
                 self.advance(moved.start_ns);
                 self.timeline.moved(moved);
@@ -155,6 +164,7 @@ impl Explainer {
     pub fn finish(mut self, stacks: &mut dyn FnMut(&[u64]) -> HashMap<u64, StackFact>) -> Report {
         let end = self.facts.to_ns;
         self.settle_done(end);
+        self.neighbours.advance(end, &self.devices);
         let rest = self.devices.finish(end);
         self.due.extend(rest);
         self.explain_due(u64::MAX);
@@ -167,6 +177,7 @@ impl Explainer {
     /// Time has come to `now`: everything that began before has been told.
     fn advance(&mut self, now: u64) {
         self.settle_done(now);
+        self.neighbours.advance(now, &self.devices);
         if now < self.forget_at {
             return;
         }
@@ -181,6 +192,7 @@ impl Explainer {
     fn settle_done(&mut self, now: u64) {
         while let Some(Reverse(done)) = self.done.peek().copied().filter(|next| next.0.at <= now) {
             self.done.pop();
+            self.neighbours.advance(done.at, &self.devices);
             let thread = &self.timeline.threads[done.thread as usize];
             // A thread that got its CPU back late may have been told late.
             let mut inside = thread.offs.iter().rev().take_while(|off| off.end > done.start);
@@ -193,6 +205,13 @@ impl Explainer {
             let work = Work { gpu: done.gpu, pid: done.pid, stream: done.stream, as_of: done.as_of };
             let idle = self.devices.done(&work, done.start, done.at, sure_until);
             self.due.extend(idle);
+        }
+    }
+
+    /// What the kernel tells of another job.
+    pub(crate) fn neighbours_told(&mut self, call: &Call) {
+        if call.op == self.told.exit {
+            self.neighbours.gone(call.pid);
         }
     }
 
@@ -214,8 +233,9 @@ impl Explainer {
             self.devices.gone(call.pid, call.start_ns);
             self.capturing.retain(|(pid, _)| *pid != call.pid);
         } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
-            self.counts.reclaims += if op == self.told.reclaim { call.calls() } else { 0 };
-            self.counts.major_faults += if op == self.told.fault { call.calls() } else { 0 };
+            let counted = if self.facts.has(call.start_ns) { call.calls() } else { 0 };
+            self.counts.reclaims += if op == self.told.reclaim { counted } else { 0 };
+            self.counts.major_faults += if op == self.told.fault { counted } else { 0 };
             if call.duration_ns > 0 {
                 let index = self.timeline.thread(call.pid, call.tid);
                 let end = call.start_ns.saturating_add(call.duration_ns);

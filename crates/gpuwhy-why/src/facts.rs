@@ -40,15 +40,15 @@ pub struct Facts {
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-    /// Only these processes launch what is asked about; empty for all.
-    pub only: Vec<u32>,
     /// Whether gpuwhy started the job, so that nothing happened before it looked.
     pub started: bool,
     /// Whether the run has an end, or gpuwhy was killed.
     pub complete: bool,
-    /// Processes, by their ids.
+    /// The job's processes, by their ids.
     pub processes: BTreeMap<u32, ProcessFact>,
-    /// Threads, as the kernel summed their time; a thread id that was used again stands here more than once.
+    /// Processes of other jobs of the run: what they do on the same GPU matters, and nothing else.
+    pub others: BTreeMap<u32, ProcessFact>,
+    /// The job's threads, as the kernel summed their time; a thread id that was used again stands here more than once.
     pub threads: Vec<ThreadSums>,
     /// The machine, second by second.
     pub system: Vec<SystemSample>,
@@ -75,7 +75,13 @@ pub struct Facts {
 impl Facts {
     /// The process's name, or `pid N`.
     pub fn name(&self, pid: u32) -> String {
-        self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
+        let known = self.processes.get(&pid).or_else(|| self.others.get(&pid));
+        known.map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
+    }
+
+    /// Whether what a process launches was recorded, whichever job it is of.
+    pub fn is_recorded(&self, pid: u32) -> bool {
+        self.is_traced(pid) || self.others.contains_key(&pid)
     }
 
     /// Whether a process belongs to the job.
@@ -94,6 +100,11 @@ impl Facts {
             at = at.max(to);
         }
         sum
+    }
+
+    /// Whether a moment lies in the span.
+    pub fn has(&self, at_ns: u64) -> bool {
+        (self.from_ns..self.to_ns).contains(&at_ns)
     }
 
     /// The span's length.

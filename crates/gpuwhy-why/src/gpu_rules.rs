@@ -178,37 +178,48 @@ pub(crate) fn collectives(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Fi
     Some(found)
 }
 
-/// Other processes on the GPU, while the job waited for it.
-pub(crate) fn shared(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -> Option<Finding> {
+/// Other processes on the GPU, while the job waited for it. `neighbour` is the GPU shared longest with another job of the
+/// run, for how long, and with which process.
+pub(crate) fn shared(
+    scene: &Scene<'_>,
+    launchers: &[(u32, u64)],
+    shared_ns: u64,
+    neighbour: Option<(u32, u64, u32)>,
+) -> Option<Finding> {
     let launcher = launchers.first().map(|(pid, _)| *pid);
-    shared_by_nvml(scene, launcher).or_else(|| shared_by_host(scene, launchers, shared_ns))
+    let known = scene.facts.gpu_processes.iter().any(|process| process.sm_percent.is_some());
+    let by_host = || {
+        let other = launchers.get(1).map(|(pid, _)| *pid);
+        let by_job = neighbour.and_then(|(gpu, ns, pid)| shared_by_host(scene, launcher?, (gpu, ns, pid)));
+        by_job.or_else(|| shared_by_host(scene, launcher?, (0, shared_ns / scene.gpus, other?)))
+    };
+    shared_by_nvml(scene, launcher).or_else(|| by_host().filter(|_| !known))
 }
 
-/// Without the driver's figures: several traced processes had work at the same time. What that cost is not known.
-fn shared_by_host(scene: &Scene<'_>, launchers: &[(u32, u64)], shared_ns: u64) -> Option<Finding> {
-    let told = scene.facts.gpu_processes.iter().any(|process| process.sm_percent.is_some());
-    let ((launcher, _), (other, _)) = (launchers.first()?, launchers.get(1)?);
-    let share = scene.share(shared_ns / scene.gpus);
-    if told || share < 0.1 {
+/// Without the driver's figures: another traced process had work at the same time. What that cost is not known.
+fn shared_by_host(scene: &Scene<'_>, launcher: u32, (gpu, shared_ns, other): (u32, u64, u32)) -> Option<Finding> {
+    let share = scene.share(shared_ns);
+    if share < 0.1 {
         return None;
     }
-    let name = scene.name(*other);
+    let name = scene.name(other);
     let at_once = units::percent(share.min(1.0), 1.0);
     let detail = format!(
         "{name} {other} had work on the same GPU {at_once} of the time; how they shared it is not known without NVML"
     );
     let root = RootCause {
         kind: Kind::GpuShared.name().into(),
-        pid: Some(*other),
+        pid: Some(other),
         name: Some(name.clone()),
         detail,
         line: None,
     };
-    let title = format!("another process of the job used the GPU at the same time: {name}");
+    let who = if scene.facts.is_traced(other) { "another process of the job" } else { "another job" };
+    let title = format!("{who} used the GPU at the same time: {name} {other}");
     let mut found = finding(Kind::GpuShared, Severity::Medium, title, root);
-    found.pid = Some(*launcher);
+    found.pid = Some(launcher);
     let evidence = "SELECT pid, op, SUM(weight) FROM events WHERE class = 'launch' GROUP BY 1, 2";
-    found.chain.push(gpu_link(0, "had work of several processes".into(), "shared", shared_ns, evidence));
+    found.chain.push(gpu_link(gpu, "had work of several processes".into(), "shared", shared_ns, evidence));
     found.fixes.push(Fix {
         text: format!("run {name} on another GPU or at another time (CUDA_VISIBLE_DEVICES)"),
         ..Fix::default()
@@ -251,7 +262,8 @@ fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let detail = format!("{name} used GPU {gpu} {} of the time while the job waited for it", units::percent(busy, 1.0));
     let root =
         RootCause { kind: Kind::GpuShared.name().into(), pid: Some(pid), name: Some(name.clone()), detail, line: None };
-    let title = format!("{} went to other processes on GPU {gpu}: {name}", scene.of_steady(lost));
+    let whom = if scene.facts.others.contains_key(&pid) { "another job" } else { "other processes" };
+    let title = format!("{} went to {whom} on GPU {gpu}: {name}", scene.of_steady(lost));
     let mut found = finding(Kind::GpuShared, severity, title, root);
     (found.lost_ns, found.pid) = (lost, launcher);
     found.share = scene.share(lost);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a GPU job's time went, and why. Pure: a run's facts and events in, a [`Report`] out.
+//! Where a GPU job's time went, and why. Pure: a run's facts and events in, a [`Report`] of one of its jobs out.
 //!
 //! - [`ledger`]: each thread's time by state; it adds up.
 //! - `calls`, `device` and `nvml`: how long each GPU had no work, with bounds.
+//! - `neighbours`: other jobs of the run on the same GPUs.
 //! - `timeline` and `walk`: the last seconds of every thread, and the way from a wait to its cause.
 //! - `blame`, `story`, `kind`: idle time summed by cause, and the names of causes.
 //! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings and what is said about them.
@@ -19,6 +20,7 @@ mod fixes;
 mod gpu_rules;
 mod kind;
 pub mod ledger;
+mod neighbours;
 mod nvml;
 pub mod report;
 mod scene;

@@ -110,13 +110,13 @@ impl Places {
     }
 }
 
-/// When untraced processes had memory on a GPU: then nobody knows what is queued there.
+/// When processes that were not recorded had memory on a GPU: then nobody knows what is queued there.
 pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
     let looks = |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
     let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     // One that has memory there but runs nothing does not matter.
-    let foreign = |process: &&GpuProcess| !facts.is_traced(process.pid) && process.sm_percent != Some(0);
+    let foreign = |process: &&GpuProcess| !facts.is_recorded(process.pid) && process.sm_percent != Some(0);
     for process in facts.gpu_processes.iter().filter(foreign) {
         seen.entry(process.gpu).or_default().push(process.at_ns);
     }

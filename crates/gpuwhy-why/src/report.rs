@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The explanation of a run: what every view shows. Its JSON is `gpuwhy.explain/1` (docs/explain-json.md).
 
-use gpuwhy_model::Finding;
+use gpuwhy_model::{Finding, Severity};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -36,11 +36,43 @@ pub struct Report {
     pub threads: Vec<ThreadReport>,
     /// Answers, worst first.
     pub findings: Vec<Finding>,
+    /// Of a run with several jobs, each of them, the worst first; all else is then of all of them together.
+    pub jobs: Vec<JobReport>,
+}
+
+/// One job of several.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct JobReport {
+    /// The process of it that launched most.
+    pub pid: u32,
+    /// That one's name.
+    pub name: String,
+    /// Its command line, where known.
+    pub command: Option<String>,
+    /// All its processes.
+    pub pids: Vec<u32>,
+    /// How many of them launched kernels.
+    pub ranks: u64,
+    /// Kernels launched.
+    pub launches: u64,
+    /// Its GPU, or the one that idled most, had no kernel of it to run for at least this long.
+    pub gpu_idle_min_ns: Option<u64>,
+    /// And for at most this long.
+    pub gpu_idle_max_ns: Option<u64>,
+    /// How bad its worst finding is; `None` if it has none.
+    pub severity: Option<Severity>,
+    /// Its verdict.
+    pub verdict: String,
+    /// The same in one line: its worst finding.
+    pub summary: String,
 }
 
 /// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GpuReport {
+    /// Of several jobs, the one it was used by: its [`JobReport::pid`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub job: Option<u32>,
     /// gpuwhy's number of it: NVML's where that is known, else CUDA's.
     pub device: u32,
     /// NVML's index, where known.

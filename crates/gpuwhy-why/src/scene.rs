@@ -42,6 +42,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) sync_times: &'a Histogram,
     /// What NVML saw in its windows stands for so much more of the steady state.
     pub(crate) nvml_factor: f64,
+    /// Whether another job of the run used one of its GPUs: what this one left idle may have been busy with that.
+    pub(crate) has_neighbours: bool,
     /// Cores nobody used, on average.
     pub(crate) idle_cores: Option<f64>,
 }
@@ -69,6 +71,7 @@ impl<'a> Scene<'a> {
             copies_matter: steady.idle_ns > 0 && copying >= 0.2 * steady.idle_ns as f64,
             sync_times,
             nvml_factor: 1.0,
+            has_neighbours: false,
             idle_cores: idle_cores(facts),
             facts,
             timeline,

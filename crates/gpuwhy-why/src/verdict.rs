@@ -25,7 +25,8 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> 
     }
     let start = steady_from.saturating_sub(report.from_ns);
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
-    let idles = format!("the GPU had no work at least {} of the time", units::percent(idle, 1.0));
+    let of_job = if scene.has_neighbours { " of this job" } else { "" };
+    let idles = format!("the GPU had no work{of_job} at least {} of the time", units::percent(idle, 1.0));
     let gpu = report.gpus.iter().filter(|gpu| gpu.launches > 0).find_map(|gpu| gpu.nvml_index);
     let shows = gpu.and_then(|gpu| scene.rate_in_steady(gpu)).map(|rate| format!("nvidia-smi shows {rate:.0} %"));
     let told = match shows {

@@ -120,8 +120,8 @@ pub(crate) fn ranked_holders(part: &Part, scene: &Scene<'_>) -> Vec<(String, u32
     held.sort_unstable_by_key(|(ns, holder)| (std::cmp::Reverse(*ns), *holder));
     for (ns, holder) in held {
         if let Some(holder) = scene.timeline.holders.get(holder as usize) {
-            // Threads rename themselves; the job's processes are known by their last name.
-            let traced = scene.facts.is_traced(holder.pid);
+            // Threads rename themselves; recorded processes are known by their last name.
+            let traced = scene.facts.is_recorded(holder.pid);
             let name = || if traced { scene.name(holder.pid) } else { holder.name.clone() };
             by_pid.entry(holder.pid).or_insert_with(|| (name(), 0)).1 += ns;
         }

@@ -2,6 +2,7 @@
 //! Jobs with one known trouble each: the answer must name it, its cost and who is at fault.
 
 mod doubts;
+mod neighbours;
 mod story;
 mod thinned;
 

@@ -187,15 +187,11 @@ Examples:
   gpuwhy stacks --op cudaMemcpyAsync --sort bytes --since 30s
   gpuwhy stacks --json | jq '.groups[0].frames'")]
 pub(crate) struct Stacks {
-    /// The run file
-    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
-    pub(crate) db: PathBuf,
+    #[command(flatten)]
+    pub(crate) of: Of,
     /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running); default: all of CUDA
     #[arg(long, value_name = "OP")]
     pub(crate) op: Option<String>,
-    /// Only this process (may be given several times)
-    #[arg(long, value_name = "PID")]
-    pub(crate) pid: Vec<u32>,
     /// What to put together
     #[arg(long, value_enum, default_value = "stack")]
     pub(crate) by: StacksBy,
@@ -205,15 +201,6 @@ pub(crate) struct Stacks {
     /// How many to show
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
-    /// From this time of the run on: 500ms, 60s, 5m, 2h
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    pub(crate) from: Option<Duration>,
-    /// Up to this time of the run
-    #[arg(long, value_name = "TIME", value_parser = moment)]
-    pub(crate) to: Option<Duration>,
-    /// Only the last part of the run, so long
-    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with_all = ["from", "to"])]
-    pub(crate) since: Option<Duration>,
     /// Show all frames of long stacks
     #[arg(long)]
     pub(crate) full: bool,
@@ -252,6 +239,7 @@ pub(crate) enum StacksSort {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 The verdict first, then each finding, worst first: who waited for whom, what it cost, what to do; then what is well.
+Several jobs in one run are listed, worst first; --pid shows the job of a process.
 Explaining a whole run that has ended stores its findings in it (the view causal_chains).
 Exits with 3 if --fail-on finds something. The JSON is described in docs/explain-json.md.
 
@@ -353,7 +341,7 @@ pub(crate) struct Of {
     /// The run file
     #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
     pub(crate) db: PathBuf,
-    /// Only these processes (may be given several times)
+    /// Only these processes (may be given several times); explain takes their whole jobs
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
     /// From this moment on, counted from the run's beginning: 90s, 2m

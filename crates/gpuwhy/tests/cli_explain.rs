@@ -199,9 +199,12 @@ fn parts_of_a_run_are_explained_and_leave_no_findings() {
     let part = json(&db, &["--from", "1s", "--to", "3500ms"]);
     assert_eq!((part["from_ns"].as_u64(), part["to_ns"].as_u64()), (Some(1_000_000_000), Some(3_500_000_000)));
     assert!(part["threads"][0]["wall_ns"].as_u64() <= part["wall_ns"].as_u64());
-    let launcher = &json(&db, &[])["threads"][0]["pid"];
-    let part = json(&db, &["--pid", &launcher.to_string()]);
-    assert!(part["threads"].as_array().unwrap().iter().all(|thread| thread["pid"] == *launcher));
+    // A worker's job is the whole job.
+    let all = json(&db, &[]);
+    let processes = all["processes"].as_array().unwrap();
+    assert!(processes.len() > 1, "{all:#}");
+    let part = json(&db, &["--pid", &processes[processes.len() - 1]["pid"].to_string()]);
+    assert_eq!((&part["threads"], &part["findings"]), (&all["threads"], &all["findings"]));
     assert_eq!(kept(), before, "only a whole run's findings are stored");
 }
 
@@ -310,6 +313,9 @@ fn every_key_of_the_json_is_documented_and_there() {
     assert_eq!(report["schema"], "gpuwhy.explain/1");
     let mut real = BTreeSet::new();
     keys_in(&report, &mut real);
+    let jobs = Place::new();
+    common::made::two_jobs(&jobs.db(), 1);
+    keys_in(&json(&jobs.db(), &[]), &mut real);
     let (documented, text) = documented();
     let missing: Vec<&String> = documented.iter().filter(|key| !real.contains(*key)).collect();
     assert!(missing.is_empty(), "described but not there: {missing:?}");

@@ -2,10 +2,11 @@
 //! From a run file to its explanation: what the store knows is handed to gpuwhy-why, event by event.
 
 mod facts;
+mod jobs;
 mod keep;
 
-use crate::{Error, Part, Result, Stop, memory};
-use gpuwhy_model::Finding;
+use crate::{Asked, Error, Part, Result, Stop, memory};
+use gpuwhy_model::Job;
 use gpuwhy_store::{Reader, Session};
 use gpuwhy_why::{Explainer, FrameFact, Report, StackFact};
 use std::collections::HashMap;
@@ -23,61 +24,65 @@ pub struct Explained {
     pub session: Session,
 }
 
-/// Explains a run, or a part of it: where its time went, and, on a thread of its own meanwhile, what is wrong with its memory.
+/// Explains a run, or a part of it, job by job: where its time went, and, on a thread of its own meanwhile, what is wrong with
+/// its memory.
 pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
     explain_unless(&|| false, reader, part)
 }
 
 /// The same, and an error if it is told to stop meanwhile.
 pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Explained> {
+    let asked = Asked::find(reader, part)?;
+    // Of the jobs' processes, not only those that were named.
+    let pids = if asked.all { Vec::new() } else { asked.pids() };
+    let of_jobs = &Part { pids, ..part.clone() };
     let (failed, path) = (AtomicBool::new(false), reader.path());
     let in_vain = || failed.load(Ordering::Relaxed) || stop();
     let (explained, memory) = std::thread::scope(|scope| {
         let beside = std::thread::Builder::new().name("memory".into());
-        let beside = beside.spawn_scoped(scope, || memory::findings(&in_vain, &Reader::open(path)?, part));
-        let explained = explain_time(stop, reader, part);
+        let beside = beside.spawn_scoped(scope, || memory::findings(&in_vain, &Reader::open(path)?, of_jobs));
+        let explained = explain_time(stop, reader, &asked);
         failed.store(explained.is_err(), Ordering::Relaxed);
         let memory = match beside {
             Ok(thread) => thread.join().unwrap_or_else(|fault| std::panic::resume_unwind(fault)),
             // No thread is to be had: then one after the other.
-            Err(_) if explained.is_ok() => memory::findings(stop, reader, part),
+            Err(_) if explained.is_ok() => memory::findings(stop, reader, of_jobs),
             Err(_) => Ok(Vec::new()),
         };
         (explained, memory)
     });
-    let mut explained = explained?;
-    explained.report.findings.extend(memory?);
-    Finding::sort(&mut explained.report.findings);
-    Ok(explained)
+    let report = jobs::together(explained?, memory?);
+    Ok(Explained { report, session: asked.session })
 }
 
-fn explain_time(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Explained> {
-    let session = reader.session()?;
-    let (from, to) = part.span(session.duration_ns)?;
-    let facts = facts::gather(reader.facts(from, Some(to))?, from, to, &part.pids);
-    if let Some(pid) = part.pids.iter().find(|pid| !facts.is_traced(**pid)) {
-        return Err(Error::UnknownProcess { pid: *pid });
-    }
-    let mut explainer = Explainer::new(facts);
+/// Explains each job that is worth it, in one pass over the events.
+fn explain_time(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<Vec<jobs::Explained>> {
+    let run = reader.facts(asked.from_ns, Some(asked.to_ns))?;
+    let worth = jobs::worth(reader, asked)?;
+    let explainer = |job: &Option<Job>| Explainer::new(facts::gather(&run, asked.from_ns, asked.to_ns, job.as_ref()));
+    let mut explainers: Vec<Explainer> = worth.iter().map(explainer).collect();
+    drop(run);
     // From the beginning, whatever part is asked about: what was going on then may have begun long before.
-    reader.replay(0, Some(to), |event| {
-        explainer.feed(event);
+    reader.replay(0, Some(asked.to_ns), |event| {
+        explainers.iter_mut().for_each(|explainer| explainer.feed(event));
         if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     if stop() {
         return Err(Error::Stopped);
     }
     let mut failed = None;
-    let report = explainer.finish(&mut |ids| match stacks(reader, ids) {
+    let mut words = |ids: &[u64]| match stacks(reader, ids) {
         Ok(words) => words,
         Err(error) => {
             failed = Some(error);
             HashMap::new()
         }
-    });
+    };
+    let reports = explainers.into_iter().map(|explainer| explainer.finish(&mut words));
+    let explained = worth.into_iter().zip(reports).map(|(job, report)| jobs::Explained { job, report }).collect();
     match failed {
         Some(error) => Err(error.into()),
-        None => Ok(Explained { report, session }),
+        None => Ok(explained),
     }
 }
 

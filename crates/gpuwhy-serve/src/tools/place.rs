@@ -28,7 +28,7 @@ pub(crate) struct Where {
     /// Only the last part of the run, so long
     #[serde(default)]
     pub(crate) since: Option<Time>,
-    /// Only this process
+    /// Only the job of this process; of stacks and memory, only the process
     #[serde(default)]
     pub(crate) pid: Option<u32>,
 }

@@ -7,7 +7,7 @@ use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
 use gpuwhy_store::{
-    GroupKey, Limits, Span, StackFrame, StackGroup, StackKey, StackQuestion, StackSort, StackSums, StackUnit,
+    GroupKey, Limits, StackFrame, StackGroup, StackKey, StackQuestion, StackSort, StackSums, StackUnit,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -114,8 +114,6 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
     let run = asked.runs.get(arguments.place.run.as_deref())?;
     let session = run.session(asked.work)?;
     let part = arguments.place.part()?;
-    let (from, to) = part.span(session.duration_ns)?;
-    let whole = part.from.is_none() && part.to.is_none() && part.since.is_none();
     let question = StackQuestion {
         op: arguments.op.clone(),
         pids: part.pids.clone(),
@@ -131,7 +129,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
             Sort::Max => StackSort::Max,
             Sort::Bytes => StackSort::Bytes,
         },
-        span: if whole { Span::All } else { Span::Between(from, part.to.map(|_| to)) },
+        span: part.stack_span(session.duration_ns)?,
         limits: Limits { time: asked.work.left(), ..Limits::default() },
     };
     let index = run.index(asked.work)?;

@@ -6,11 +6,14 @@ use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
+use gpuwhy_ask::JobReport;
 use gpuwhy_ask::stats::{OpStats, ProcessStats};
 use gpuwhy_store::LossRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Jobs told of.
+const JOBS: usize = 8;
 /// Processes told of.
 const PROCESSES: usize = 5;
 /// Findings named.
@@ -40,6 +43,10 @@ pub(crate) struct Stats {
     verdict: String,
     /// The worst causes; get_causal_chains tells all of them
     findings: Vec<String>,
+    /// Of a run with several jobs, each of them, worst first: ask again with its pid
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
+    jobs: Vec<Job>,
     /// CUDA ops, those with most time first
     ops: Vec<Op>,
     #[serde(flatten)]
@@ -50,6 +57,16 @@ pub(crate) struct Stats {
     /// What could not be kept, by cause
     loss: Vec<Loss>,
     note: &'static str,
+}
+
+/// A job.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Job {
+    pid: u32,
+    name: String,
+    severity: Option<String>,
+    /// Its worst cause
+    summary: String,
 }
 
 /// An op; times are ns.
@@ -94,7 +111,7 @@ impl Answer for Stats {
             self.more_processes += 1;
             return self.processes.pop().is_some();
         }
-        pop(&mut self.ops) || pop(&mut self.loss)
+        pop(&mut self.ops) || pop(&mut self.loss) || pop(&mut self.jobs)
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
@@ -116,6 +133,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
         gpu: stats.session.machine.gpu.as_deref().map(|gpu| clean(gpu, 60)),
         verdict: clean(&explained.report.verdict, VERDICT),
         findings: told.map(|found| format!("{}: {}", found.kind, clean(&found.title, LONG))).collect(),
+        jobs: explained.report.jobs.iter().take(JOBS).map(job).collect(),
         ops,
         page,
         processes: stats.processes.iter().take(PROCESSES).map(process).collect(),
@@ -123,6 +141,11 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
         loss: stats.loss.iter().map(loss).collect(),
         note: NOTICE,
     })
+}
+
+fn job(job: &JobReport) -> Job {
+    let severity = job.severity.map(|severity| severity.label().to_ascii_lowercase());
+    Job { pid: job.pid, name: clean(&job.name, 40), severity, summary: clean(&job.summary, LONG) }
 }
 
 fn op(op: &OpStats) -> Op {

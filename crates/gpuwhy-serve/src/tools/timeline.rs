@@ -7,6 +7,7 @@ use super::place::{RunHead, Time, Where};
 use crate::error::ToolError;
 use crate::runs::Lent;
 use crate::text::{NOTICE, clean};
+use gpuwhy_ask::Asked as Found;
 use gpuwhy_store::{Bucket, LongEvent};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -114,8 +115,10 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     let near = arguments.at.is_some() || to - from <= 5_000_000_000;
     let index = if near { run.index(asked.work)? } else { None };
     let reader = run.reader(asked.work)?;
-    let buckets = reader.buckets(from, to, most, &part.pids, index.as_deref())?;
-    let longest = if near { reader.longest((from, to), &part.pids, LONGEST, index.as_deref())? } else { Vec::new() };
+    // Of the whole job of a process that was asked for.
+    let pids = if part.pids.is_empty() { Vec::new() } else { Found::find(&reader, &part)?.pids() };
+    let buckets = reader.buckets(from, to, most, &pids, index.as_deref())?;
+    let longest = if near { reader.longest((from, to), &pids, LONGEST, index.as_deref())? } else { Vec::new() };
     Ok(Timeline {
         head: RunHead::new(&run.path, &session),
         from_ns: buckets.first().map_or(from, |first| first.from_ns),

@@ -207,7 +207,7 @@ fn answer(db: &Path) -> anyhow::Result<()> {
     let explained = output::patiently("explaining", || explain::explain(&Reader::open(db)?, &Part::default()))?;
     explain::keep(db, &explained);
     println!();
-    for line in command::text(&explained, &[]) {
+    for line in command::text(db, &explained, &[]) {
         println!("{line}");
     }
     let style = output::stdout_style();

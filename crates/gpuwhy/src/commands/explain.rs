@@ -31,7 +31,7 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         serde_json::to_writer_pretty(&mut out, &json(&run, &explained, calls)?)?;
         writeln!(out)?;
     } else {
-        for line in text(&explained, &calls) {
+        for line in text(&args.of.db, &explained, &calls) {
             writeln!(out, "{line}")?;
         }
     }
@@ -41,15 +41,16 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
 }
 
 /// The explanation as people read it.
-pub(super) fn text(explained: &Explained, calls: &[ProcessCalls]) -> Vec<String> {
-    let view = ExplainView { report: &explained.report, per_process: calls };
+pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls]) -> Vec<String> {
+    let run = &db.display().to_string();
+    let view = ExplainView { report: &explained.report, per_process: calls, run };
     view.lines(output::stdout_columns(), output::stdout_style())
 }
 
 fn look(db: &Path, part: &Part, per_process: bool) -> anyhow::Result<(Explained, Vec<ProcessCalls>)> {
     let reader = Reader::open(db)?;
     let explained = explain::explain(&reader, part)?;
-    let calls = if per_process { per_process::read(&reader, &explained.report, &part.pids)? } else { Vec::new() };
+    let calls = if per_process { per_process::read(&reader, &explained.report)? } else { Vec::new() };
     Ok((explained, calls))
 }
 

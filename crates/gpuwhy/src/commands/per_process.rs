@@ -17,13 +17,12 @@ struct Sums {
     moved: u64,
 }
 
-/// CUDA calls of the report's span, to the second; processes with most time in calls first.
-pub(super) fn read(reader: &Reader, report: &Report, only: &[u32]) -> gpuwhy_store::Result<Vec<ProcessCalls>> {
+/// CUDA calls of the report's processes that ended in its span; processes with most time in calls first.
+pub(super) fn read(reader: &Reader, report: &Report) -> gpuwhy_store::Result<Vec<ProcessCalls>> {
     let mut processes: BTreeMap<u32, BTreeMap<String, Sums>> = BTreeMap::new();
     for row in reader.op_totals_by_process(report.from_ns, Some(report.to_ns))? {
-        // What the kernel tells is no call, and what this gpuwhy does not know is one all the same.
         let known = row.id.and_then(gpuwhy_model::OpId::get);
-        if row.id.is_some_and(|id| !id.is_cuda()) || (!only.is_empty() && !only.contains(&row.pid)) {
+        if !report.processes.iter().any(|process| process.pid == row.pid) {
             continue;
         }
         let sums = processes.entry(row.pid).or_default().entry(row.op).or_default();

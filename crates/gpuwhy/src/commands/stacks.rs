@@ -3,10 +3,9 @@
 
 use crate::cli::{Stacks, StacksBy, StacksSort};
 use crate::output;
-use anyhow::bail;
 use clap::ValueEnum;
 use gpuwhy_store::{
-    GroupKey, Limits, PartSums, Reader, Span, StackAnswer, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
+    GroupKey, Limits, PartSums, Reader, StackAnswer, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackUnit,
 };
 use gpuwhy_view::StacksReport;
@@ -14,11 +13,10 @@ use gpuwhy_view::stacks_view::{CountedUnit, FrameView, GroupView, MoreGroups, Op
 use std::cmp::Reverse;
 use std::io::{BufWriter, Write};
 use std::process::ExitCode;
-use std::time::Duration;
 
 pub(crate) fn run(args: &Stacks) -> anyhow::Result<ExitCode> {
-    let reader = Reader::open(&args.db)?;
-    let answer = reader.stacks(&question(args)?)?;
+    let reader = Reader::open(&args.of.db)?;
+    let answer = reader.stacks(&question(args, &reader)?)?;
     let report = report(answer, args);
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
@@ -33,17 +31,12 @@ pub(crate) fn run(args: &Stacks) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn question(args: &Stacks) -> anyhow::Result<StackQuestion> {
-    let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-    let span = match (args.from, args.to, args.since) {
-        (None, None, None) => Span::All,
-        (_, _, Some(since)) => Span::Last(ns(since)),
-        (from, Some(to), _) if from.unwrap_or_default() >= to => bail!("--from must be earlier than --to"),
-        (from, to, None) => Span::Between(from.map_or(0, ns), to.map(ns)),
-    };
+fn question(args: &Stacks, reader: &Reader) -> anyhow::Result<StackQuestion> {
+    let part = args.of.part();
+    let span = part.stack_span(reader.session()?.duration_ns)?;
     Ok(StackQuestion {
         op: args.op.clone(),
-        pids: args.pid.clone(),
+        pids: part.pids,
         by: match args.by {
             StacksBy::Stack => StackKey::Stack,
             StacksBy::Line => StackKey::Line,
@@ -68,7 +61,7 @@ fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
     let none = "this run has no Python stacks: it was recorded with --no-stack, or holds no Python";
     StacksReport {
         schema: "gpuwhy.stacks/1",
-        run: args.db.display().to_string(),
+        run: args.of.db.display().to_string(),
         by: word(args.by),
         sort: word(args.sort),
         unit: match answer.unit {

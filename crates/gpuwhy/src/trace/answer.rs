@@ -91,6 +91,10 @@ impl Answer {
             Self::Found(report) => report,
         };
         let mut lines = vec![String::new()];
+        if !report.jobs.is_empty() {
+            lines.extend(explain_view::job_lines(&report.jobs, &path.display().to_string(), width, style));
+            return lines;
+        }
         lines.extend(explain_view::verdict(&report.verdict, width, style));
         let worth = |severity: Severity| severity > Severity::Info;
         let named = report.findings.iter().filter(|finding| worth(finding.severity)).take(NAMED);

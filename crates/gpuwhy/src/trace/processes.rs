@@ -121,6 +121,12 @@ impl Processes {
             command: process::command_of(pid),
             ..Default::default()
         });
+        // A launcher of ranks uses no GPU itself; that they are one job is known by it alone.
+        for above in process::above_in_job(pid) {
+            if !self.named.contains_key(&above) {
+                self.name(above, None, writer);
+            }
+        }
         if self.machine.python.is_none() {
             self.machine.python = python_of(pid);
             if self.machine.python.is_some() {

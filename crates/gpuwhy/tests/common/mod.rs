@@ -9,6 +9,7 @@ pub mod cgroup;
 pub mod compare;
 pub mod host;
 pub mod jobs;
+pub mod made;
 pub mod mcp;
 pub mod python;
 
