@@ -79,7 +79,7 @@ pub struct CsvWriter<W: Write> {
 impl<W: Write> CsvWriter<W> {
     /// Begins with the names of the columns.
     pub fn new(mut out: W, header: &Header) -> io::Result<Self> {
-        write!(out, "{}\r\n", COLUMNS.join(","))?;
+        writeln!(out, "{}", COLUMNS.join(","))?;
         let names = header.processes.iter().map(|process| (process.pid, cell(&process.name))).collect();
         let site = |site: &crate::Site| {
             let told = |text: &Option<String>| text.as_deref().map(cell).unwrap_or_default();
@@ -127,7 +127,7 @@ impl<W: Write> CsvWriter<W> {
         let signal = row.signal.filter(|signal| *signal > 0).map(|signal| -signal.cast_signed());
         put(out, row.result.map(i64::from).or(signal).or(row.code.map(u64::cast_signed)));
         out.push_str(stack.and_then(|stack| self.sites.get(&stack)).map_or(",,", String::as_str));
-        out.push_str("\r\n");
+        out.push('\n');
     }
 
     /// No more; returns where it was written to.

@@ -58,7 +58,7 @@ pub fn limit_memory(most: u64) {
 /// How much a query may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// SQLite's working time. What the caller does with the rows does not count.
+    /// Time to work on it, the caller's work on the rows included; what [`Reader::off_the_clock`] does is not.
     pub time: Duration,
     /// Rows; the query stops quietly after these and says so in [`Outcome::more`].
     pub rows: u64,
@@ -131,7 +131,7 @@ impl Guard {
         let guard =
             Arc::new(Self { opened: Instant::now(), deadline: AtomicU64::new(NEVER), refused: Mutex::new(None) });
         let watch = Arc::clone(&guard);
-        db.progress_handler(STEPS_BETWEEN_LOOKS, Some(move || watch.now() > watch.deadline.load(Ordering::Relaxed)))?;
+        db.progress_handler(STEPS_BETWEEN_LOOKS, Some(move || watch.is_late()))?;
         let gate = Arc::clone(&guard);
         db.authorizer(Some(move |context: AuthContext<'_>| gate.judge(context.action)))?;
         Ok(guard)
@@ -141,6 +141,10 @@ impl Guard {
     pub(crate) fn give_up_after(&self, time: Duration) {
         let allowed = u64::try_from(time.as_nanos()).unwrap_or(NEVER);
         self.deadline.store(self.now().saturating_add(allowed), Ordering::Relaxed);
+    }
+
+    fn is_late(&self) -> bool {
+        self.now() > self.deadline.load(Ordering::Relaxed)
     }
 
     fn now(&self) -> u64 {
@@ -211,6 +215,17 @@ impl Reader {
         outcome
     }
 
+    /// Does something whose time does not count against a query's limit: waiting for whoever reads the output, for example
+    /// a pager that waits for its user.
+    pub fn off_the_clock<T>(&self, work: impl FnOnce() -> T) -> T {
+        let before = self.guard.now();
+        let done = work();
+        let taken = self.guard.now() - before;
+        let deadline = self.guard.deadline.load(Ordering::Relaxed);
+        self.guard.deadline.store(deadline.saturating_add(taken), Ordering::Relaxed);
+        done
+    }
+
     fn run<F>(&self, sql: &str, values: &[(&str, i64)], limits: &Limits, mut on_row: F) -> Result<Outcome>
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
@@ -236,14 +251,12 @@ impl Reader {
                 .map(|i| row.get_ref(i).map(value))
                 .collect::<rusqlite::Result<_>>()
                 .map_err(explain)?;
-            let before = self.guard.now();
-            let flow = on_row(&columns, &values);
-            let taken = self.guard.now() - before;
-            // A pager that waits for its user must not count as a slow query.
-            let deadline = self.guard.deadline.load(Ordering::Relaxed);
-            self.guard.deadline.store(deadline.saturating_add(taken), Ordering::Relaxed);
-            if flow.is_break() {
+            if on_row(&columns, &values).is_break() {
                 break;
+            }
+            // SQLite looks at the clock every so many steps only, and a row may take few of them.
+            if self.guard.is_late() {
+                return Err(Error::TimedOut { limit: limits.time });
             }
         }
         Ok(Outcome { columns, rows: count, more })

@@ -22,4 +22,4 @@ pub use ops_table::{OpRow, OpsTable};
 pub use per_process::ProcessCalls;
 pub use stacks_view::StacksReport;
 pub use style::Style;
-pub use table::{Align, Table};
+pub use table::{Align, Table, TableLayout};

@@ -394,6 +394,7 @@ Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
   gpuwhy query \"SELECT op, human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
   gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
+  gpuwhy query \"SELECT * FROM events\" | less -S
   gpuwhy query --schema")]
 pub(crate) struct Query {
     /// The run file
@@ -405,7 +406,10 @@ pub(crate) struct Query {
     /// Print comma-separated values
     #[arg(long)]
     pub(crate) csv: bool,
-    /// Give up after this long
+    /// Stop after so many rows [default: 1,000 for a table on a terminal, else all]
+    #[arg(long, value_name = "N")]
+    pub(crate) rows: Option<u64>,
+    /// Give up after this long; waiting for whoever reads the output does not count
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
     /// List the views with their columns, and the functions

@@ -144,7 +144,7 @@ fn sums_are_the_truth(bundle: &Bundle) {
     }
     assert!(true_sums[0].0 > 1_000, "{true_sums:?}");
     let csv = bundle.text("events.csv");
-    let mut rows = csv.split_terminator("\r\n").map(|row| row.split(',').collect::<Vec<_>>());
+    let mut rows = csv.split_terminator("\n").map(|row| row.split(',').collect::<Vec<_>>());
     let head = rows.next().unwrap();
     let column = |name: &str| head.iter().position(|column| *column == name).unwrap();
     let (kind, bytes) = (column("kind"), column("bytes"));

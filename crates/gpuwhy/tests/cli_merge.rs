@@ -89,7 +89,7 @@ fn every_command_understands_the_result() {
     succeed(&mut merge(&all, &inputs));
     let gpuwhy = |args: &[&str]| text(&succeed(Command::new(GPUWHY).args(args).arg("--db").arg(&all)));
     let sql = "SELECT input, human_time(clock_offset_ns) AS later FROM merged";
-    assert!(gpuwhy(&["query", "--csv", sql]).starts_with("input,later\r\n0,0 ns\r\n1,"));
+    assert!(gpuwhy(&["query", "--csv", sql]).starts_with("input,later\n0,0 ns\n1,"));
     assert!(gpuwhy(&["stacks"]).contains("all of CUDA"));
     let report: serde_json::Value = serde_json::from_str(&gpuwhy(&["explain", "--json", "--per-process"])).unwrap();
     let processes: Vec<i64> =

@@ -58,12 +58,12 @@ fn documented() -> Vec<&'static str> {
 fn plain_sqlite(db: &Path, sql: &str) -> String {
     let db = open(db);
     let mut statement = db.prepare(sql).unwrap();
-    let mut out = statement.column_names().collect::<Vec<_>>().join(",") + "\r\n";
+    let mut out = statement.column_names().collect::<Vec<_>>().join(",") + "\n";
     let columns = statement.column_count();
     let mut rows = statement.query([]).unwrap();
     while let Some(row) = rows.next().unwrap() {
         let cells: Vec<String> = (0..columns).map(|i| cell(&row.get::<_, Value>(i).unwrap())).collect();
-        out += &(cells.join(",") + "\r\n");
+        out += &(cells.join(",") + "\n");
     }
     out
 }
@@ -87,7 +87,7 @@ fn the_documented_queries_answer_as_plain_sqlite_does() {
         assert_eq!(answer(db, &["--csv", sql]), plain_sqlite(db, sql), "{sql}");
     }
     let allocations = answer(db, &["--csv", documented()[0]]);
-    assert!(allocations.starts_with("window_sec,allocs,avg_us,max_us,total_mb\r\n0,"), "{allocations}");
+    assert!(allocations.starts_with("window_sec,allocs,avg_us,max_us,total_mb\n0,"), "{allocations}");
 }
 
 #[test]
@@ -108,13 +108,13 @@ fn json_is_an_array_of_objects() {
 }
 
 #[test]
-fn csv_is_as_rfc_4180_says() {
+fn csv_is_as_rfc_4180_says_but_with_unix_line_ends() {
     let Some(db) = recorded() else { return };
     assert_eq!(
         answer(db, &["--csv", "SELECT 1 AS n, NULL AS 'a,b', x'00ff' AS b, 'say \"x\"' AS t"]),
-        "n,\"a,b\",b,t\r\n1,,00ff,\"say \"\"x\"\"\"\r\n"
+        "n,\"a,b\",b,t\n1,,00ff,\"say \"\"x\"\"\"\n"
     );
-    assert_eq!(answer(db, &["--csv", "SELECT op, pid FROM events WHERE 0"]), "op,pid\r\n");
+    assert_eq!(answer(db, &["--csv", "SELECT op, pid FROM events WHERE 0"]), "op,pid\n");
     let sql = "SELECT histogram FROM seconds";
     assert_eq!(answer(db, &["--csv", sql]), plain_sqlite(db, sql));
 }

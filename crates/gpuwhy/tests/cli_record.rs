@@ -133,7 +133,7 @@ fn with_sudo_the_job_runs_as_its_caller_and_the_file_is_theirs() {
     let mut theirs = Command::new("setpriv");
     theirs.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary).args(["query", "--db"]);
     let sql = "SELECT COUNT(*) AS n FROM events WHERE op = 'cudaLaunchKernel'";
-    assert_eq!(text(&succeed(theirs.arg(place.db()).args(["--csv", sql]))), "n\r\n100\r\n");
+    assert_eq!(text(&succeed(theirs.arg(place.db()).args(["--csv", sql]))), "n\n100\n");
     assert!(std::fs::metadata(place.db()).unwrap().permissions().mode() & 0o600 == 0o600);
 }
 

@@ -141,18 +141,6 @@ fn endless_queries_stop_at_their_limit() {
 }
 
 #[test]
-fn time_the_caller_takes_is_not_the_querys() {
-    let folder = tempfile::tempdir().unwrap();
-    let reader = sample(&folder.path().join("run.db"));
-    let limits = Limits { time: Duration::from_millis(200), ..Limits::default() };
-    let outcome = reader.query("SELECT * FROM events LIMIT 8", &limits, |_, _| {
-        std::thread::sleep(Duration::from_millis(50));
-        ControlFlow::Continue(())
-    });
-    assert_eq!(outcome.unwrap().rows, 8);
-}
-
-#[test]
 fn rows_are_counted_and_cut() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
@@ -197,4 +185,30 @@ fn functions_that_sqlite_lacks_are_there_and_their_errors_are_told() {
         let sql = format!("SELECT COUNT(*) FROM pragma_function_list WHERE name = '{name}'");
         assert!(number(&reader, &sql) > 0, "{name}");
     }
+}
+
+#[test]
+fn work_on_the_rows_counts_against_the_time_and_waiting_does_not() {
+    const EACH: Duration = Duration::from_millis(20);
+    let folder = tempfile::tempdir().unwrap();
+    let reader = sample(&folder.path().join("run.db"));
+    let limits = Limits { time: 3 * EACH, ..Limits::default() };
+    let spend = || {
+        let began = Instant::now();
+        while began.elapsed() < EACH {}
+    };
+    let mut rows = 0;
+    let outcome = reader.query("SELECT * FROM call_", &limits, |_, _| {
+        rows += 1;
+        spend();
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(outcome, Err(Error::TimedOut { .. })), "{outcome:?}");
+    assert!(rows <= 3, "{rows} rows of {EACH:?} each");
+    let limits = Limits { time: 50 * EACH, ..Limits::default() };
+    let outcome = reader.query("SELECT * FROM call_ LIMIT 60", &limits, |_, _| {
+        reader.off_the_clock(spend);
+        ControlFlow::Continue(())
+    });
+    assert_eq!(outcome.unwrap().rows, 60);
 }

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How rows are written: a table, comma-separated values, an array of JSON objects.
+
+use gpuwhy_model::units;
+use gpuwhy_store::Value;
+use gpuwhy_view::{Style, TableLayout};
+use std::io::{Result, Write};
+
+/// A table's columns are as wide as these many rows at its beginning need.
+const ROWS_FITTED: usize = 1_000;
+
+/// Writes rows, one at a time.
+pub(super) trait RowFormat {
+    /// The next row.
+    fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()>;
+
+    /// No more rows. `columns` is used where there was none.
+    fn end(&mut self, columns: &[String]) -> Result<()>;
+}
+
+/// A table for people.
+pub(super) struct TableRows<W> {
+    out: W,
+    style: Style,
+    /// The first rows, until the columns are fitted to them.
+    first: Vec<Vec<String>>,
+    layout: Option<TableLayout>,
+}
+
+impl<W: Write> TableRows<W> {
+    pub(super) fn new(out: W, style: Style) -> Self {
+        Self { out, style, first: Vec::new(), layout: None }
+    }
+
+    fn begin(&mut self, columns: &[String]) -> Result<()> {
+        let heading: Vec<_> = columns.iter().map(|name| (units::safe(name, 200), None)).collect();
+        let layout = TableLayout::fit(&heading, &self.first);
+        writeln!(self.out, "{}", self.style.bold(&layout.heading()))?;
+        for row in std::mem::take(&mut self.first) {
+            writeln!(self.out, "{}", layout.line(&row))?;
+        }
+        self.layout = Some(layout);
+        Ok(())
+    }
+}
+
+impl<W: Write> RowFormat for TableRows<W> {
+    fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()> {
+        let cells: Vec<String> = row.iter().map(shown).collect();
+        if let Some(layout) = &self.layout {
+            return writeln!(self.out, "{}", layout.line(&cells));
+        }
+        self.first.push(cells);
+        if self.first.len() < ROWS_FITTED { Ok(()) } else { self.begin(columns) }
+    }
+
+    fn end(&mut self, columns: &[String]) -> Result<()> {
+        if self.layout.is_none() {
+            self.begin(columns)?;
+        }
+        self.out.flush()
+    }
+}
+
+/// A value in a table: safe to print, never empty for NULL.
+fn shown(value: &Value<'_>) -> String {
+    match value {
+        Value::Null => "NULL".into(),
+        Value::Int(n) => n.to_string(),
+        Value::Real(x) => real(*x),
+        Value::Text(text) => units::safe(text, 500),
+        Value::Blob(bytes) => format!("<{} bytes>", bytes.len()),
+    }
+}
+
+/// Up to six digits after the point, without the noise binary fractions leave.
+fn real(x: f64) -> String {
+    if !x.is_finite() || x.abs() >= 1e15 {
+        return x.to_string();
+    }
+    let text = format!("{x:.6}");
+    let text = text.trim_end_matches('0');
+    if text.ends_with('.') { format!("{text}0") } else { text.to_owned() }
+}
+
+/// An array of objects.
+pub(super) struct JsonRows<W> {
+    out: W,
+    /// Each column's name as a JSON string; of columns with the same name only the last is written.
+    names: Vec<Option<String>>,
+}
+
+impl<W: Write> JsonRows<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, names: Vec::new() }
+    }
+}
+
+impl<W: Write> RowFormat for JsonRows<W> {
+    fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()> {
+        let begins = self.names.is_empty();
+        if begins {
+            let is_last = |i: usize| !columns[i + 1..].contains(&columns[i]);
+            let name = |i: usize| is_last(i).then(|| serde_json::Value::from(columns[i].as_str()).to_string());
+            self.names = (0..columns.len()).map(name).collect();
+        }
+        self.out.write_all(if begins { b"[\n{" } else { b",\n{" })?;
+        let named = self.names.iter().zip(row).filter_map(|(name, value)| Some((name.as_ref()?, value)));
+        for (i, (name, value)) in named.enumerate() {
+            self.out.write_all(if i > 0 { b"," } else { b"" })?;
+            self.out.write_all(name.as_bytes())?;
+            self.out.write_all(b":")?;
+            match value {
+                Value::Null => self.out.write_all(b"null")?,
+                Value::Int(n) => write!(self.out, "{n}")?,
+                Value::Real(x) => serde_json::to_writer(&mut self.out, x)?,
+                Value::Text(text) => serde_json::to_writer(&mut self.out, text)?,
+                Value::Blob(bytes) => write!(self.out, "\"{}\"", hex(bytes))?,
+            }
+        }
+        self.out.write_all(b"}")
+    }
+
+    fn end(&mut self, _: &[String]) -> Result<()> {
+        self.out.write_all(if self.names.is_empty() { b"[]\n" } else { b"\n]\n" })?;
+        self.out.flush()
+    }
+}
+
+/// Comma-separated values as RFC 4180 has them, but for the ends of lines, which are those of every other text here.
+pub(super) struct CsvRows<W> {
+    out: W,
+    has_heading: bool,
+}
+
+impl<W: Write> CsvRows<W> {
+    pub(super) fn new(out: W) -> Self {
+        Self { out, has_heading: false }
+    }
+
+    fn line(&mut self, cells: impl Iterator<Item = String>) -> Result<()> {
+        for (i, cell) in cells.enumerate() {
+            self.out.write_all(if i > 0 { b"," } else { b"" })?;
+            if cell.contains([',', '"', '\n', '\r']) {
+                write!(self.out, "\"{}\"", cell.replace('"', "\"\""))?;
+            } else {
+                self.out.write_all(cell.as_bytes())?;
+            }
+        }
+        self.out.write_all(b"\n")
+    }
+
+    fn begin(&mut self, columns: &[String]) -> Result<()> {
+        self.has_heading = true;
+        self.line(columns.iter().cloned())
+    }
+}
+
+impl<W: Write> RowFormat for CsvRows<W> {
+    fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()> {
+        if !self.has_heading {
+            self.begin(columns)?;
+        }
+        self.line(row.iter().map(|value| match value {
+            Value::Null => String::new(),
+            Value::Blob(bytes) => hex(bytes),
+            Value::Text(text) => text.to_string(),
+            Value::Int(n) => n.to_string(),
+            Value::Real(x) => x.to_string(),
+        }))
+    }
+
+    fn end(&mut self, columns: &[String]) -> Result<()> {
+        if !self.has_heading {
+            self.begin(columns)?;
+        }
+        self.out.flush()
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_and_cells_read_well() {
+        assert_eq!(real(0.1 + 0.2), "0.3");
+        assert_eq!(real(2.0), "2.0");
+        assert_eq!(real(f64::NAN), "NaN");
+        assert_eq!(shown(&Value::Blob(&[1, 2])), "<2 bytes>");
+    }
+
+    #[test]
+    fn each_name_is_once_in_an_object() {
+        let mut rows = JsonRows::new(Vec::new());
+        let columns = ["pid", "n", "pid"].map(str::to_owned);
+        rows.row(&columns, &[Value::Int(1), Value::Real(f64::NAN), Value::Text("a\"b".into())]).unwrap();
+        rows.end(&columns).unwrap();
+        assert_eq!(String::from_utf8(rows.out).unwrap(), "[\n{\"n\":null,\"pid\":\"a\\\"b\"}\n]\n");
+    }
+}

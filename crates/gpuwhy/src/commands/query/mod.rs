@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `gpuwhy query`: SQL on a run file, read-only. Rows are written as they are found; none is kept.
+
+mod formats;
+
+use crate::cli::Query;
+use crate::output;
+use crate::thinned::Thinned;
+use formats::{CsvRows, JsonRows, RowFormat, TableRows};
+use gpuwhy_model::{LossCause, units};
+use gpuwhy_store::{Limits, Reader};
+use std::io::{BufWriter, IsTerminal, StdoutLock, Write};
+use std::ops::ControlFlow;
+use std::process::ExitCode;
+
+/// Rows of a table on a terminal, unless other is asked for.
+const TERMINAL_ROWS: u64 = 1_000;
+/// Written at a time, bytes.
+const BUFFER: usize = 64 << 10;
+
+pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
+    let reader = Reader::open(&args.db)?;
+    let Some(sql) = &args.sql else {
+        gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
+        return Ok(ExitCode::SUCCESS);
+    };
+    let is_table = !args.json && !args.csv;
+    let by_default = if is_table && std::io::stdout().is_terminal() { TERMINAL_ROWS } else { u64::MAX };
+    let limits = Limits { time: args.timeout, rows: args.rows.unwrap_or(by_default), ..Limits::default() };
+    let out = BufWriter::with_capacity(BUFFER, Output { reader: &reader, stdout: std::io::stdout().lock() });
+    let more = if args.json {
+        print(&reader, sql, &limits, &mut JsonRows::new(out))?
+    } else if args.csv {
+        print(&reader, sql, &limits, &mut CsvRows::new(out))?
+    } else {
+        print(&reader, sql, &limits, &mut TableRows::new(out, output::stdout_style()))?
+    };
+    if more {
+        let rows = units::count(limits.rows);
+        let advice = if is_table { ": raise --rows, or pipe them (| less)" } else { "" };
+        output::say_aside(&format!("gpuwhy: these are the first {rows} rows; there are more{advice}"));
+    }
+    if let Some(note) = thinned(&reader)?.note() {
+        output::say_aside(&format!("gpuwhy: {note}"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Standard output. Waiting for whoever reads it is no work of the query.
+struct Output<'a> {
+    reader: &'a Reader,
+    stdout: StdoutLock<'static>,
+}
+
+impl Write for Output<'_> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.reader.off_the_clock(|| self.stdout.write(bytes))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.reader.off_the_clock(|| self.stdout.flush())
+    }
+}
+
+/// Prints the answer; returns whether there is more of it than the limits allow. An answer that an error cuts is ended as
+/// its format demands, and the error says how far it goes.
+fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowFormat) -> anyhow::Result<bool> {
+    let (mut printed, mut names, mut failed) = (0u64, Vec::new(), None);
+    let outcome = reader.query(sql, limits, |columns, row| {
+        if printed == 0 {
+            names = columns.to_vec();
+        }
+        printed += 1;
+        failed = format.row(columns, row).err();
+        if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    if let Some(error) = failed {
+        return Err(error.into());
+    }
+    match outcome {
+        Ok(outcome) => {
+            format.end(&outcome.columns)?;
+            Ok(outcome.more)
+        }
+        Err(error) if printed == 0 => Err(error.into()),
+        Err(error) => {
+            format.end(&names)?;
+            let rows = units::count(printed);
+            Err(anyhow::Error::from(error).context(format!("the answer is not complete: it ends after {rows} rows")))
+        }
+    }
+}
+
+/// Whether counting rows is counting events.
+fn thinned(reader: &Reader) -> gpuwhy_store::Result<Thinned> {
+    let session = reader.session()?;
+    let loss = reader.loss()?;
+    let refused = loss.iter().filter(|row| row.cause == LossCause::SizeCap.name()).map(|row| row.count).sum();
+    Ok(Thinned { stored: session.events_stored, thinned: session.thinned, refused, max_size: session.max_size })
+}
