@@ -5,7 +5,7 @@
 use crate::state::State;
 use crate::timeline::ThreadIndex;
 use crate::walk::{Head, Leaf, Piece};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Slices kept; when there would be more, each two become one.
 pub(crate) const SLICES: usize = 512;
@@ -25,7 +25,7 @@ pub(crate) enum Gap {
     Drained,
     /// Any other.
     Plain,
-    /// None: the GPU had work, but the launching thread was held up all the same.
+    /// None that is known: the GPU had work as far as the host can tell, but the launching thread was held up all the same.
     Busy,
     /// NVML says that the GPU idled though work was queued as far as the host knows.
     ByNvml,
@@ -108,6 +108,8 @@ pub(crate) struct Slice {
     pub(crate) costs: Costs,
     /// GPU time that launching threads waited for in calls that wait, ns.
     pub(crate) waited_ns: u64,
+    /// How long each launching thread may have waited for the GPU, in calls of any kind, ns.
+    pub(crate) for_gpu: BTreeMap<ThreadIndex, u64>,
     /// Of it, with a collective queued before; and where.
     pub(crate) exchanged_ns: u64,
     pub(crate) exchange_stacks: Votes,
@@ -119,7 +121,8 @@ pub(crate) struct Slice {
     pub(crate) alloc_ns: u64,
     pub(crate) allocs: u64,
     pub(crate) alloc_stacks: Votes,
-    /// Bytes copied between host and device, and the time copying calls took.
+    /// Copying calls between host and device, their bytes, and the time they took.
+    pub(crate) copies: u64,
     pub(crate) copy_bytes: u64,
     pub(crate) copy_ns: u64,
 }
@@ -130,6 +133,9 @@ impl Slice {
         self.idle_ns += other.idle_ns;
         self.certain_ns += other.certain_ns;
         self.waited_ns = self.waited_ns.saturating_add(other.waited_ns);
+        for (thread, ns) in other.for_gpu {
+            *self.for_gpu.entry(thread).or_default() += ns;
+        }
         self.exchanged_ns += other.exchanged_ns;
         self.exchange_stacks.merge(&other.exchange_stacks);
         self.syncs += other.syncs;
@@ -137,6 +143,7 @@ impl Slice {
         self.alloc_ns = self.alloc_ns.saturating_add(other.alloc_ns);
         self.allocs += other.allocs;
         self.alloc_stacks.merge(&other.alloc_stacks);
+        self.copies = self.copies.saturating_add(other.copies);
         self.copy_bytes = self.copy_bytes.saturating_add(other.copy_bytes);
         self.copy_ns = self.copy_ns.saturating_add(other.copy_ns);
         for (cause, cost) in other.costs {
@@ -198,9 +205,54 @@ impl Slices {
         self.slices = folded;
     }
 
+    /// The slices that a time lies in, each with how much of it, ns: a share of the steady state must not count what lies
+    /// beyond its ends.
+    fn each(&mut self, from: u64, to: u64, mut take: impl FnMut(&mut Slice, u64)) {
+        if from >= to {
+            return;
+        }
+        // So that all of it lies in a few slices, however long it is.
+        self.at(to - 1);
+        let mut at = from;
+        while at < to {
+            let position = self.position(at) as u64;
+            let end = self.from.saturating_add(self.width.saturating_mul(position + 1)).clamp(at + 1, to);
+            take(self.at(at), end - at);
+            at = end;
+        }
+    }
+
+    /// Counts idle time that is certain.
+    pub(crate) fn certain(&mut self, from: u64, to: u64) {
+        self.each(from, to, |slice, ns| slice.certain_ns += ns);
+    }
+
+    /// Counts idle time within a window of which only the length is known.
+    pub(crate) fn certain_within(&mut self, from: u64, to: u64, ns: u64) {
+        let share = ns as f64 / to.saturating_sub(from).max(1) as f64;
+        self.each(from, to, |slice, part| slice.certain_ns += (part as f64 * share) as u64);
+    }
+
+    /// Counts time in which a launching thread may have waited for the GPU.
+    pub(crate) fn for_gpu(&mut self, launcher: ThreadIndex, from: u64, to: u64) {
+        self.each(from, to, |slice, ns| *slice.for_gpu.entry(launcher).or_default() += ns);
+    }
+
     /// Counts a piece of idle time, scaled.
     pub(crate) fn blame(&mut self, launcher: ThreadIndex, gap: Gap, piece: &Piece<'_>, scale: f64) {
-        let ns = ((piece.to - piece.from) as f64 * scale) as u64;
+        self.each(piece.from, piece.to, |slice, ns| {
+            slice.blame(launcher, gap, piece, (ns as f64 * scale) as u64);
+        });
+    }
+
+    /// The width of a slice and all slices, in order.
+    pub(crate) fn into_parts(self) -> (u64, Vec<Slice>) {
+        (self.width, self.slices)
+    }
+}
+
+impl Slice {
+    fn blame(&mut self, launcher: ThreadIndex, gap: Gap, piece: &Piece<'_>, ns: u64) {
         let head = piece.head;
         let cause = Cause {
             gap,
@@ -214,13 +266,7 @@ impl Slices {
         let mut cost = Cost { ns, path: piece.path.to_vec(), ..Cost::default() };
         cost.head_stacks.add(head.map_or(piece.stack, |head: Head| head.stack), ns);
         cost.leaf_stacks.add(piece.stack, ns);
-        let slice = self.at(piece.from);
-        slice.idle_ns += if gap == Gap::Busy { 0 } else { ns };
-        add_cost(&mut slice.costs, cause, &cost);
-    }
-
-    /// The width of a slice and all slices, in order.
-    pub(crate) fn into_parts(self) -> (u64, Vec<Slice>) {
-        (self.width, self.slices)
+        self.idle_ns += if gap == Gap::Busy { 0 } else { ns };
+        add_cost(&mut self.costs, cause, &cost);
     }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a CUDA call means for what a GPU has to do: which queue work, which wait for it, which order it.
 
-use crate::device::Launch;
+use crate::device::{Launch, SLOWEST_COPY};
 use crate::explain::Explainer;
 use crate::timeline::ThreadIndex;
 use crate::weights::Others;
@@ -10,6 +10,25 @@ use std::cmp::Reverse;
 
 /// CUDA events that are remembered.
 const EVENTS: usize = 65_536;
+
+/// A call that only queues something and takes longer than this, ns, may have waited for room in the queue.
+const QUEUING_NS: u64 = 20_000;
+/// A copy to the device of at most this many bytes may return before it has waited for anything.
+const SMALL_COPY: u64 = 64 << 10;
+
+/// Whether the time in a call may be a wait for the GPU, rather than the host's own work.
+pub(crate) fn may_wait_for_gpu(call: &Call, class: Class) -> bool {
+    match class {
+        Class::Sync => true,
+        Class::Launch | Class::Fill | Class::Collective | Class::Graph | Class::Free => call.duration_ns > QUEUING_NS,
+        // Copying alone does not take that long.
+        Class::Copy => {
+            let copying = call.arg0.unwrap_or(0).saturating_mul(SLOWEST_COPY);
+            call.duration_ns > copying.saturating_add(QUEUING_NS)
+        }
+        _ => false,
+    }
+}
 
 /// Something that becomes true when a call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -158,15 +177,20 @@ impl Explainer {
         let call = made.call;
         let bytes = call.arg0.unwrap_or(0).saturating_mul(made.calls());
         let is = |direction: Direction| call.arg1 == Some(direction as u64);
-        self.devices.copy(made.gpu, (call.pid, made.stream), (made.others.first, call.start_ns), bytes);
+        let when = (made.others.first, call.start_ns);
+        self.devices.copy(made.gpu, (call.pid, made.stream), when, bytes, made.thread);
         if is(Direction::DtoD) {
             // It may be a kernel.
             self.queued(made);
         } else if !made.op.has_stream() && is(Direction::DtoH) && !call.flags.unfinished {
             self.done.push(Reverse(made.done(Some(made.stream))));
+        } else if !made.op.has_stream() && is(Direction::HtoD) && bytes > SMALL_COPY && !call.flags.unfinished {
+            // It begins when the stream has done what was queued before, but how much of its time that took is not known.
+            self.done.push(Reverse(Done { waits: false, ..made.done(Some(made.stream)) }));
         }
         if made.counted {
             let slice = self.slices.at(call.start_ns);
+            slice.copies += made.calls();
             slice.copy_ns = slice.copy_ns.saturating_add(made.time_ns());
             slice.copy_bytes = slice.copy_bytes.saturating_add(bytes);
         }

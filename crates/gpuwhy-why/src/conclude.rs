@@ -23,6 +23,8 @@ const LONG_TAIL_NS: u64 = 2_000_000_000;
 const ENDING_NS: u64 = 500_000_000;
 /// Less than this is not worth anybody's time, whatever its share of a short run.
 const WORTH_ACTING_NS: u64 = 100_000_000;
+/// A part of the time as small as this one is hardly ever.
+const HARDLY: u64 = 20;
 /// Stacks of one cause that are looked up.
 const STACKS_OF_A_CAUSE: usize = 4;
 
@@ -118,9 +120,7 @@ pub(crate) fn conclude(
     let sync_times = std::mem::take(&mut explainer.counts.sync_times);
     let mut scene =
         Scene::new(&explainer.facts, &explainer.timeline, &phases.steady, span, worked.len() as u64, &sync_times);
-    for (pid, _) in explainer.counts.users.iter().filter(|(_, gpu)| worked.contains(gpu)) {
-        *scene.gpus_of.entry(*pid).or_default() += 1;
-    }
+    scene.paced = paced(&explainer, &scene);
     scene.words = stacks(&wanted_stacks(&phases));
     scene.launchers = worth_telling(&explainer.counts.launchers);
     scene.has_neighbours = worked.iter().any(|gpu| explainer.neighbours.are_on(*gpu));
@@ -199,7 +199,7 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
 
 /// A story as a finding, if it is worth one.
 fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
-    let lost_ns = (story.ns / story.gpus(scene)).min(scene.steady_ns);
+    let lost_ns = (story.ns / scene.gpus).min(scene.steady_ns);
     let mut severity = severity(scene.share(lost_ns));
     if lost_ns < WORTH_ACTING_NS.max(scene.facts.wall_ns() / 100) {
         severity = severity.min(Severity::Low);
@@ -212,14 +212,14 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     let (confidence, confidence_reason) = confidence(story, scene);
     let mut fixes = fixes::fixes(story, scene);
     for fix in &mut fixes {
-        fix.saves_ns = (fix.saves_ns / story.gpus(scene)).min(lost_ns);
+        fix.saves_ns = (fix.saves_ns / scene.gpus).min(lost_ns);
     }
     // What saves next to nothing is no advice.
     fixes.retain(|fix| fix.saves_ns >= lost_ns / 20);
     Some(Finding {
         kind: story.kind.name().to_owned(),
         severity,
-        title: format!("{} {}: {}", idle(scene), scene.of_steady(lost_ns), words::reason(story, scene)),
+        title: format!("{} {}: {}", words::what(story, scene), scene.of_steady(lost_ns), words::reason(story, scene)),
         lost_ns,
         lost_bytes: 0,
         share: scene.share(lost_ns),
@@ -227,34 +227,50 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
         tid: Some(thread.tid),
         chain: words::chain(story, scene),
         root_cause: words::root_cause(story, scene),
-        effect: effect(scene),
+        effect: effect(story, scene),
         fixes,
         confidence,
         confidence_reason,
     })
 }
 
-/// What a GPU without work is called: where another job uses it, too, it may have been busy with that.
-fn idle(scene: &Scene<'_>) -> &'static str {
-    if scene.has_neighbours { "GPU without work of this job" } else { "GPU idle" }
+/// What it did to the job, with figures, where there are figures of just that.
+fn effect(story: &Story, scene: &Scene<'_>) -> Vec<String> {
+    match story.kind {
+        Kind::LaunchBound => vec![format!("launches {}/s", scene.per_second(scene.steady.launches))],
+        Kind::SyncBound => {
+            let quantile = |q| scene.sync_times.quantile(q).map(units::time);
+            let Some((p50, p99)) = quantile(0.5).zip(quantile(0.99)) else { return Vec::new() };
+            vec![format!("waits for the GPU {}/s, p50 {p50}, p99 {p99}", scene.per_second(scene.steady.syncs))]
+        }
+        _ => Vec::new(),
+    }
 }
 
-/// What it did to the job, with figures.
-fn effect(scene: &Scene<'_>) -> Vec<String> {
-    let launches = scene.per_second(scene.steady.launches);
-    let quantile = |q| scene.sync_times.quantile(q).map(units::time);
-    let waits = match (quantile(0.5), quantile(0.99)) {
-        (Some(p50), Some(p99)) => {
-            format!("waits for the GPU {}/s, p50 {p50}, p99 {p99}", scene.per_second(scene.steady.syncs))
-        }
-        _ => "no waits for the GPU".to_owned(),
-    };
-    vec![format!("launches {launches}/s; {waits}")]
+/// Processes whose launching threads hardly ever wait for the GPU, which nobody knows how busy it is: what holds such a
+/// thread up sets the job's pace.
+fn paced(explainer: &Explainer, scene: &Scene<'_>) -> BTreeSet<u32> {
+    let facts = &explainer.facts;
+    let seen = facts.unwatched_ns() <= facts.wall_ns() / HARDLY;
+    if !facts.busy.is_empty() || !explainer.timeline.has_offs || !seen {
+        return BTreeSet::new();
+    }
+    let mut waited: BTreeMap<u32, u64> = BTreeMap::new();
+    for (thread, ns) in &scene.steady.for_gpu {
+        *waited.entry(scene.thread(*thread).pid).or_default() += ns;
+    }
+    let pids = scene.steady.costs.keys().map(|cause| scene.thread(cause.launcher).pid);
+    pids.filter(|pid| waited.get(pid).copied().unwrap_or(0) <= scene.steady_ns / HARDLY).collect()
 }
 
 fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
     if !scene.timeline.has_offs {
         return (Confidence::Low, "the scheduler was not recorded: what the thread waited for is not known".into());
+    }
+    if story.is_about_pace() {
+        let why = "that the launching thread was held up is measured, and it hardly ever waited for the GPU: so it sets the \
+                   pace. How long the GPU idled meanwhile is not known without NVML";
+        return (Confidence::Medium, why.into());
     }
     let by_nvml = scene.steady.costs.iter().filter(|(cause, _)| cause.gap == crate::blame::Gap::ByNvml);
     let estimated: u64 = by_nvml.map(|(_, cost)| cost.ns).sum();

@@ -17,7 +17,7 @@ pub(crate) const REAL_WAIT_NS: u64 = 20_000;
 /// Streams that one stream may wait for and this is remembered of.
 const JOINS: usize = 16;
 /// No copy is slower than this, ns a byte: 1 GB/s.
-const SLOWEST_COPY: u64 = 1;
+pub(crate) const SLOWEST_COPY: u64 = 1;
 /// A wait at least this long for nothing that was seen was for something that was not.
 const UNSEEN_WAIT_NS: u64 = 1_000_000;
 /// Pieces that one idle interval is cut into at most.
@@ -183,9 +183,18 @@ impl Devices {
         self.settle(idle)
     }
 
-    /// Copies are queued: the first of them perhaps at the first moment, the last at the second.
-    pub(crate) fn copy(&mut self, gpu: u32, stream: StreamKey, (first, now): (u64, u64), bytes: u64) {
+    /// Copies are queued by a thread: the first of them perhaps at the first moment, the last at the second.
+    pub(crate) fn copy(
+        &mut self,
+        gpu: u32,
+        stream: StreamKey,
+        (first, now): (u64, u64),
+        bytes: u64,
+        thread: ThreadIndex,
+    ) {
         let state = self.gpu(gpu, now);
+        // Of a job that only copies, who copies is who gives the GPU its work.
+        state.launcher.get_or_insert(thread);
         if first < now {
             // Who waited since may have waited for copies that are only told of now.
             let revoked: u64 = state.claims.iter().filter(|(at, _)| *at > first).map(|(_, ns)| ns).sum();

@@ -264,14 +264,13 @@ impl Explainer {
             false => Gap::Plain,
         };
         let Some(launcher) = idle.launcher else {
-            let slice = self.slices.at(idle.from);
-            slice.idle_ns += idle.to - idle.from;
-            slice.certain_ns += idle.to - idle.from;
+            self.slices.at(idle.from).idle_ns += idle.to - idle.from;
+            self.slices.certain(idle.from, idle.to);
             return;
         };
         let (timeline, slices) = (&self.timeline, &mut self.slices);
         self.devices.unsure.certain(idle.gpu, idle.from, idle.to, |from, to| {
-            slices.at(from).certain_ns += to - from;
+            slices.certain(from, to);
             Walker::walk(timeline, launcher, from, to, &mut |piece| slices.blame(launcher, gap, piece, 1.0));
         });
     }
@@ -289,6 +288,9 @@ impl Explainer {
             let Some(launcher) = gpu.launcher else { continue };
             for (from, to) in between(&gpu.idle_between(from, until), from, until) {
                 Walker::walk(timeline, launcher, from, to, &mut |piece| {
+                    if piece.for_gpu {
+                        slices.for_gpu(launcher, piece.from, piece.to);
+                    }
                     if !waits_for_gpu(piece.leaf) && (piece.leaf != Leaf::Running || piece.head.is_some()) {
                         slices.blame(launcher, Gap::Busy, piece, 1.0);
                     }
@@ -313,7 +315,7 @@ impl Explainer {
         let host: u64 = known.iter().map(|(from, to)| to - from).sum();
         let certain = window.idle_ns.saturating_sub(host);
         *self.counts.nvml_extra.entry(window.gpu).or_default() += certain;
-        self.slices.at(window.from).certain_ns += certain;
+        self.slices.certain_within(window.from, window.to, certain);
         let extra = window.likely_ns.saturating_sub(host);
         // A percent more or less is how the driver rounds.
         let worth = extra > (window.to - window.from) / 100;

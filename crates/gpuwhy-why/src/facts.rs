@@ -3,6 +3,7 @@
 
 use gpuwhy_model::ThreadSums;
 use gpuwhy_model::sample::{CgroupSample, GpuBusy, GpuError, GpuProcess, GpuSample, SystemSample};
+use gpuwhy_stacks::{Owner, frame_owner};
 use std::collections::BTreeMap;
 
 /// A process of the run.
@@ -131,4 +132,12 @@ pub struct StackFact {
     pub top_line: Option<String>,
     /// Frames, innermost first.
     pub frames: Vec<FrameFact>,
+}
+
+impl StackFact {
+    /// Whose code `top_line` is.
+    pub(crate) fn owner(&self) -> Owner {
+        let owners = self.frames.iter().map(|frame| frame_owner(&frame.file, &frame.function));
+        owners.min().unwrap_or(Owner::Native)
+    }
 }

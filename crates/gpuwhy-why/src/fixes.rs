@@ -2,12 +2,16 @@
 //! What to do about a story, specific to what was measured. `saves_ns` is an upper bound: what the story cost, or the
 //! part of it that the change can reach.
 
+use crate::holders::{Program, base, programs};
 use crate::kind::Kind;
-use crate::scene::Scene;
-use crate::story::Story;
+use crate::scene::{LITTLE_PART, Scene};
+use crate::story::{Part, Story, most};
 use crate::words;
 use gpuwhy_model::{Fix, units};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Processes named in a command.
+const MOST_PIDS: usize = 16;
 
 /// Fixes, the most saving first.
 pub(crate) fn fixes(story: &Story, scene: &Scene<'_>) -> Vec<Fix> {
@@ -36,6 +40,7 @@ fn at(line: Option<String>) -> String {
 fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(scene.line(&part.leaf_stacks));
+    let who = scene.all_of(&part.threads);
     let mut fixes = match root {
         Kind::DiskIo => vec![fix(
             format!("put the data on a faster disk or keep it in memory; the reads{line} are what is waited for"),
@@ -45,15 +50,45 @@ fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
         Kind::NetworkIo => {
             vec![fix(format!("fetch ahead or keep the data locally; the reads{line} wait for the network"), part.ns)]
         }
-        Kind::CpuContention | Kind::CpuThrottled | Kind::HostMemoryPressure => own(story, root, root, scene),
+        Kind::CpuThrottled | Kind::HostMemoryPressure => own(story, root, root, scene),
+        Kind::CpuContention => Vec::new(),
         Kind::LockContention => vec![fix(format!("hold the lock{line} for a shorter time"), part.ns)],
-        _ => vec![fix(
-            format!("make the work{line} cheaper: decode less, cache results, or move it to the GPU"),
-            part.ns,
-        )],
+        _ => vec![cheaper(story, scene, &who, &line)],
     };
+    fixes.extend(contention(&story.all, &who, scene));
     fixes.extend(more_workers(story, scene));
     fixes
+}
+
+/// Workers that compute: less work for each. Where no core is idle, it is said that more of them do not help.
+fn cheaper(story: &Story, scene: &Scene<'_>, who: &str, line: &str) -> Fix {
+    let whose = if line.is_empty() { format!(" of {who}") } else { line.to_owned() };
+    let mut text = format!("make the work{whose} cheaper: decode less, cache results, or move it to the GPU");
+    let has_workers = !workers(story, scene).is_empty();
+    if has_workers && story.root == Kind::CpuBoundWorker && scene.idle_cores.is_some_and(|idle| idle < 1.0) {
+        text.push_str(&format!("; more workers do not help: all {} cores are busy", scene.facts.cores));
+    }
+    fix(text, story.root_part().ns)
+}
+
+/// The processes that prepare input: those that do most of it and others of the same name, not whatever else of the job
+/// stood at the end of some chain. Those of other epochs are gone: only who was there at one time counts.
+fn workers(story: &Story, scene: &Scene<'_>) -> BTreeSet<u32> {
+    let mut by_pid: BTreeMap<u32, u64> = BTreeMap::new();
+    for (index, ns) in &story.root_part().threads {
+        *by_pid.entry(scene.thread(*index).pid).or_default() += ns;
+    }
+    by_pid.retain(|pid, _| !story.ranks.contains(pid));
+    let Some((busiest, most_ns)) = most(by_pid.iter().map(|(pid, ns)| (*pid, *ns))) else { return BTreeSet::new() };
+    let name = scene.name(busiest);
+    let middle = i64::try_from(scene.steady_span.0 / 2 + scene.steady_span.1 / 2).unwrap_or(i64::MAX);
+    let there = |pid: u32| {
+        let known = scene.facts.processes.get(&pid);
+        let began = known.and_then(|process| process.started).is_none_or(|at| at <= middle);
+        began && known.and_then(|process| process.ended).is_none_or(|at| at >= middle)
+    };
+    let is_one = |pid: u32, ns: u64| ns >= most_ns / LITTLE_PART && base(&scene.name(pid)) == base(&name) && there(pid);
+    by_pid.into_iter().filter(|(pid, ns)| is_one(*pid, *ns)).map(|(pid, _)| pid).collect()
 }
 
 /// More workers help while there are cores for them; waiting needs no core.
@@ -62,33 +97,19 @@ fn more_workers(story: &Story, scene: &Scene<'_>) -> Option<Fix> {
     if !matches!(story.root, Kind::CpuBoundWorker | Kind::DiskIo | Kind::HostSleep | Kind::NetworkIo) {
         return None;
     }
-    let launcher = scene.thread(story.launcher).pid;
-    // Those of other epochs are gone: only who was there at one time counts.
-    let middle = i64::try_from(scene.steady_span.0 / 2 + scene.steady_span.1 / 2).unwrap_or(i64::MAX);
-    let there = |pid: &u32| {
-        let known = scene.facts.processes.get(pid);
-        let began = known.and_then(|process| process.started).is_none_or(|at| at <= middle);
-        began && known.and_then(|process| process.ended).is_none_or(|at| at >= middle)
-    };
-    let pids = part.threads.keys().map(|index| scene.thread(*index).pid).filter(|pid| *pid != launcher);
-    let pids: BTreeSet<u32> = pids.filter(there).collect();
-    let workers = pids.len() as u64 / story.gpus(scene);
-    let share = scene.share(story.ns / story.gpus(scene)).min(0.95);
+    let ranks = story.ranks.len().max(1) as u64;
+    let workers = workers(story, scene).len() as u64 / ranks;
+    let share = scene.share(story.ns / ranks).min(0.95);
     let wanted = (workers as f64 / (1.0 - share)).ceil() as u64;
     if workers == 0 || wanted <= workers {
         return None;
     }
     let cores = scene.facts.cores;
     let idle = scene.idle_cores.unwrap_or(0.0);
-    let free = if story.root == Kind::CpuBoundWorker { idle.floor() as u64 } else { wanted - workers };
+    let free = if story.root == Kind::CpuBoundWorker { idle.floor() as u64 / ranks } else { wanted - workers };
     let possible = (workers + free).min(wanted);
     if possible <= workers {
-        return Some(fix(
-            format!(
-                "num_workers {workers} → {wanted} would be needed, but of {cores} cores only {idle:.1} are idle: add cores"
-            ),
-            part.ns,
-        ));
+        return None;
     }
     let saves = part.ns as f64 * (possible - workers) as f64 / (wanted - workers) as f64;
     Some(fix(format!("num_workers {workers} → {possible} ({cores} cores, {idle:.1} idle)"), saves as u64))
@@ -99,7 +120,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(words::blamed_line(story, scene));
     match (kind, root) {
-        (Kind::CpuContention, _) => contention(story, scene),
+        (Kind::CpuContention, _) => contention(part, "the launching thread", scene),
         (Kind::CpuThrottled, _) => vec![throttled(part.ns, scene)],
         (Kind::HostMemoryPressure, _) => vec![memory(part.ns, scene)],
         (Kind::LockContention, _) if words::is_gil(story) => {
@@ -110,7 +131,15 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             )]
         }
         (Kind::LockContention, _) => {
-            vec![fix(format!("hold the lock for a shorter time: its holder works{line}"), story.ns)]
+            let does = match root {
+                Kind::HostSleep => "sleeps meanwhile",
+                Kind::DiskIo => "waits for the disk meanwhile",
+                Kind::CpuContention => "waits for a CPU meanwhile",
+                _ => "works meanwhile",
+            };
+            let mut fixes = vec![fix(format!("hold the lock for a shorter time: its holder {does}{line}"), story.ns)];
+            fixes.extend(contention(&story.all, "its holder", scene));
+            fixes
         }
         (Kind::DiskIo, _) => {
             vec![fix(format!("read ahead in another thread or process; the launching thread reads{line}"), story.ns)]
@@ -147,30 +176,32 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     }
 }
 
-fn contention(story: &Story, scene: &Scene<'_>) -> Vec<Fix> {
-    let part = story.root_part();
-    let ranked = words::ranked_holders(part, scene);
+/// Programs that had the CPU that somebody needed. The job's own are worth a word only if others are not the greater
+/// trouble.
+fn contention(part: &Part, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
+    let (own, others): (Vec<_>, Vec<_>) = programs(part, scene).into_iter().partition(|program| program.own);
+    let sum = |programs: &[Program]| programs.iter().map(|program| program.ns).sum::<u64>();
     let cores = scene.facts.cores;
     let idle = scene.idle_cores.unwrap_or(0.0);
-    let (own, others): (Vec<_>, Vec<_>) = ranked.into_iter().partition(|(_, pid, _)| scene.facts.is_traced(*pid));
     let mut fixes = Vec::new();
-    if let Some((name, pid, _)) = others.first() {
-        let saves = others.iter().map(|(_, _, ns)| ns).sum();
+    if let Some(program) = others.first() {
         let where_to = if idle >= 1.0 {
             format!("{idle:.1} of {cores} cores are idle: keep them apart with taskset or cpusets")
         } else {
+            let pids: Vec<String> = program.pids.iter().take(MOST_PIDS).map(u32::to_string).collect();
+            let pids = pids.join(" ");
             format!(
-                "all {cores} cores are busy: stop it, give it a lower priority (renice 19 -p {pid}) or another machine"
+                "all {cores} cores are busy: stop it, give it a lower priority (renice 19 -p {pids}) or another machine"
             )
         };
-        fixes.push(fix(format!("{name} {pid} takes the CPU; {where_to}"), saves));
+        fixes.push(fix(format!("{} takes the CPU of {whose}; {where_to}", program.words()), sum(&others)));
     }
-    if let Some((name, pid, _)) = own.first() {
-        let saves = own.iter().map(|(_, _, ns)| ns).sum();
+    if let Some(program) = own.first().filter(|_| sum(&own) > sum(&others)) {
         let text = format!(
-            "the job's own {name} {pid} takes the CPU of the launching thread: fewer workers or OMP_NUM_THREADS=1 ({cores} cores)"
+            "the job's own {} takes the CPU of {whose}: fewer workers or OMP_NUM_THREADS=1 ({cores} cores)",
+            program.words()
         );
-        fixes.push(fix(text, saves));
+        fixes.push(fix(text, sum(&own)));
     }
     fixes
 }

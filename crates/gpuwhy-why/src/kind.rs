@@ -212,6 +212,36 @@ pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
     (Kind::InputStarved, root)
 }
 
+/// Whether it sets the job's pace where the launching thread never waits for the GPU, even if nobody knows how busy that
+/// is. Sleeps and waits for the network may be a poll of the GPU, or a job without requests.
+pub(crate) fn sets_pace(kind: Kind, root: Kind) -> bool {
+    let held_up = match kind {
+        Kind::InputStarved
+        | Kind::CpuContention
+        | Kind::CpuThrottled
+        | Kind::DiskIo
+        | Kind::LockContention
+        | Kind::HostMemoryPressure
+        | Kind::ProcessChurn
+        | Kind::CopyBound
+        | Kind::AllocChurn => true,
+        Kind::NetworkIo
+        | Kind::HostSleep
+        | Kind::SyncBound
+        | Kind::LaunchBound
+        | Kind::ColdStart
+        | Kind::CollectiveWait
+        | Kind::GpuShared
+        | Kind::GpuThrottled
+        | Kind::GpuFault
+        | Kind::GpuBound
+        | Kind::CpuBoundWorker
+        | Kind::OutsideProcess
+        | Kind::Unresolved => false,
+    };
+    held_up && !matches!(root, Kind::OutsideProcess | Kind::Unresolved | Kind::NetworkIo | Kind::InputStarved)
+}
+
 /// What stood at the end, as if it had been the launching thread itself.
 fn leaf_kind(cause: &Cause, around: &Circumstances) -> Kind {
     let own = if cause.gap == Gap::AfterSync { Kind::SyncBound } else { Kind::LaunchBound };

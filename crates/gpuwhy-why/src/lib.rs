@@ -18,6 +18,7 @@ mod explain;
 mod facts;
 mod fixes;
 mod gpu_rules;
+mod holders;
 mod kind;
 pub mod ledger;
 mod neighbours;

@@ -8,6 +8,7 @@ use crate::story::most;
 use crate::timeline::{Thread, ThreadIndex, Timeline};
 use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Histogram, units};
+use gpuwhy_stacks::Owner;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A process that lived no longer than this, ns, was made for one task.
@@ -16,6 +17,8 @@ const SHORT_LIFE_NS: i64 = 1_500_000_000;
 const MANY_SHORT: usize = 5;
 /// Memory in use, of what is allowed, at which it is short.
 const SHORT_MEMORY: f64 = 0.95;
+/// Who has less than this part of what the busiest has is not one of those it is about.
+pub(crate) const LITTLE_PART: u64 = 10;
 /// What a copy of pinned memory reaches, bytes a nanosecond; slower is no reason to think of copies.
 const FAST_COPY: f64 = 12.0;
 
@@ -31,8 +34,6 @@ pub(crate) struct Scene<'a> {
     pub(crate) steady: &'a Slice,
     /// GPUs that had work.
     pub(crate) gpus: u64,
-    /// Of them, how many each process gave work to.
-    pub(crate) gpus_of: HashMap<u32, u64>,
     /// Threads that launch a part of the work worth telling.
     pub(crate) launchers: BTreeSet<ThreadIndex>,
     pub(crate) short_lived: BTreeSet<u32>,
@@ -44,6 +45,8 @@ pub(crate) struct Scene<'a> {
     pub(crate) nvml_factor: f64,
     /// Whether another job of the run used one of its GPUs: what this one left idle may have been busy with that.
     pub(crate) has_neighbours: bool,
+    /// Processes that never wait for a GPU of which nobody knows how busy it is: the host sets their pace.
+    pub(crate) paced: BTreeSet<u32>,
     /// Cores nobody used, on average.
     pub(crate) idle_cores: Option<f64>,
 }
@@ -65,7 +68,7 @@ impl<'a> Scene<'a> {
             steady_ns: steady_span.1.saturating_sub(steady_span.0),
             steady,
             gpus: gpus.max(1),
-            gpus_of: HashMap::new(),
+            paced: BTreeSet::new(),
             short_lived: short_lived(facts),
             memory_short: memory_short(facts),
             copies_matter: steady.idle_ns > 0 && copying >= 0.2 * steady.idle_ns as f64,
@@ -102,15 +105,20 @@ impl<'a> Scene<'a> {
         })
     }
 
-    /// The line most of the time was spent in: `train.py:138`.
+    /// The line most of the time was spent in: `train.py:138`. Of the job's own code, if that was seen at all: a line of
+    /// Python's or PyTorch's library that nobody of the job called says nothing to its author.
     pub(crate) fn line(&self, votes: &Votes) -> Option<String> {
-        let mut by_line: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut by_line: BTreeMap<(Owner, &str), u64> = BTreeMap::new();
         for (stack, ns) in votes.ranked() {
-            if let Some(line) = self.words.get(&stack).and_then(|words| words.top_line.as_deref()) {
-                *by_line.entry(short_line(line)).or_default() += ns;
+            let Some(words) = self.words.get(&stack) else { continue };
+            if let Some(line) = words.top_line.as_deref() {
+                *by_line.entry((words.owner(), short_line(line))).or_default() += ns;
             }
         }
-        most(by_line).map(|(line, _)| line.to_owned())
+        let of = |owner: Owner| {
+            by_line.iter().filter(move |((its, _), _)| *its == owner).map(|((_, line), ns)| (*line, *ns))
+        };
+        most(of(Owner::You)).or_else(|| most(of(Owner::Package))).map(|(line, _)| line.to_owned())
     }
 
     /// A process's name. One that took a new name after it was met goes by that.
@@ -138,8 +146,8 @@ impl<'a> Scene<'a> {
     /// Several threads in words: `pt_data_worker:0–3`, `python3 4821 and 3 more`.
     pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
         // Who had little part in it is not worth a name.
-        let total: u64 = threads.values().sum();
-        let named = threads.iter().filter(|(_, ns)| **ns >= total / 20);
+        let most_ns = threads.values().max().copied().unwrap_or(0);
+        let named = threads.iter().filter(|(_, ns)| **ns >= most_ns / LITTLE_PART);
         let pids: BTreeSet<u32> = named.map(|(index, _)| self.thread(*index).pid).collect();
         let Some((first, _)) = most(threads.iter().map(|(index, ns)| (*index, *ns))) else { return String::new() };
         if pids.len() < 2 {
@@ -164,7 +172,13 @@ impl<'a> Scene<'a> {
     /// A time, of the steady state.
     pub(crate) fn of_steady(&self, ns: u64) -> String {
         let steady = self.steady_ns;
-        format!("{} of {} ({})", units::time(ns), units::time(steady), units::percent(ns as f64, steady as f64))
+        let mean = if self.gpus > 1 { format!(", mean of {} GPUs", self.gpus) } else { String::new() };
+        format!("{} of {} ({}{mean})", units::time(ns), units::time(steady), units::percent(ns as f64, steady as f64))
+    }
+
+    /// A time of all GPUs together, as a share of the steady state, in words: what every share on a screen is of.
+    pub(crate) fn percent(&self, ns: u64) -> String {
+        units::percent(self.share(ns / self.gpus), 1.0)
     }
 
     /// How busy NVML saw a GPU in the steady state, 0 to 1.

@@ -10,25 +10,27 @@ const ENOUGH: u64 = 50;
 /// Before the steady state launches are this much rarer, at least.
 const RARER: f64 = 0.3;
 
-/// The slices of the steady state, first and last.
+/// The slices of the steady state, first and last. A job that launches nothing is told by its copies.
 pub(crate) fn steady(slices: &[Slice]) -> Option<(usize, usize)> {
-    let first = slices.iter().position(|slice| slice.launches > 0)?;
-    let last = slices.iter().rposition(|slice| slice.launches > 0)?;
-    let total: u64 = slices.iter().map(|slice| slice.launches).sum();
+    let launches = slices.iter().any(|slice| slice.launches > 0);
+    let work = |slice: &Slice| if launches { slice.launches } else { slice.copies };
+    let first = slices.iter().position(|slice| work(slice) > 0)?;
+    let last = slices.iter().rposition(|slice| work(slice) > 0)?;
+    let total: u64 = slices.iter().map(work).sum();
     if total < ENOUGH || last == first {
         return Some((first, last));
     }
     let wanted = (total as f64 * FIRST_SHARE).ceil() as u64;
     let mut seen = 0;
     let reached = (first..=last).find(|i| {
-        seen += slices[*i].launches;
+        seen += work(&slices[*i]);
         seen >= wanted
     });
     let reached = reached.unwrap_or(first);
     // In a steady job, so many launches take so many slices; what lies before those is the start.
     let usual = FIRST_SHARE / (1.0 - FIRST_SHARE) * (last - reached + 1) as f64;
     let begin = reached.saturating_sub(usual.ceil() as usize).max(first);
-    let before: u64 = slices[first..begin].iter().map(|slice| slice.launches).sum();
+    let before: u64 = slices[first..begin].iter().map(work).sum();
     let rate = |launches: u64, slices: usize| launches as f64 / slices.max(1) as f64;
     let early = rate(before, begin - first);
     let later = rate(total - before, last - begin + 1);

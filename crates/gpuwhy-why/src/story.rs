@@ -26,8 +26,8 @@ pub(crate) struct Part {
     pub(crate) head_states: BTreeMap<State, u64>,
     /// Which calls they were in.
     pub(crate) ops: HashMap<OpId, u64>,
-    /// What they were doing, in words.
-    pub(crate) leaf_states: BTreeMap<&'static str, u64>,
+    /// What they were doing.
+    pub(crate) doing: BTreeMap<Doing, u64>,
     /// The threads from the launching one to the end; those of the costliest cause.
     pub(crate) path: Vec<ThreadIndex>,
     path_ns: u64,
@@ -48,13 +48,23 @@ impl Part {
         if let Some(state) = cause.head {
             *self.head_states.entry(state).or_default() += cost.ns;
         }
-        *self.leaf_states.entry(leaf_words(cause.leaf)).or_default() += cost.ns;
+        *self.doing.entry(Doing::of(cause.leaf)).or_default() += cost.ns;
         self.head_stacks.merge(&cost.head_stacks);
         self.leaf_stacks.merge(&cost.leaf_stacks);
         self.gil_ns += if cause.gil { cost.ns } else { 0 };
         if cost.ns > self.path_ns {
             (self.path_ns, self.path) = (cost.ns, cost.path.clone());
         }
+    }
+
+    /// How long they were on a CPU.
+    pub(crate) fn running_ns(&self) -> u64 {
+        self.doing.iter().filter(|(doing, _)| doing.is_running()).map(|(_, ns)| ns).sum()
+    }
+
+    /// How long they could have run, but had no CPU.
+    pub(crate) fn ready_ns(&self) -> u64 {
+        self.doing.get(&Doing::Ready).copied().unwrap_or(0)
     }
 
     fn merge(&mut self, other: &Self) {
@@ -71,8 +81,8 @@ impl Part {
         for (state, ns) in &other.head_states {
             *self.head_states.entry(*state).or_default() += ns;
         }
-        for (state, ns) in &other.leaf_states {
-            *self.leaf_states.entry(state).or_default() += ns;
+        for (doing, ns) in &other.doing {
+            *self.doing.entry(*doing).or_default() += ns;
         }
         self.head_stacks.merge(&other.head_stacks);
         self.leaf_stacks.merge(&other.leaf_stacks);
@@ -88,17 +98,50 @@ pub(crate) fn most<K: Copy + Ord>(sums: impl IntoIterator<Item = (K, u64)>) -> O
     sums.into_iter().max_by_key(|(key, ns)| (*ns, std::cmp::Reverse(*key)))
 }
 
-fn leaf_words(leaf: Leaf) -> &'static str {
-    match leaf {
-        Leaf::Running => State::RunningHost.words(),
-        Leaf::Forking => "running, making a process",
-        Leaf::Cuda(_) => State::RunningCuda.words(),
-        Leaf::Reclaiming => "running, reclaiming memory",
-        Leaf::Ready(_) => State::Ready.words(),
-        Leaf::Throttled => State::Throttled.words(),
-        Leaf::Blocked(state, _) => state.words(),
-        Leaf::BlockedIn(_) => State::BlockedGpu.words(),
-        Leaf::Absent => "not running yet",
+/// What a thread at the end of a chain was doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Doing {
+    Running,
+    Forking,
+    InCuda,
+    Reclaiming,
+    Ready,
+    Throttled,
+    Waiting(State),
+    Absent,
+}
+
+impl Doing {
+    fn of(leaf: Leaf) -> Self {
+        match leaf {
+            Leaf::Running => Self::Running,
+            Leaf::Forking => Self::Forking,
+            Leaf::Cuda(_) => Self::InCuda,
+            Leaf::Reclaiming => Self::Reclaiming,
+            Leaf::Ready(_) => Self::Ready,
+            Leaf::Throttled => Self::Throttled,
+            Leaf::Blocked(state, _) => Self::Waiting(state),
+            Leaf::BlockedIn(_) => Self::Waiting(State::BlockedGpu),
+            Leaf::Absent => Self::Absent,
+        }
+    }
+
+    /// Whether it was on a CPU with work of its own.
+    pub(crate) fn is_running(self) -> bool {
+        matches!(self, Self::Running | Self::Forking | Self::InCuda)
+    }
+
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Running => State::RunningHost.words(),
+            Self::Forking => "running, making a process",
+            Self::InCuda => State::RunningCuda.words(),
+            Self::Reclaiming => "running, reclaiming memory",
+            Self::Ready => State::Ready.words(),
+            Self::Throttled => State::Throttled.words(),
+            Self::Waiting(state) => state.words(),
+            Self::Absent => "not running yet",
+        }
     }
 }
 
@@ -116,17 +159,18 @@ pub(crate) struct Story {
     pub(crate) all: Part,
     /// How long the same held the launching thread up while the GPU had work.
     pub(crate) busy_ns: u64,
+    /// Of `ns`, time in which it is not known whether the GPU had work.
+    unknown_ns: u64,
     /// Of it, the own work that such a hold-up may have put off.
     late_ns: u64,
-    /// The processes it is about.
-    pids: BTreeSet<u32>,
+    /// The processes that were held up: ranks of the job.
+    pub(crate) ranks: BTreeSet<u32>,
 }
 
 impl Story {
-    /// How many GPUs it is about: what it cost is a mean over them.
-    pub(crate) fn gpus(&self, scene: &Scene<'_>) -> u64 {
-        let used: u64 = self.pids.iter().map(|pid| scene.gpus_of.get(pid).copied().unwrap_or(1)).sum();
-        used.clamp(1, scene.gpus)
+    /// Whether it is mostly known that the launching thread was held up, not that the GPU idled meanwhile.
+    pub(crate) fn is_about_pace(&self) -> bool {
+        self.unknown_ns > self.ns / 2
     }
 
     /// The part that the root cause is about.
@@ -138,6 +182,7 @@ impl Story {
 #[derive(Default)]
 struct Growing {
     parts: BTreeMap<Kind, Part>,
+    unknown_ns: u64,
     launchers: HashMap<ThreadIndex, u64>,
 }
 
@@ -156,9 +201,12 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
         let around = Circumstances { gil_matters, ..circumstances(cause, cost, scene) };
         let (kind, root) = kind::of(cause, &around);
         let pid = scene.thread(cause.launcher).pid;
+        let sets_pace = scene.paced.contains(&pid) && kind::sets_pace(kind, root);
         if cause.gap == Gap::Busy {
             *busy.entry((kind, pid)).or_default() += cost.ns;
-            continue;
+            if !sets_pace {
+                continue;
+            }
         }
         if cause.gap == Gap::ByNvml {
             // As far as the host knew, the GPU was busy then: it was counted there, too.
@@ -168,11 +216,12 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
         if cause.gap == Gap::ByNvml {
             cost.ns = (cost.ns as f64 * scene.nvml_factor) as u64;
         }
-        if cause.gap != Gap::Drained {
+        if cause.gap != Gap::Drained && cause.gap != Gap::Busy {
             *late.entry((kind, pid)).or_default() += cost.ns;
         }
         let story = grouped.entry((kind, pid)).or_default();
         story.parts.entry(root).or_default().add(cause, &cost);
+        story.unknown_ns += if cause.gap == Gap::Busy { cost.ns } else { 0 };
         *story.launchers.entry(cause.launcher).or_default() += cost.ns;
     }
     let held_up = |kind: Kind, pid: u32| {
@@ -181,7 +230,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     };
     let mut stories: Vec<Story> = grouped
         .into_iter()
-        .filter_map(|((kind, pid), Growing { parts, launchers })| {
+        .filter_map(|((kind, pid), Growing { parts, unknown_ns, launchers })| {
             let launcher = most(launchers)?.0;
             let mut all = Part::default();
             parts.values().for_each(|part| all.merge(part));
@@ -193,15 +242,29 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
                 parts,
                 all,
                 busy_ns: held_up(kind, pid),
+                unknown_ns,
                 late_ns: late.get(&(kind, pid)).copied().unwrap_or(0),
-                pids: BTreeSet::from([pid]),
+                ranks: BTreeSet::from([pid]),
             })
         })
         .collect();
     share_out_own_work(&mut stories, scene);
     let mut stories = join_processes(stories);
+    fit(&mut stories, scene);
     stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
     stories
+}
+
+/// NVML's windows do not cover the steady state evenly, and what they stand for is an estimate: all stories together
+/// must not take longer than there was.
+fn fit(stories: &mut [Story], scene: &Scene<'_>) {
+    let (total, there): (u64, u64) = (stories.iter().map(|story| story.ns).sum(), scene.steady_ns * scene.gpus);
+    if total <= there {
+        return;
+    }
+    for story in stories {
+        story.ns = (u128::from(story.ns) * u128::from(there) / u128::from(total)) as u64;
+    }
 }
 
 /// The same story of several processes, as of the ranks of a job, is one.
@@ -212,12 +275,13 @@ fn join_processes(stories: Vec<Story>) -> Vec<Story> {
             joined.insert((story.kind, story.root), story);
             continue;
         };
-        known.pids.extend(&story.pids);
         if story.ns > known.ns {
             known.launcher = story.launcher;
         }
         known.ns += story.ns;
+        known.ranks.extend(&story.ranks);
         known.busy_ns += story.busy_ns;
+        known.unknown_ns += story.unknown_ns;
         known.all.merge(&story.all);
         for (kind, part) in &story.parts {
             known.parts.entry(*kind).or_default().merge(part);
@@ -244,7 +308,10 @@ fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
         let shared = stories[own].late_ns.min(held_up);
         for other in guilty {
             let part = (shared as f64 * stories[other].busy_ns as f64 / held_up.max(1) as f64) as u64;
-            stories[other].ns += part;
+            // As far as it was counted as a hold-up already, it is now known to have cost that.
+            let counted = part.min(stories[other].unknown_ns);
+            stories[other].unknown_ns -= counted;
+            stories[other].ns += part - counted;
             stories[own].ns -= part.min(stories[own].ns);
         }
     }

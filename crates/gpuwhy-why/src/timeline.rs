@@ -2,6 +2,7 @@
 //! The last seconds of every thread and CPU, so that a wait can be followed to its cause. What is older than needed
 //! is forgotten, so memory does not grow with the run. Times are nanoseconds since the run began.
 
+use crate::calls::may_wait_for_gpu;
 use crate::state::{State, blocked_state, is_gil};
 use crate::weights::{Between, Others, stretched};
 use gpuwhy_model::{Call, Class, CpuRun, MovedWait, OffCpu, OpId, Reason, ThreadSums, WokenBy};
@@ -46,6 +47,8 @@ pub(crate) struct Span {
     pub(crate) end: u64,
     pub(crate) op: OpId,
     pub(crate) class: Class,
+    /// Whether the time in it may be a wait for the GPU.
+    pub(crate) for_gpu: bool,
     pub(crate) stack: u64,
 }
 
@@ -159,7 +162,8 @@ impl Timeline {
         if thread.calls.back().is_none_or(|last| last.end <= call.start_ns) {
             let stack = call.stack.unwrap_or(0);
             let start = call.start_ns - others.before_ns;
-            thread.calls.push_back(Span { start, end, op: call.op, class, stack });
+            let for_gpu = may_wait_for_gpu(call, class);
+            thread.calls.push_back(Span { start, end, op: call.op, class, for_gpu, stack });
         }
         (index, others)
     }

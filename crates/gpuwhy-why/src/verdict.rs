@@ -43,10 +43,15 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> 
     text.push('.');
     for found in serious.iter().filter(|found| found.lost_ns > 0).take(NAMED) {
         let lost = units::percent(found.share, 1.0);
-        text.push_str(&format!(" {lost} because {}", sentence(&found.root_cause.detail)));
+        let about_pace = |story: &&Story| {
+            (story.kind.name(), story.root.name()) == (found.kind.as_str(), found.root_cause.kind.as_str())
+        };
+        let held_up = stories.iter().find(about_pace).is_some_and(Story::is_about_pace);
+        let of_it = if held_up { "of the time the launching thread was held up, " } else { "" };
+        text.push_str(&format!(" {lost} {of_it}because {}", sentence(&found.root_cause.detail)));
     }
     let lost_track = stories.iter().filter(|story| matches!(story.kind, Kind::Unresolved | Kind::ColdStart));
-    let lost_track = scene.share(lost_track.map(|story| story.ns / story.gpus(scene)).sum());
+    let lost_track = scene.share(lost_track.map(|story| story.ns / scene.gpus).sum());
     if lost_track >= 0.03 {
         let share = units::percent(lost_track, 1.0);
         text.push_str(&format!(" {share} could not be followed to a cause."));
@@ -97,7 +102,7 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
         return Vec::new();
     }
     let lost = |kinds: &[Kind]| -> u64 {
-        stories.iter().filter(|story| kinds.contains(&story.kind)).map(|story| story.ns / story.gpus(scene)).sum()
+        stories.iter().filter(|story| kinds.contains(&story.kind)).map(|story| story.ns / scene.gpus).sum()
     };
     let mut list = Vec::new();
     let mut well = |what: &str, kinds: &[Kind], more: String| {
@@ -110,8 +115,7 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
         counts.launchers.iter().max_by_key(|(_, launches)| **launches).map(|(index, _)| scene.thread(*index));
     let ledger = launcher.and_then(|thread| ledgers.get(&(thread.pid, thread.tid)));
     let ready = ledger.map_or(String::new(), |ledger| {
-        let share = units::percent(ledger.of(State::Ready) as f64, ledger.wall_ns as f64);
-        format!(" (the launching thread was ready without a CPU {share} of its time)")
+        format!(" (the launching thread was ready without a CPU for {})", units::time(ledger.of(State::Ready)))
     });
     well("CPU", &[Kind::CpuContention, Kind::CpuThrottled], ready);
     well("input", &[Kind::InputStarved, Kind::ProcessChurn], String::new());
@@ -129,6 +133,11 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
 pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     let facts = scene.facts;
     let mut list = Vec::new();
+    if scene.steady_ns > 0 {
+        let (from, to) = scene.steady_span;
+        let (length, from, to) = (units::time(to - from), units::time(from), units::time(to));
+        list.push(format!("shares are of the job's steady time: {length}, from {from} to {to}"));
+    }
     let idle = scene.idle_cores.map(|idle| format!(", {idle:.1} idle on average")).unwrap_or_default();
     if facts.cores > 0 {
         list.push(format!("{} cores{idle}", facts.cores));

@@ -4,7 +4,7 @@
 //! is explained by the thread that woke it, over the same time.
 
 use crate::state::State;
-use crate::timeline::{Off, SAME_OBJECT, Thread, ThreadIndex, Timeline};
+use crate::timeline::{Off, SAME_OBJECT, Span, Thread, ThreadIndex, Timeline};
 use gpuwhy_model::{OpId, WokenBy};
 
 /// How many threads a chain may have.
@@ -54,6 +54,8 @@ pub(crate) struct Piece<'a> {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) leaf: Leaf,
+    /// Whether it may be a wait for the GPU.
+    pub(crate) for_gpu: bool,
     /// Who the leaf is about.
     pub(crate) thread: ThreadIndex,
     /// Where that thread was in its code, where known.
@@ -91,9 +93,14 @@ impl<'a> Walker<'a> {
     }
 
     fn leaf(&mut self, from: u64, to: u64, leaf: Leaf, stack: u64) {
+        self.leaf_in(from, to, leaf, stack, None);
+    }
+
+    /// The same, inside a call.
+    fn leaf_in(&mut self, from: u64, to: u64, leaf: Leaf, stack: u64, call: Option<Span>) {
         let Some(thread) = self.path.last().copied().filter(|_| from < to) else { return };
-        let head = self.head;
-        (self.each)(&Piece { from, to, leaf, thread, stack, head, path: &self.path });
+        let (head, for_gpu) = (self.head, call.is_some_and(|call| call.for_gpu));
+        (self.each)(&Piece { from, to, leaf, for_gpu, thread, stack, head, path: &self.path });
     }
 
     fn span(&mut self, index: ThreadIndex, a: u64, b: u64) {
@@ -146,7 +153,7 @@ impl<'a> Walker<'a> {
             let (start, end) = (call.start.max(at), call.end.min(b));
             if start < end {
                 self.own(thread, at, start);
-                self.leaf(start, end, Leaf::Cuda(call.op), call.stack);
+                self.leaf_in(start, end, Leaf::Cuda(call.op), call.stack, Some(*call));
                 at = end;
             }
         }
@@ -198,11 +205,11 @@ impl<'a> Walker<'a> {
         let timeline = self.timeline;
         timeline.holders(index, off, a, b, &mut |from, to, holder| {
             // Nobody had the CPU: the thread was on its way to it, which is the end of what it waited for.
-            let leaf = match holder {
+            let (leaf, call) = match holder {
                 None if off.woken > off.start => self.waiting(index, off),
-                holder => Leaf::Ready(holder),
+                holder => (Leaf::Ready(holder), None),
             };
-            self.leaf(from, to, leaf, off.stack);
+            self.leaf_in(from, to, leaf, off.stack, call);
         });
     }
 
@@ -218,7 +225,8 @@ impl<'a> Walker<'a> {
             self.thread(*next).watched && !self.visited.contains(&seen) && self.path.len() < DEEPEST && *next != index
         });
         let Some(next) = next else {
-            return self.leaf(a, b, self.waiting(index, off), off.stack);
+            let (leaf, call) = self.waiting(index, off);
+            return self.leaf_in(a, b, leaf, off.stack, call);
         };
         let head = self.head;
         if own_head {
@@ -231,13 +239,13 @@ impl<'a> Walker<'a> {
         self.head = head;
     }
 
-    /// A wait that nobody is followed for.
-    fn waiting(&self, index: ThreadIndex, off: &Off) -> Leaf {
+    /// A wait that nobody is followed for, and the call it was in.
+    fn waiting(&self, index: ThreadIndex, off: &Off) -> (Leaf, Option<Span>) {
         let calls = &self.thread(index).calls;
         let before = calls.partition_point(|call| call.start <= off.start);
         match before.checked_sub(1).and_then(|i| calls.get(i)).filter(|call| off.start < call.end) {
-            Some(call) => Leaf::BlockedIn(call.op),
-            None => Leaf::Blocked(off.state, off.woken_by),
+            Some(call) => (Leaf::BlockedIn(call.op), Some(*call)),
+            None => (Leaf::Blocked(off.state, off.woken_by), None),
         }
     }
 

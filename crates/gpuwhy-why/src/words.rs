@@ -1,12 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A story in words: its title, its chain, its root cause and what it did to the job.
 
+use crate::holders::{Program, named, programs};
 use crate::kind::Kind;
 use crate::scene::Scene;
 use crate::state::State;
 use crate::story::{Part, Story, most};
 use crate::timeline::ThreadIndex;
-use gpuwhy_model::{Link, RootCause, units};
+use gpuwhy_model::{Link, RootCause};
+
+/// What takes less than this part of a story is left out of its sentence.
+const LEAST_SAID: u64 = 20;
+const WORK: &str = "work on the CPU";
+const READY: &str = "could run, but have no CPU";
+const HELD: &str = "SELECT holder_name, holder_pid, SUM(duration_ns) FROM cpu_held GROUP BY 1, 2 ORDER BY 3 DESC";
+
+/// What is known to have cost the time.
+pub(crate) fn what(story: &Story, scene: &Scene<'_>) -> &'static str {
+    match (story.is_about_pace(), scene.has_neighbours) {
+        (true, _) => "launching thread held up",
+        // Where another job uses the GPU, too, it may have been busy with that.
+        (false, true) => "GPU without work of this job",
+        (false, false) => "GPU idle",
+    }
+}
 
 /// What the GPU waited for, as a title says it.
 pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
@@ -17,7 +34,7 @@ pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
             "waiting for a process that was not traced".to_owned()
         }
         Kind::InputStarved => format!("waiting for {who}"),
-        Kind::CpuContention => format!("the launching thread had no CPU, {} had it", holders(part, scene)),
+        Kind::CpuContention => format!("the launching thread had no CPU, {} had it", named(&programs(part, scene))),
         Kind::CpuThrottled => "the job's CPU quota was used up".to_owned(),
         Kind::DiskIo => "the launching thread waited for the disk".to_owned(),
         Kind::NetworkIo => "the launching thread waited for the network".to_owned(),
@@ -34,54 +51,92 @@ pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
     }
 }
 
-/// Why, as a clause after "because", with figures.
+/// Why, as a clause after "because", with figures. Every share is of the steady time.
 pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
     let part = story.root_part();
     let at = blamed_line(story, scene).map(|line| format!(" ({line})")).unwrap_or_default();
-    let share = units::percent(part.ns as f64, story.ns as f64);
     let who = scene.all_of(&part.threads);
-    match (story.kind, story.root) {
-        (Kind::InputStarved, root) => {
-            let did = match root {
-                Kind::DiskIo => format!("waiting for the disk {share} of that time{at}"),
-                Kind::HostSleep => format!("asleep {share} of that time{at}"),
-                Kind::NetworkIo => format!("waiting for the network {share} of that time{at}"),
-                Kind::CpuContention => format!("without a CPU {share} of that time, {} had it", holders(part, scene)),
-                Kind::CpuThrottled => format!("without CPU quota {share} of that time"),
-                Kind::HostMemoryPressure => format!("waiting for memory {share} of that time{at}"),
-                Kind::LockContention => format!("waiting for a lock {share} of that time{at}"),
-                Kind::CpuBoundWorker => format!("busy on the CPU {share} of that time{at}"),
-                Kind::OutsideProcess => "waiting for a process that was not traced".to_owned(),
-                _ => "waiting for something that could not be followed".to_owned(),
-            };
-            format!("{who} could not keep up: {did}")
+    match story.kind {
+        Kind::InputStarved if story.root == Kind::OutsideProcess => {
+            format!("{who} could not keep up: waiting for a process that was not traced")
         }
-        (Kind::CpuContention, _) => {
-            format!("the launching thread was ready but had no CPU: {} had it", holders(part, scene))
+        Kind::InputStarved => format!("{who} could not keep up: {}", doing(story, scene)),
+        Kind::CpuContention => {
+            format!("the launching thread was ready but had no CPU: {} had it", named(&programs(part, scene)))
         }
-        (Kind::CpuThrottled, _) => "the job's cgroup had used up its CPU quota".to_owned(),
-        (Kind::DiskIo, _) => format!("the launching thread itself waited for the disk{at}"),
-        (Kind::NetworkIo, _) => format!("the launching thread itself waited for the network{at}"),
-        (Kind::LockContention, _) if is_gil(story) => format!("{who} held Python's lock (GIL) while it worked{at}"),
-        (Kind::LockContention, _) => format!("{who} held a lock that the launching thread needed{at}"),
-        (Kind::HostMemoryPressure, _) => format!("memory was short: the launching thread waited for pages{at}"),
-        (Kind::ProcessChurn, _) => {
-            format!(
-                "processes were started and ended again and again ({} short-lived ones){at}",
-                scene.short_lived.len()
-            )
+        Kind::CpuThrottled => "the job's cgroup had used up its CPU quota".to_owned(),
+        Kind::DiskIo => format!("the launching thread itself waited for the disk{at}"),
+        Kind::NetworkIo => format!("the launching thread itself waited for the network{at}"),
+        Kind::LockContention if is_gil(story) => {
+            format!("{who} held Python's lock (GIL): {}", doing(story, scene))
         }
-        (Kind::SyncBound, _) => {
-            format!(
-                "the host waited for the GPU {} times a second and launched only then{at}",
-                scene.per_second(scene.steady.syncs)
-            )
+        Kind::LockContention => {
+            format!("{who} held a lock that the launching thread needed: {}", doing(story, scene))
         }
-        (Kind::CopyBound, _) => format!("the launching thread was busy copying{at}"),
-        (Kind::LaunchBound, _) => format!("the launching thread was busy with its own work between launches{at}"),
-        (Kind::HostSleep, _) => format!("the launching thread slept{at}"),
-        (Kind::AllocChurn, _) => format!("the launching thread took and freed device memory in the loop{at}"),
-        (kind, _) => kind.name().replace('_', " "),
+        Kind::HostMemoryPressure => format!("memory was short: the launching thread waited for pages{at}"),
+        Kind::ProcessChurn => {
+            let count = scene.short_lived.len();
+            format!("processes were started and ended again and again ({count} short-lived ones){at}")
+        }
+        Kind::SyncBound => {
+            let often = scene.per_second(scene.steady.syncs);
+            format!("the host waited for the GPU {often} times a second and launched only then{at}")
+        }
+        Kind::CopyBound => format!("the launching thread was busy copying{at}"),
+        Kind::LaunchBound => format!("the launching thread was busy with its own work between launches{at}"),
+        Kind::HostSleep => format!("the launching thread slept{at}"),
+        Kind::AllocChurn => format!("the launching thread took and freed device memory in the loop{at}"),
+        kind => kind.name().replace('_', " "),
+    }
+}
+
+/// What those at the ends of the chains did: on a CPU, ready without one because of whom, or waiting for what. What was
+/// behind it all comes first. Ready is not busy: who is ready gets nothing done.
+fn doing(story: &Story, scene: &Scene<'_>) -> String {
+    let mut said: Vec<(bool, u64, String)> = Vec::new();
+    let (running, ready) = (story.all.running_ns(), story.all.ready_ns());
+    let computes = matches!(story.root, Kind::CpuBoundWorker | Kind::LockContention);
+    let at = scene.line(&story.root_part().leaf_stacks).map(|line| format!(" ({line})")).unwrap_or_default();
+    let ran = if computes { at.as_str() } else { "" };
+    said.push((computes, running, format!("running {}{ran}", scene.percent(running))));
+    let had = format!("ready without a CPU {}{}", scene.percent(ready), holders(story, scene));
+    said.push((story.root == Kind::CpuContention, ready, had));
+    for (kind, part) in &story.parts {
+        let waiting = part.ns.saturating_sub(part.running_ns()).saturating_sub(part.ready_ns());
+        let here = if *kind == story.root { at.as_str() } else { "" };
+        let text = format!("{} {}{here}", waits(*kind), scene.percent(waiting));
+        said.push((*kind == story.root && !computes, waiting, text));
+    }
+    said.retain(|(first, ns, _)| *first || *ns > story.ns / LEAST_SAID);
+    said.sort_by_key(|(first, ns, _)| (!*first, std::cmp::Reverse(*ns)));
+    let texts: Vec<String> = said.into_iter().filter(|(_, ns, _)| *ns > 0).map(|(.., text)| text).collect();
+    format!("{} of the time", texts.join(", "))
+}
+
+/// Who had the CPU meanwhile, each with its share.
+fn holders(story: &Story, scene: &Scene<'_>) -> String {
+    let mut programs = programs(&story.all, scene);
+    programs.retain(|program| program.ns > story.ns / LEAST_SAID / 2);
+    let each = |program: &Program| {
+        let own = if program.own { "the job's own " } else { "" };
+        format!("{own}{} had it {}", program.words(), scene.percent(program.ns))
+    };
+    let texts: Vec<String> = programs.iter().take(3).map(each).collect();
+    if texts.is_empty() { String::new() } else { format!(" ({})", texts.join(", ")) }
+}
+
+/// What a thread without work of its own did.
+fn waits(kind: Kind) -> &'static str {
+    match kind {
+        Kind::DiskIo => "waiting for the disk",
+        Kind::HostSleep => "asleep",
+        Kind::NetworkIo => "waiting for the network",
+        Kind::CpuThrottled => "without CPU quota",
+        Kind::HostMemoryPressure => "waiting for memory",
+        Kind::LockContention => "waiting for a lock",
+        Kind::OutsideProcess => "waiting for a process that was not traced",
+        Kind::CpuBoundWorker => "in CUDA calls or starting",
+        _ => "waiting for something that could not be followed",
     }
 }
 
@@ -99,36 +154,6 @@ pub(crate) fn blamed_line(story: &Story, scene: &Scene<'_>) -> Option<String> {
 
 pub(crate) fn is_gil(story: &Story) -> bool {
     story.all.gil_ns > story.ns / 2
-}
-
-/// Who had the CPU, most first: `stress 77, cc1 81 and 3 more`.
-pub(crate) fn holders(part: &Part, scene: &Scene<'_>) -> String {
-    let ranked = ranked_holders(part, scene);
-    let named: Vec<String> = ranked.iter().take(2).map(|(name, pid, _)| format!("{name} {pid}")).collect();
-    match ranked.len() {
-        0 => "nobody that was seen".to_owned(),
-        1 | 2 => named.join(" and "),
-        more => format!("{} and {} more", named.join(", "), more - 2),
-    }
-}
-
-/// Who had the CPU: name, process, time; most first, by process.
-pub(crate) fn ranked_holders(part: &Part, scene: &Scene<'_>) -> Vec<(String, u32, u64)> {
-    let mut by_pid: std::collections::BTreeMap<u32, (String, u64)> = std::collections::BTreeMap::new();
-    // In a fixed order: of a process with threads of several names, it is named after the one with most time.
-    let mut held: Vec<(u64, u32)> = part.holders.iter().map(|(holder, ns)| (*ns, *holder)).collect();
-    held.sort_unstable_by_key(|(ns, holder)| (std::cmp::Reverse(*ns), *holder));
-    for (ns, holder) in held {
-        if let Some(holder) = scene.timeline.holders.get(holder as usize) {
-            // Threads rename themselves; recorded processes are known by their last name.
-            let traced = scene.facts.is_recorded(holder.pid);
-            let name = || if traced { scene.name(holder.pid) } else { holder.name.clone() };
-            by_pid.entry(holder.pid).or_insert_with(|| (name(), 0)).1 += ns;
-        }
-    }
-    let mut ranked: Vec<_> = by_pid.into_iter().map(|(pid, (name, ns))| (name, pid, ns)).collect();
-    ranked.sort_by_key(|(_, pid, ns)| (std::cmp::Reverse(*ns), *pid));
-    ranked
 }
 
 /// The calls, costliest first.
@@ -150,24 +175,57 @@ pub(crate) fn chain(story: &Story, scene: &Scene<'_>) -> Vec<Link> {
         links.extend(middle.iter().take(3).map(|index| passes_on(*index, scene)));
     }
     if part.path.len() > 1 {
+        links.extend(last_links(story, part, scene));
+    }
+    if story.kind == Kind::CpuContention {
+        links.extend(holder_links(part, scene));
+    }
+    links
+}
+
+/// Those at the ends of the chains, each state that matters; what they were ready behind comes last.
+fn last_links(story: &Story, part: &Part, scene: &Scene<'_>) -> Vec<Link> {
+    let computes = matches!(story.root, Kind::CpuBoundWorker | Kind::LockContention);
+    let (running, ready) = (story.all.running_ns(), story.all.ready_ns());
+    let matters = |ns: u64| ns > story.ns / LEAST_SAID;
+    let mut links = Vec::new();
+    if computes && (matters(running) || !matters(ready)) {
+        let worked = if matters(ready) { running } else { part.ns };
+        links.push(Link { ns: worked, ..last_link(story, part, scene) });
+    } else if story.root == Kind::CpuContention && matters(running) {
+        let state = State::RunningHost.words().to_owned();
+        links.push(Link { ns: running, what: WORK.into(), state, ..last_link(story, part, scene) });
+    } else if !computes && story.root != Kind::CpuContention {
         links.push(last_link(story, part, scene));
     }
-    if !part.holders.is_empty() && story.root == Kind::CpuContention {
-        for (name, pid, ns) in ranked_holders(part, scene).into_iter().take(3) {
-            let evidence =
-                "SELECT holder_name, holder_pid, SUM(duration_ns) FROM cpu_held GROUP BY 1, 2 ORDER BY 3 DESC";
-            links.push(Link {
-                layer: "process".into(),
-                who: format!("{name} {pid}"),
-                what: "had the CPU".into(),
-                line: None,
-                state: "running".into(),
-                ns,
-                evidence: Some(evidence.into()),
-            });
+    if matters(ready) || story.root == Kind::CpuContention {
+        let state = State::Ready.words().to_owned();
+        let (what, line) = (READY.to_owned(), None);
+        let evidence = Some(HELD.to_owned());
+        let ready = Link { ns: ready, what, state, line, evidence, ..last_link(story, part, scene) };
+        let behind = std::iter::once(ready).chain(holder_links(&story.all, scene));
+        if computes || story.root == Kind::CpuContention {
+            links.extend(behind);
+        } else {
+            links.splice(0..0, behind);
         }
     }
     links
+}
+
+/// Who had the CPU, as links.
+fn holder_links(part: &Part, scene: &Scene<'_>) -> Vec<Link> {
+    let link = |program: Program| Link {
+        layer: "process".into(),
+        who: program.words(),
+        what: "had the CPU".into(),
+        line: None,
+        state: "running".into(),
+        ns: program.ns,
+        evidence: Some(HELD.into()),
+    };
+    let shown = programs(part, scene).into_iter().filter(|program| program.ns > part.ns / LEAST_SAID / 2);
+    shown.take(3).map(link).collect()
 }
 
 fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
@@ -192,7 +250,7 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
     let own = matches!(story.kind, Kind::LaunchBound | Kind::SyncBound | Kind::CopyBound | Kind::AllocChurn);
     let state = match head.filter(|_| !own) {
         Some((state, _)) => state.words(),
-        None => most(story.all.leaf_states.iter().map(|(state, ns)| (*state, *ns))).map_or("", |(state, _)| state),
+        None => most(story.all.doing.iter().map(|(doing, ns)| (*doing, *ns))).map_or("", |(doing, _)| doing.words()),
     };
     Link {
         layer: "thread".into(),
@@ -233,17 +291,17 @@ fn passes_on(index: ThreadIndex, scene: &Scene<'_>) -> Link {
 
 fn last_link(story: &Story, part: &Part, scene: &Scene<'_>) -> Link {
     let what = match story.root {
-        Kind::CpuBoundWorker | Kind::LockContention => "work on the CPU",
+        Kind::CpuBoundWorker | Kind::LockContention => WORK,
         Kind::DiskIo => "wait for the disk",
         Kind::NetworkIo => "wait for the network",
         Kind::HostSleep => "sleep",
-        Kind::CpuContention => "could run, but have no CPU",
+        Kind::CpuContention => READY,
         Kind::CpuThrottled => "could run, but have no quota",
         Kind::HostMemoryPressure => "wait for memory",
         Kind::ProcessChurn => "start, work shortly and end",
         _ => "wait",
     };
-    let state = most(part.leaf_states.iter().map(|(state, ns)| (*state, *ns))).map_or("", |(state, _)| state);
+    let state = most(part.doing.iter().map(|(doing, ns)| (*doing, *ns))).map_or("", |(doing, _)| doing.words());
     let tids: Vec<String> = part.threads.keys().map(|index| scene.thread(*index).tid.to_string()).collect();
     let evidence = format!("SELECT tid, state, op, ns FROM ledger WHERE tid IN ({}) ORDER BY ns DESC", sorted(tids));
     Link {
@@ -272,24 +330,9 @@ pub(crate) fn root_cause(story: &Story, scene: &Scene<'_>) -> RootCause {
     let mut name = pid.map(|pid| scene.name(pid));
     let mut line = blamed_line(story, scene);
     if story.root == Kind::CpuContention
-        && let Some((holder, holder_pid, _)) = ranked_holders(part, scene).into_iter().next()
+        && let Some(program) = programs(part, scene).into_iter().next()
     {
-        (pid, name, line) = (Some(holder_pid), Some(holder), line.filter(|_| false));
+        (pid, name, line) = (program.first(), Some(program.name), None);
     }
-    RootCause { kind: story.root.name().to_owned(), pid, name, detail: detail(story, scene), line }
-}
-
-/// The same with what else stood at ends of chains.
-fn detail(story: &Story, scene: &Scene<'_>) -> String {
-    let mut text = because(story, scene);
-    let mut others: Vec<(Kind, u64)> = story.parts.iter().map(|(kind, part)| (*kind, part.ns)).collect();
-    others.retain(|(kind, ns)| *kind != story.root && *ns > story.ns / 20);
-    others.sort_by_key(|(kind, ns)| (std::cmp::Reverse(*ns), *kind));
-    let share = |ns: u64| units::percent(ns as f64, story.ns as f64);
-    let rest: Vec<String> =
-        others.iter().map(|(kind, ns)| format!("{} of it {}", share(*ns), kind.name().replace('_', " "))).collect();
-    if !rest.is_empty() {
-        text = format!("{text}; {}", rest.join(", "));
-    }
-    text
+    RootCause { kind: story.root.name().to_owned(), pid, name, detail: because(story, scene), line }
 }

@@ -3,6 +3,7 @@
 
 mod doubts;
 mod neighbours;
+#[allow(dead_code, reason = "shared with other tests, each of which needs a part of it")]
 mod story;
 mod thinned;
 
@@ -81,7 +82,7 @@ fn a_chain_is_followed_to_the_worker_that_computes() {
     assert_eq!(serious(&report), ["input_starved"]);
     assert!(report.verdict.contains("at least 60 % of the time"), "{}", report.verdict);
     assert!(report.verdict.contains("60 % because pt_data_worker 200 could not keep up"), "{}", report.verdict);
-    assert!(starved.fixes.iter().any(|fix| fix.text.contains("num_workers 1 → 3")), "{:?}", starved.fixes);
+    assert!(starved.fixes[0].text.contains("make the work at data.py:51 cheaper"), "{:?}", starved.fixes);
 }
 
 #[test]
@@ -93,7 +94,7 @@ fn a_chain_is_followed_to_the_disk() {
     assert_eq!((starved.root_cause.kind.as_str(), starved.lost_ns), ("disk_io", STEPS * 30 * MS));
     assert_eq!(starved.root_cause.line.as_deref(), Some("data.py:51"));
     assert_eq!(starved.chain.last().map(|link| link.ns), Some(STEPS * 24 * MS));
-    assert!(report.verdict.contains("waiting for the disk 80 % of that time"), "{}", report.verdict);
+    assert!(report.verdict.contains("waiting for the disk 48 % (data.py:51)"), "{}", report.verdict);
 }
 
 #[test]
@@ -191,7 +192,7 @@ fn another_wait_does_not_go_on_with_the_one_before() {
     let report = waits_with_a_limit([0x7000, 0x7000, 0x9000], true);
     let starved = found(&report, "input_starved");
     assert_eq!((starved.root_cause.kind.as_str(), starved.chain.len()), ("unresolved", 1));
-    assert!(starved.root_cause.detail.contains("33 % of it cpu bound worker"), "{}", starved.root_cause.detail);
+    assert!(starved.root_cause.detail.contains("running 20 %"), "{}", starved.root_cause.detail);
 }
 
 #[test]

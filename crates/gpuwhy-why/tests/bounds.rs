@@ -90,10 +90,70 @@ fn nobody_is_blamed_for_more_than_there_was() {
     for seed in 0..256 {
         let job = Job::new(seed);
         let report = explain(&job, facts(&job));
-        let lost: u64 = report.findings.iter().map(|finding| finding.lost_ns).sum();
+        let lost = |idle: bool| -> u64 {
+            let found = report.findings.iter().filter(|finding| finding.title.starts_with("GPU idle") == idle);
+            found.map(|finding| finding.lost_ns).sum()
+        };
         let least = report.gpu_idle_min_ns.unwrap();
-        assert!(lost <= least, "seed {seed}: {lost} > {least}");
+        assert!(lost(true) <= least, "seed {seed}: {} > {least}", lost(true));
+        assert!(lost(true) + lost(false) <= report.wall_ns, "seed {seed}: {report:?}");
     }
+}
+
+/// Several jobs beside each other, as ranks or nodes in one merged run: each has processes and a GPU of its own.
+fn merged(seeds: std::ops::Range<u64>) -> (Job, Facts) {
+    let mut jobs: Vec<Job> = seeds.clone().map(Job::new).collect();
+    let mut facts = Facts { started: true, complete: true, cores: 4, ..Facts::default() };
+    let mut events = Vec::new();
+    for (rank, job) in jobs.iter_mut().enumerate() {
+        let (by, device) = (1000 * rank as u32, rank as u8);
+        for event in &mut job.events {
+            match event {
+                Event::Call(call) => (call.pid, call.tid, call.device) = (call.pid + by, call.tid + by, Some(device)),
+                Event::Off(off) => {
+                    (off.pid, off.tid) = (off.pid + by, off.tid + by);
+                    if off.waker_tid != 0 {
+                        (off.waker_pid, off.waker_tid) = (off.waker_pid + by, off.waker_tid + by);
+                    }
+                }
+                Event::Run(run) => (run.pid, run.tid) = (run.pid + by, run.tid + by),
+                Event::Moved(moved) => (moved.pid, moved.tid) = (moved.pid + by, moved.tid + by),
+            }
+        }
+        for sums in &mut job.sums {
+            (sums.pid, sums.tid) = (sums.pid + by, sums.tid + by);
+        }
+        facts.threads.extend(job.sums.iter().copied());
+        facts.to_ns = facts.to_ns.max(job.end);
+        events.append(&mut job.events);
+    }
+    events.sort_by_key(Event::start_ns);
+    let mut job = jobs.swap_remove(0);
+    job.events = events;
+    (job, facts)
+}
+
+#[test]
+fn shares_of_merged_runs_add_up_to_at_most_the_whole() {
+    let mut most: f64 = 0.0;
+    for seed in 0..96 {
+        for nodes in 1..5 {
+            let (job, facts) = merged(seed..seed + nodes);
+            let report = explain(&job, facts);
+            let Some((from, to)) = report.steady else { continue };
+            let whole = |finding: &&gpuwhy_model::Finding| finding.kind != "cold_start";
+            let share: f64 = report.findings.iter().filter(whole).map(|finding| finding.share).sum();
+            assert!(share <= 1.0 + 1e-9, "seed {seed}, {nodes} nodes: {share} in {:#?}", report.findings);
+            for finding in report.findings.iter().filter(whole) {
+                let of_steady = finding.lost_ns as f64 / (to - from) as f64;
+                assert!((finding.share - of_steady).abs() < 1e-9, "{finding:#?}");
+                assert!(finding.fixes.iter().all(|fix| fix.saves_ns <= finding.lost_ns), "{finding:#?}");
+            }
+            most = most.max(share);
+        }
+    }
+    // It would be of no use if next to nothing were found.
+    assert!(most > 0.3, "{most}");
 }
 
 #[test]

@@ -118,6 +118,29 @@ impl Story {
         id
     }
 
+    /// A stack of these files and functions, innermost first; each is at the line that is its position, from 1. The line it
+    /// is known by is the innermost of the job's own code, else of a package, else of all.
+    pub(crate) fn stack(&mut self, frames: &[(&str, &str)]) -> u64 {
+        let parsed: Vec<gpuwhy_stacks::Frame> = frames
+            .iter()
+            .zip(1..)
+            .map(|((file, function), line)| gpuwhy_stacks::Frame {
+                file: (*file).to_owned(),
+                function: (*function).to_owned(),
+                line: Some(line),
+            })
+            .collect();
+        let top_line = Some(gpuwhy_stacks::Stack::new(&parsed).top_line);
+        let frame = |frame: gpuwhy_stacks::Frame| FrameFact {
+            file: frame.file,
+            line: frame.line.unwrap_or(0),
+            function: frame.function,
+        };
+        let id = self.stacks.len() as u64 + 1;
+        self.stacks.insert(id, StackFact { top_line, frames: parsed.into_iter().map(frame).collect() });
+        id
+    }
+
     /// The same, but inside the code of a queue that the line reads from.
     pub(crate) fn line_in_queue(&mut self, line: &str) -> u64 {
         let id = self.line(line);

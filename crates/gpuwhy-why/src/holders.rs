@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Who had the CPU while a thread of the job was ready: programs, whether they belong to the job, and for how long.
+
+use crate::scene::Scene;
+use crate::story::Part;
+use std::collections::BTreeMap;
+
+/// Programs named in a sentence.
+const NAMED: usize = 2;
+
+/// A program that had the CPU: all processes of one name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Program {
+    pub(crate) name: String,
+    /// Its processes, the one with most time first.
+    pub(crate) pids: Vec<u32>,
+    pub(crate) ns: u64,
+    /// Whether it belongs to the job.
+    pub(crate) own: bool,
+}
+
+impl Program {
+    /// `stress 77`, `cpu_hog (8 processes)`.
+    pub(crate) fn words(&self) -> String {
+        match self.pids.as_slice() {
+            [pid] => format!("{} {pid}", self.name),
+            pids => format!("{} ({} processes)", self.name, pids.len()),
+        }
+    }
+
+    /// The process with most time.
+    pub(crate) fn first(&self) -> Option<u32> {
+        self.pids.first().copied()
+    }
+}
+
+/// `pt_data_worker:3` is one of `pt_data_worker`.
+pub(crate) fn base(name: &str) -> &str {
+    match name.rsplit_once(':') {
+        Some((base, number)) if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) => base,
+        _ => name,
+    }
+}
+
+/// Programs that had the CPU, most first; those of others before the job's own if they had it longer all together.
+pub(crate) fn programs(part: &Part, scene: &Scene<'_>) -> Vec<Program> {
+    let mut by_name: BTreeMap<(bool, String), BTreeMap<u32, u64>> = BTreeMap::new();
+    // Threads rename themselves: a process goes by the name that it, or its thread with most time, had.
+    let mut held: Vec<(u64, u32)> = part.holders.iter().map(|(holder, ns)| (*ns, *holder)).collect();
+    held.sort_unstable_by_key(|(ns, holder)| (std::cmp::Reverse(*ns), *holder));
+    let mut names: BTreeMap<u32, String> = BTreeMap::new();
+    for (ns, holder) in held {
+        let Some(holder) = scene.timeline.holders.get(holder as usize) else { continue };
+        let own = scene.facts.is_traced(holder.pid);
+        let recorded = scene.facts.is_recorded(holder.pid);
+        let name = || if recorded { scene.name(holder.pid) } else { holder.name.clone() };
+        let name = names.entry(holder.pid).or_insert_with(name);
+        *by_name.entry((own, base(name).to_owned())).or_default().entry(holder.pid).or_default() += ns;
+    }
+    let program = |((own, name), pids): ((bool, String), BTreeMap<u32, u64>)| {
+        let ns = pids.values().sum();
+        let mut ranked: Vec<(u32, u64)> = pids.into_iter().collect();
+        ranked.sort_by_key(|(pid, ns)| (std::cmp::Reverse(*ns), *pid));
+        let pids: Vec<u32> = ranked.into_iter().map(|(pid, _)| pid).collect();
+        // Of a single one the whole name is known.
+        let name = match pids.as_slice() {
+            [pid] => names.get(pid).cloned().unwrap_or(name),
+            _ => name,
+        };
+        Program { name, pids, ns, own }
+    };
+    let mut programs: Vec<Program> = by_name.into_iter().map(program).collect();
+    let of = |own: bool| programs.iter().filter(|program| program.own == own).map(|program| program.ns).sum::<u64>();
+    let others_first = of(false) >= of(true);
+    programs.sort_by_key(|program| (program.own == others_first, std::cmp::Reverse(program.ns), program.first()));
+    programs
+}
+
+/// `sh 77, cc1 (3 processes) and 3 more`.
+pub(crate) fn named(programs: &[Program]) -> String {
+    let names: Vec<String> = programs.iter().take(NAMED).map(Program::words).collect();
+    match programs.len() {
+        0 => "nobody that was seen".to_owned(),
+        more if more > NAMED => format!("{} and {} more", names.join(", "), more - NAMED),
+        _ => names.join(" and "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbered_processes_are_one_program() {
+        assert_eq!(base("pt_data_worker:12"), "pt_data_worker");
+        assert_eq!(base("lto cgu:x"), "lto cgu:x");
+        assert_eq!(base("stress:"), "stress:");
+    }
+}
