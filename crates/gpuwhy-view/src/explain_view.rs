@@ -51,7 +51,7 @@ impl ExplainView<'_> {
         }
         section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
         section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, report.wall_ns, style), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, style), style);
         section(&mut lines, "", thread_lines(report, style), style);
         self.end(lines, width, style)
     }
@@ -61,7 +61,7 @@ impl ExplainView<'_> {
         let report = self.report;
         let mut lines = job_lines(&report.jobs, self.run, width, style);
         section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, report.wall_ns, style), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, style), style);
         self.end(lines, width, style)
     }
 
@@ -168,8 +168,9 @@ pub(crate) fn list(texts: &[String], width: usize) -> Vec<String> {
     texts.iter().flat_map(|text| wrap(&format!("  {}", units::safe(text, 1000)), width.min(PROSE), 4)).collect()
 }
 
-/// One line a GPU: how long it had no work, what nvidia-smi would say, and how gpuwhy knows.
-fn gpu_lines(gpus: &[GpuReport], wall_ns: u64, style: Style) -> Vec<String> {
+/// One line a GPU: how long it had no work in all of the time that is explained, what nvidia-smi would say, and how gpuwhy
+/// knows. Without shares: those on the screen are of the steady time.
+fn gpu_lines(gpus: &[GpuReport], style: Style) -> Vec<String> {
     let heads = [
         ("GPU", Align::Left),
         ("idle at least", Align::Right),
@@ -179,13 +180,12 @@ fn gpu_lines(gpus: &[GpuReport], wall_ns: u64, style: Style) -> Vec<String> {
         ("known from", Align::Left),
     ];
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
-    let idle = |ns: u64| format!("{} ({})", units::time(ns), units::percent(ns as f64, wall_ns as f64));
     for gpu in gpus {
         let of = gpu.job.map(|pid| format!(" of {pid}")).unwrap_or_default();
         table.push(vec![
             format!("{}{of}", gpu.device),
-            idle(gpu.idle_min_ns),
-            idle(gpu.idle_max_ns),
+            units::time(gpu.idle_min_ns),
+            units::time(gpu.idle_max_ns),
             gpu.rate_percent.map_or_else(|| "not known".to_owned(), |rate| format!("{rate:.0} %")),
             units::count(gpu.launches),
             units::safe(&gpu.basis, 200),
@@ -194,16 +194,10 @@ fn gpu_lines(gpus: &[GpuReport], wall_ns: u64, style: Style) -> Vec<String> {
     if table.is_empty() { Vec::new() } else { table.lines(style) }
 }
 
-/// Where the time of the threads that matter went.
+/// Where the time of the threads that matter went, in all of the time that is explained.
 fn thread_lines(report: &Report, style: Style) -> Vec<String> {
     let threads = &report.threads;
-    let heads = [
-        ("thread", Align::Left),
-        ("state", Align::Left),
-        ("share", Align::Right),
-        ("ms", Align::Right),
-        ("mostly", Align::Left),
-    ];
+    let heads = [("thread", Align::Left), ("state", Align::Left), ("ms", Align::Right), ("mostly", Align::Left)];
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
     let matters = |thread: &&ThreadReport| {
         let of = |state: State| thread.ledger.get(state.name()).copied().unwrap_or(0);
@@ -217,7 +211,6 @@ fn thread_lines(report: &Report, style: Style) -> Vec<String> {
             table.push(vec![
                 std::mem::take(&mut who),
                 state.map_or("other", State::words).to_owned(),
-                units::percent(ns as f64, thread.wall_ns as f64),
                 units::count(ns / 1_000_000),
                 state.and_then(|state| mostly(thread, state)).unwrap_or_default(),
             ]);

@@ -93,13 +93,13 @@ Checked and healthy
 The machine
   8 cores, 2.1 idle on average
 
-GPU  idle at least   idle at most  nvidia-smi  launches  known from
-0    57.0 s (48 %)  60.0 s (50 %)        97 %     1,234  NVML's samples
+GPU  idle at least  idle at most  nvidia-smi  launches  known from
+0           57.0 s        60.0 s        97 %     1,234  NVML's samples
 
-thread                        state          share      ms  mostly
-python3 4821/4830 (launches)  running, CUDA   50 %  60,000  cudaStreamSync
-                              blocked, pipe   31 %  37,200
-                              ready, no CPU   18 %  22,000  cpu_hog 99 had the CPU 20.0 s of it
+thread                        state              ms  mostly
+python3 4821/4830 (launches)  running, CUDA  60,000  cudaStreamSync
+                              blocked, pipe  37,200
+                              ready, no CPU  22,000  cpu_hog 99 had the CPU 20.0 s of it
 ";
     assert!(text.contains("\n… 1 more thread: the view"), "{text}");
     assert!(text.ends_with("\n\nWhat cannot be known\n  3 events were lost"), "{text}");
