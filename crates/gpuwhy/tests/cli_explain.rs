@@ -150,6 +150,10 @@ fn busy_processes_on_every_core_are_named() {
     let found = found.unwrap_or_else(|| panic!("{report:#}"));
     let who = format!("{found}{}", report["threads"][0]["held_by"]);
     assert!(who.contains("cpu_hog"), "{found:#}");
+    let name = found["root_cause"]["name"].as_str().unwrap();
+    assert_eq!(name, "cpu_hog", "the job's own processes are not to blame: {found:#}");
+    let said = format!("{}{}", report["verdict"], report["findings"]);
+    assert!(!said.contains("the job's own cpu_hog") && !said.contains("num_workers"), "{said}");
 }
 
 #[test]

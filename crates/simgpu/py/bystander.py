@@ -16,6 +16,12 @@ import trouble_data
 QUEUED = 4
 
 
+def wait_for_something_in(folder):
+    """Returns as soon as the folder is not empty."""
+    while not os.listdir(folder):
+        time.sleep(0.02)
+
+
 def compute(busy_ms, rest_ms):
     """Takes a CPU's time."""
     while True:
@@ -56,11 +62,14 @@ def main():
     parser.add_argument("--cpus", default="", help="to be pinned on, such as 0,1")
     parser.add_argument("--busy-ms", type=float, default=1000.0)
     parser.add_argument("--rest-ms", type=float, default=0.0)
+    parser.add_argument("--when", default="", metavar="FOLDER", help="begin when something is in there")
     parser.add_argument("--gpu-us", type=float, default=0.0)
     options = parser.parse_args()
     cpus = [int(cpu) for cpu in options.cpus.split(",") if cpu]
     trouble_data.become_child(options.name, cpus or os.sched_getaffinity(0))
     print("ready", flush=True)
+    if options.when:
+        wait_for_something_in(options.when)
     if options.gpu_us:
         use_gpu(options.gpu_us)
     else:

@@ -8,7 +8,7 @@ step as many kernel launches, and reads the loss back. Scenarios:
 
   healthy         the GPU is the bottleneck
   dataloader      the workers are too slow, and the GPU waits for batches
-  cpu-contention  busy processes compete for every core with the program
+  cpu-contention  for other programs on every core, which whoever starts it starts, too (bystander.py)
 """
 
 import argparse
@@ -25,7 +25,6 @@ ITEMS_PER_BATCH = 16
 ITEM_BYTES = 3 * 224 * 224 // 4
 LAYERS = 24
 ACTIVATION_BYTES = 6 << 20
-HOGS_PER_CORE = 4
 
 # GPU milliseconds of a step: a healthy job's are long beside what the host does between steps.
 GPU_MS_PER_STEP = {"healthy": 90.0, "dataloader": 30.0, "cpu-contention": 30.0}
@@ -197,24 +196,6 @@ class Model:
 # ---- training --------------------------------------------------------------
 
 
-def cpu_hog():
-    """Keeps a core busy until killed."""
-    become("cpu_hog")
-    value = 1
-    while True:
-        value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
-
-
-def start_hogs():
-    """Busy processes on every core, at normal priority."""
-    context = multiprocessing.get_context("fork")
-    count = HOGS_PER_CORE * len(os.sched_getaffinity(0))
-    hogs = [context.Process(target=cpu_hog, daemon=True) for _ in range(count)]
-    for hog in hogs:
-        hog.start()
-    return hogs
-
-
 class Interrupt:
     """A signal handler that only takes note."""
 
@@ -314,7 +295,6 @@ def parse_options():
 def main():
     options = parse_options()
     interrupt = Interrupt()
-    hogs = start_hogs() if options.scenario == "cpu-contention" else []
     loader = DataLoader(options.workers, options.batch_ms)
     try:
         trainer = Trainer(options, loader, interrupt)
@@ -322,9 +302,6 @@ def main():
         trainer.close()
     finally:
         loader.close()
-        for hog in hogs:
-            hog.kill()
-            hog.join()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ use simgpu::Installed;
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -35,7 +35,10 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
     let play = Play::of(args.scenario);
     println!("A small training job ({}) runs on a simulated GPU; everything else about it is real.\n", play.name);
-    let ended = trace::record(&settings(args, &play, &sim)?)?;
+    let settings = settings(args, &play, &sim)?;
+    let neighbours = if play.has_neighbours() { Neighbours::start(&sim)? } else { Neighbours::default() };
+    let ended = trace::record(&settings)?;
+    drop(neighbours);
     if (ended.exit_code != 0) != play.fails {
         bail!("the demo's job ended with exit code {}", ended.exit_code);
     }
@@ -96,6 +99,11 @@ impl Play {
         command
     }
 
+    /// Other programs take the CPU.
+    fn has_neighbours(&self) -> bool {
+        self.mode == "cpu-contention"
+    }
+
     /// A GPU with little memory, of which something is used by others.
     fn has_little_memory(&self) -> bool {
         self.mode == "oom"
@@ -108,6 +116,38 @@ const STEP: Duration = Duration::from_millis(20);
 const LITTLE: (u64, u64) = (160 << 20, 159 << 20);
 /// What taking memory from a driver under load takes, µs.
 const SLOW_ALLOC_US: &str = "300";
+
+/// Programs that have nothing to do with the job and keep every core busy, from when it uses the GPU.
+#[derive(Default)]
+struct Neighbours(Vec<Child>);
+
+/// How many of them a core has.
+const NEIGHBOURS_PER_CORE: usize = 4;
+
+impl Neighbours {
+    fn start(sim: &Installed) -> anyhow::Result<Self> {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut neighbours = Self::default();
+        for _ in 0..cores * NEIGHBOURS_PER_CORE {
+            let mut program = Command::new("python3");
+            program.arg(&sim.bystander_py).args(["--name", "cpu_hog", "--when"]).arg(log_folder(sim));
+            program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            neighbours.0.push(program.spawn().context("cannot start python3")?);
+        }
+        Ok(neighbours)
+    }
+}
+
+impl Drop for Neighbours {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            // With sudo gpuwhy may be its caller by now and have no right to; they end with gpuwhy at the latest.
+            if child.kill().is_ok() {
+                let _ = child.wait();
+            }
+        }
+    }
+}
 
 /// A temporary folder of root's. With sudo gpuwhy becomes its caller while it traces and could not remove it any more,
 /// and it must not be the caller's, because gpuwhy loads a library from it. So a shell that stays root removes it.
@@ -174,10 +214,15 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
     })
 }
 
+/// Where the simulated GPU writes what it did.
+fn log_folder(sim: &Installed) -> PathBuf {
+    sim.dir.join("log")
+}
+
 /// The simulated GPU says how busy it is through an NVML of its own, as a real one does. Returns the folder it learns
 /// that from, which the job, whoever's it is, writes into.
 fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
-    let log = sim.dir.join("log");
+    let log = log_folder(sim);
     std::fs::create_dir_all(&log)?;
     std::fs::set_permissions(&log, Permissions::from_mode(0o777))?;
     let mut settings = format!("count 1\nlogs {}\n", log.display());
