@@ -30,6 +30,7 @@ tutorial: build
 test: deps-test
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
+	python3 -m unittest discover -s bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) sh scripts/test.sh $(CARGO)

@@ -4,17 +4,19 @@ import json
 import pathlib
 import sys
 
+import figures
+
 TOOLS = ["gpuwhy", "perf"]
 AIMED_RATE = 100_000  # calls/s at which CPU, memory and bytes have their aims; 0 is full speed, 1 is idle
 
 
-def show(figures):
-    print("gpuwhy's benchmark, {date}: {cpu}, {cores} cores, Linux {kernel}, {perf}".format(**figures["machine"]))
-    print("return-stack mitigation: {srso}; load average before: {load:.2f}".format(**figures["machine"]))
-    added = show_costs(figures["cpu_ns_per_call"], figures["rounds"])
-    show_loads(figures["loads"])
-    show_aims(added, figures["loads"])
-    for problem in figures["problems"]:
+def show(every):
+    print("gpuwhy's benchmark, {date}: {cpu}, {cores} cores, Linux {kernel}, {perf}".format(**every["machine"]))
+    print("return-stack mitigation: {srso}; load average before: {load:.2f}".format(**every["machine"]))
+    added = show_costs(every["cpu_ns_per_call"], every["rounds"])
+    show_loads(every["loads"])
+    show_aims(added, every["loads"])
+    for problem in every["problems"]:
         print(f"could not be measured: {problem}")
 
 
@@ -24,11 +26,6 @@ def text(value, form=",.0f", unit=""):
 
 def over(a, b):
     return None if a is None or not b else a / b
-
-
-def lost(row):
-    """perf sometimes has a few calls in a million more than were made, cause not known: no loss."""
-    return row["lost"] if row["tool"] != "perf" else max(row["lost"], 0)
 
 
 def memory(row):
@@ -79,7 +76,7 @@ def load_cells(row):
     if row["tool"] == "untraced":
         return [*cells, "", text(row["job_ns_per_call"])]
     own = [text(row["cpu_percent"], ".0f", " %"), text(memory(row), ".0f", " MB")]
-    return [*cells, text(lost(row)), text(row["job_ns_per_call"]), *own, text(row["bytes_per_call"], ".1f")]
+    return [*cells, text(row["lost"]), text(row["job_ns_per_call"]), *own, text(row["bytes_per_call"], ".1f")]
 
 
 def show_aims(added, rows):
@@ -89,8 +86,8 @@ def show_aims(added, rows):
 
     lines = [(f"added to a call, µs: {case}", 1.2, *(over(added[case][t], 1e3) for t in TOOLS)) for case in added]
     lines += [
-        ("lost at 100k/s", 0, *at(AIMED_RATE, lambda row: row["lost"] and lost(row))),
-        ("lost at full speed, %", None, *at(0, lambda row: row["lost"] and lost(row) / row["calls"] * 100)),
+        ("lost at 100k/s", 0, *at(AIMED_RATE, lambda row: row["lost"])),
+        ("lost at full speed, %", None, *at(0, lambda row: over(row["lost"], row["calls"] / 100))),
         ("CPU at 100k/s, % of a core", 60, *at(AIMED_RATE, lambda row: row["cpu_percent"])),
         ("  until there are rows, %", None, *at(AIMED_RATE, lambda row: row["cpu_to_rows_percent"])),
         ("memory at 100k/s, MB", 150, *at(AIMED_RATE, memory)),
@@ -101,11 +98,11 @@ def show_aims(added, rows):
     for label, aim, ours, perf in lines:
         verdict = "" if None in (aim, ours) else "met" if ours <= aim else "not met"
         limit = "" if aim is None else f"<= {aim}"
-        figures = f"{text(ours, ',.2f'):>10}  {verdict:8}{text(perf, ',.2f'):>10}"
-        print(f"{label:34}{limit:>8}{figures}{text(over(ours, perf), '.2f'):>13}")
+        measured = f"{text(ours, ',.2f'):>10}  {verdict:8}{text(perf, ',.2f'):>10}"
+        print(f"{label:34}{limit:>8}{measured}{text(over(ours, perf), '.2f'):>13}")
     print("\nBelow 1 in the last column, gpuwhy is the better one.")
-    whole = [row["per_second"] for row in rows if row["tool"] == "gpuwhy" and row["lost"] == 0]
-    print(f"Highest rate gpuwhy recorded without loss here: {max(whole, default=0):,.0f} calls/s.")
+    whole = figures.lossless_rate(rows)
+    print("gpuwhy lost calls at every rate tried." if whole is None else f"Highest rate gpuwhy recorded without loss here: {whole:,.0f} calls/s.")
     if added["launch"]["floor"]:
         print(f"The traps of an entry and a return alone add {added['launch']['floor'] / 1e3:.2f} µs on this machine.")
     print("perf records an entry and a return as two events: a call of perf's is such a pair.")

@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 
+import figures
 import report
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -36,11 +37,10 @@ MIXED = {
     "libcuda.so.1": ["cuLaunchKernel", "cuLaunchKernelEx"],
     "libcudart.so.13": [
         "cudaMalloc", "cudaFree", "cudaMallocAsync", "cudaFreeAsync", "cudaMallocHost", "cudaFreeHost",
-        "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize", "cudaStreamWaitEvent",
+        "cudaMemcpyAsync", "cudaMemsetAsync", "cudaStreamSynchronize", "cudaStreamWaitEvent", "cudaEventRecord",
         "cudaDeviceSynchronize", "cudaSetDevice",
     ],
 }  # fmt: skip
-UNPROBED_SETUP = 4 * 5  # in a load of 4 threads: calls before and after it that neither tool records
 
 # name: simjob's mix, folder of the libraries, functions perf probes
 CASES = {
@@ -176,9 +176,10 @@ class Bench:
         """simjob's report and gpuwhy's summary."""
         database = self.dir / "run.db"
         out, err = self.output([GPUWHY, "trace", "--budget", "none", "--json", "--db", database, "--", *job], folder)
+        summary = json.loads(out.splitlines()[-1])
+        summary |= figures.calls_in(database)
         database.unlink()
         report = [line for line in err.splitlines() if line.startswith('{"calls"')]
-        summary = json.loads(out.splitlines()[-1])
         if not report or not summary["libraries"]:
             raise Failure(f"gpuwhy did not trace simjob: {err.strip()[-500:]}")
         return json.loads(report[0]), summary
@@ -231,14 +232,14 @@ def simulated_stack():
 
 def call_costs(bench, rounds, calls):
     """CPU time of a call in ns, for each case and way of tracing: one figure a round."""
-    figures = {case: {way: [] for way in WAYS} for case in CASES}
+    costs = {case: {way: [] for way in WAYS} for case in CASES}
     for turn in range(rounds):
         for case, (mix, folder, _) in CASES.items():
             job = bench.job(mix, calls, folder=folder, pinned=True)
             for way in WAYS:
                 with bench.step(f"cost of a call, round {turn + 1} of {rounds}: {case}, {way}"):
-                    figures[case][way].append(one_cost(bench, way, case, folder, job)["cpu_ns_per_call"])
-    return figures
+                    costs[case][way].append(one_cost(bench, way, case, folder, job)["cpu_ns_per_call"])
+    return costs
 
 
 def one_cost(bench, way, case, folder, job):
@@ -248,7 +249,7 @@ def one_cost(bench, way, case, folder, job):
     if way == "gpuwhy":
         report, summary = bench.gpuwhy(job, folder)
         if summary["lost"]:
-            raise Failure(f"gpuwhy lost {summary['lost']} calls")
+            raise Failure(f"gpuwhy lost {summary['lost']} events")
         return report
     if way == "bystander":
         tracer = [GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.dir / f"{time.monotonic_ns()}.db", "--"]
@@ -273,7 +274,7 @@ def loads(bench, seconds):
         with bench.step(f"load: {tool} at {f'{rate:,} calls/s' if rate else 'full speed'}"):
             pace = ["--rate", str(rate)] if rate else []
             job = bench.job("mixed", int(calls), "--procs", "2", "--threads", "2", *pace)
-            rows.append({"tool": tool, "rate": rate, **one_load(bench, tool, job)})
+            rows.append(one_load(bench, tool, rate, job))
             return rows[-1]["per_second"]
 
     for tool in ("untraced", "perf"):
@@ -289,26 +290,23 @@ def loads(bench, seconds):
     return rows
 
 
-def one_load(bench, tool, job):
-    row = {"kept": None, "lost_by_its_own_count": None, "cpu_s": 0, "decode_s": 0, "memory_bytes": 0, "file_bytes": 0}
+def one_load(bench, tool, rate, job):
+    recorded = {}
     if tool == "untraced":
         done = bench.untraced(job)
     elif tool == "gpuwhy":
         done, end = bench.gpuwhy(job)
         own = end["own_cost"]
-        row.update(cpu_s=own["cpu_ns"] / 1e9, memory_bytes=own["peak_memory_bytes"])
-        row.update(kept=end["stored"], lost_by_its_own_count=end["lost"], file_bytes=end["size_bytes"])
+        recorded = {"cpu_s": own["cpu_ns"] / 1e9, "memory_bytes": own["peak_memory_bytes"], "file_bytes": end["size_bytes"]}
+        recorded |= {key: end[key] for key in ("kept", "lost_by_its_own_count")}
     else:
-        with bench.beside(bench.perf_record("mixed")) as of_perf:
+        with bench.beside(bench.perf_record("mixed")) as recorded:
             done = bench.untraced(job)
-        row.update(of_perf, **perf_kept(bench))
-    made = done["calls"] + done["setup_calls"] - UNPROBED_SETUP
-    row.update(calls=made, per_second=done["calls"] / done["seconds"], job_ns_per_call=done["cpu_ns_per_call"])
-    row["lost"] = None if row["kept"] is None else made - row["kept"]
-    row["cpu_percent"] = row["cpu_s"] / done["seconds"] * 100
-    row["cpu_to_rows_percent"] = (row["cpu_s"] + row["decode_s"]) / done["seconds"] * 100
-    row["bytes_per_call"] = row["file_bytes"] / row["kept"] if row["kept"] else None
-    return row
+        recorded |= perf_kept(bench)
+    try:
+        return figures.load_row(tool, rate, done, recorded)
+    except figures.Impossible as contradiction:
+        raise Failure(str(contradiction)) from contradiction
 
 
 def perf_kept(bench):
@@ -386,10 +384,10 @@ def main():
     except KeyboardInterrupt:
         print("\nbench: interrupted", file=sys.stderr)
         return 130
-    figures = {"machine": about, "rounds": rounds, "cpu_ns_per_call": costs, "loads": rows, "problems": bench.problems}
-    report.show(figures)
+    every = {"machine": about, "rounds": rounds, "cpu_ns_per_call": costs, "loads": rows, "problems": bench.problems}
+    report.show(every)
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(every, indent=2) + "\n", encoding="utf-8")
     return 1 if bench.problems else 0
 
 
