@@ -9,6 +9,7 @@ mod error;
 pub mod explain;
 pub mod memory;
 pub mod part;
+mod process_calls;
 pub mod profile;
 pub mod runs;
 pub mod schema;
@@ -16,9 +17,11 @@ pub mod stats;
 
 pub use error::{Error, Result};
 pub use explain::Explained;
+pub use gpuwhy_why::process_calls::{ProcessCalls, tail_ratio};
 pub use gpuwhy_why::report::JobReport;
 pub use memory::Examined;
 pub use part::{Asked, Part};
+pub use process_calls::process_calls;
 
 /// Asked now and then whether an answer is still wanted; `true` when it is not.
 pub type Stop<'a> = dyn Fn() -> bool + Sync + 'a;

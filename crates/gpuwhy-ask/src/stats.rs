@@ -3,7 +3,7 @@
 
 use crate::part::Asked;
 use crate::{Part, Result};
-use gpuwhy_model::Class;
+use gpuwhy_model::{Class, Rates};
 use gpuwhy_store::{LossRow, OpTotals, Process, Reader, Session};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,6 +45,8 @@ pub struct OpStats {
     pub class: Option<Class>,
     /// The sums.
     pub totals: OpTotals,
+    /// Calls of each whole second.
+    pub rates: Rates,
 }
 
 impl OpStats {
@@ -110,8 +112,10 @@ pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
             process.cuda_ns = process.cuda_ns.saturating_add(row.totals.total_ns);
             process.launches += if class == Some(Class::Launch) { row.totals.calls } else { 0 };
         }
-        let new = || OpStats { op: row.op.clone(), class, totals: OpTotals::default() };
-        ops.entry(row.op.clone()).or_insert_with(new).totals.merge(&row.totals);
+        let new = || OpStats { op: row.op.clone(), class, totals: OpTotals::default(), rates: Rates::default() };
+        let op = ops.entry(row.op.clone()).or_insert_with(new);
+        op.totals.merge(&row.totals);
+        op.rates.merge(&row.rates);
     }
     let mut ops: Vec<OpStats> = ops.into_values().collect();
     ops.sort_by_key(|op| std::cmp::Reverse((op.totals.total_ns, op.totals.calls)));

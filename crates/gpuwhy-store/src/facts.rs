@@ -10,7 +10,7 @@ use crate::pending::sums_from_row;
 use crate::{Reader, Result};
 use gpuwhy_model::host::padded_name;
 use gpuwhy_model::sample::{CgroupSample, Gpu, GpuBusy, GpuError, GpuProcess, GpuSample, ProcessSample, SystemSample};
-use gpuwhy_model::{OpId, ThreadSums, ops};
+use gpuwhy_model::{OpId, Rates, ThreadSums, ops};
 use rusqlite::{Params, Row};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -87,6 +87,8 @@ pub struct ProcessOpTotals {
     pub id: Option<OpId>,
     /// The sums.
     pub totals: OpTotals,
+    /// Calls of each whole second.
+    pub rates: Rates,
 }
 
 /// A part of the run, as SQL compares it: both ends belong to it.
@@ -104,11 +106,7 @@ impl Reader {
             processes: self.processes()?,
             threads: self.rows("SELECT * FROM thread_ ORDER BY pid, tid, since", [], thread)?,
             system: self.rows("SELECT * FROM system_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at", span, system)?,
-            process_seconds: self.rows(
-                "SELECT * FROM process_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, pid",
-                span,
-                process,
-            )?,
+            process_seconds: self.process_samples(from_ns, to_ns.unwrap_or(u64::MAX))?,
             cgroups: self.cgroups(span)?,
             gpus: self.rows("SELECT gpu, name, uuid, bus FROM gpu_ ORDER BY gpu", [], |row| {
                 Ok(Gpu { gpu: row.get(0)?, name: row.get(1)?, uuid: row.get(2)?, bus: row.get(3)? })
@@ -133,6 +131,13 @@ impl Reader {
         })
     }
 
+    /// The job's processes, second by second, from `from_ns` to `to_ns` (both included).
+    pub fn process_samples(&self, from_ns: u64, to_ns: u64) -> Result<Vec<ProcessSample>> {
+        let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
+        let sql = "SELECT * FROM process_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, pid";
+        self.rows(sql, [bound(from_ns), bound(to_ns)], process)
+    }
+
     /// What NVML said of GPUs' memory from `from_ns` on, and who had it, in the order of time.
     pub fn gpu_memory_since(&self, from_ns: u64) -> Result<(Vec<GpuSample>, Vec<GpuProcess>)> {
         let span = [i64::try_from(from_ns).unwrap_or(i64::MAX), i64::MAX];
@@ -153,13 +158,16 @@ impl Reader {
     fn fold_by_process(&self, whole: Span, edges: &[Edge]) -> rusqlite::Result<Vec<ProcessOpTotals>> {
         let mut by_op: BTreeMap<(u32, i64), ProcessOpTotals> = BTreeMap::new();
         let sql = format!(
-            "SELECT s.pid, s.op, o.name, o.function, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes, s.histogram
+            "SELECT s.pid, s.op, o.name, o.function, s.calls, s.errors, s.total_ns, s.max_ns, s.bytes, s.histogram, s.second
              FROM second_ AS s CROSS JOIN op_ AS o ON o.id = s.op WHERE s.second BETWEEN ?1 AND ?2 AND {IS_CUDA}"
         );
+        let first = whole[0].cast_unsigned();
         let mut statement = self.db.prepare(&sql)?;
         let mut rows = statement.query(whole)?;
         while let Some(row) = rows.next()? {
-            add(&mut by_op, row, sums_from_row(row, 4)?)?;
+            let sums = sums_from_row(row, 4)?;
+            let calls = sums.calls;
+            add(&mut by_op, row, sums)?.rates.add(unsigned(row, 10)?.saturating_sub(first), calls);
         }
         for edge in edges {
             // No call that ended here began longer ago than the longest of its second took.
@@ -281,17 +289,23 @@ fn cut(from_ns: u64, to_ns: Option<u64>) -> (Span, Vec<Edge>) {
 }
 
 /// Adds sums to those of their process and function, which the first columns tell.
-fn add(by_op: &mut BTreeMap<(u32, i64), ProcessOpTotals>, row: &Row<'_>, sums: OpTotals) -> rusqlite::Result<()> {
+fn add<'a>(
+    by_op: &'a mut BTreeMap<(u32, i64), ProcessOpTotals>,
+    row: &Row<'_>,
+    sums: OpTotals,
+) -> rusqlite::Result<&'a mut ProcessOpTotals> {
     let pid = row.get(0)?;
-    match by_op.entry((pid, row.get(1)?)) {
-        Entry::Occupied(mut known) => known.get_mut().totals.merge(&sums),
+    let of = match by_op.entry((pid, row.get(1)?)) {
+        Entry::Occupied(known) => known.into_mut(),
         Entry::Vacant(new) => {
             let function: String = row.get(3)?;
             let id = ops::by_function(&function).map(|op| op.id);
-            new.insert(ProcessOpTotals { pid, op: row.get(2)?, function, id, totals: sums });
+            let (op, totals, rates) = (row.get(2)?, OpTotals::default(), Rates::default());
+            new.insert(ProcessOpTotals { pid, op, function, id, totals, rates })
         }
-    }
-    Ok(())
+    };
+    of.totals.merge(&sums);
+    Ok(of)
 }
 
 /// Sums over the calls that one row stands for.

@@ -2,12 +2,13 @@
 //! An explanation on the screen: the verdict, the findings, what is well, the machine, the GPUs, where the time of
 //! the threads that matter went, and what cannot be known.
 
-use crate::per_process::{self, ProcessCalls};
+use crate::per_process;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::wrap::wrap;
 use gpuwhy_model::{Finding, Severity, units};
 use gpuwhy_why::State;
+use gpuwhy_why::process_calls::ProcessCalls;
 use gpuwhy_why::report::{GpuReport, JobReport, Report, ThreadReport};
 use unicode_width::UnicodeWidthStr;
 

@@ -1,101 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each process's CUDA calls, op by op, and what is remarkable about them. The same data is `per_process` in the JSON
-//! of `gpuwhy explain --per-process --json` (docs/explain-json.md).
+//! Each process's CUDA calls, op by op, and what is remarkable about them, on the screen.
 
 use crate::style::Style;
 use crate::table::{Align, Table};
 use gpuwhy_model::units;
-use serde::Serialize;
+use gpuwhy_why::process_calls::{OpCalls, ProcessCalls};
 
-/// A tail is worth a word from this many times the median on, if it is this long and there are this many calls.
-const TAIL_TIMES: u64 = 5;
-const TAIL_NS: u64 = 50_000;
-const TAIL_CALLS: u64 = 100;
+/// A column: its head, and its text for each op.
+type Column = (&'static str, fn(&OpCalls) -> String);
 
-/// A process.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct ProcessCalls {
-    /// Its number.
-    pub pid: u32,
-    /// Its name.
-    pub name: String,
-    /// Bytes allocated by all ops together.
-    pub allocated_bytes: u64,
-    /// Bytes freed.
-    pub freed_bytes: u64,
-    /// What was allocated and not freed; negative when more was freed.
-    pub balance_bytes: i64,
-    /// What is remarkable about that.
-    pub warnings: Vec<String>,
-    /// Its ops, most time first.
-    pub ops: Vec<OpCalls>,
-}
-
-/// One op of a process. Times in ns.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct OpCalls {
-    /// Short name.
-    pub op: String,
-    /// Calls made by the program.
-    pub calls: u64,
-    /// Calls that returned an error.
-    pub errors: u64,
-    /// Median duration.
-    pub p50_ns: u64,
-    /// 99th percentile.
-    pub p99_ns: u64,
-    /// Longest.
-    pub max_ns: u64,
-    /// All durations together.
-    pub total_ns: u64,
-    /// Bytes it allocated.
-    pub allocated_bytes: u64,
-    /// Bytes it freed.
-    pub freed_bytes: u64,
-    /// Bytes it copied or filled.
-    pub moved_bytes: u64,
-    /// What is remarkable.
-    pub warnings: Vec<String>,
-}
-
-impl ProcessCalls {
-    /// Puts a process's ops together and looks for what is remarkable.
-    pub fn new(pid: u32, name: String, mut ops: Vec<OpCalls>) -> Self {
-        ops.sort_by(|a, b| (b.total_ns, b.calls, &a.op).cmp(&(a.total_ns, a.calls, &b.op)));
-        for op in &mut ops {
-            op.warnings = op_warnings(op);
-        }
-        let sum = |of: fn(&OpCalls) -> u64| ops.iter().map(of).fold(0, u64::saturating_add);
-        let (allocated_bytes, freed_bytes) = (sum(|op| op.allocated_bytes), sum(|op| op.freed_bytes));
-        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
-        let balance_bytes = signed(allocated_bytes) - signed(freed_bytes);
-        let difference = units::bytes(balance_bytes.unsigned_abs());
-        let warning = match balance_bytes {
-            0 => None,
-            1.. => Some(format!(
-                "frees {difference} less than it allocates: a cache such as PyTorch's keeps memory, no leak by itself"
-            )),
-            _ => Some(format!(
-                "frees {difference} more than it allocates: allocated before this was recorded, or outside the span"
-            )),
-        };
-        Self { pid, name, allocated_bytes, freed_bytes, balance_bytes, warnings: warning.into_iter().collect(), ops }
-    }
-}
-
-fn op_warnings(op: &OpCalls) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let times = op.p99_ns.checked_div(op.p50_ns).unwrap_or(0);
-    if times >= TAIL_TIMES && op.p99_ns >= TAIL_NS && op.calls >= TAIL_CALLS {
-        warnings.push(format!("p99 {} × p50", units::count(times)));
-    }
-    match op.errors {
-        0 => {}
-        1 => warnings.push("1 call returned an error".to_owned()),
-        n => warnings.push(format!("{} calls returned an error", units::count(n))),
-    }
-    warnings
-}
+const COLUMNS: [Column; 13] = [
+    ("op", |op| units::safe(&op.op, 40)),
+    ("calls", |op| units::count(op.calls)),
+    ("p50", |op| units::time(op.p50_ns)),
+    ("p99", |op| units::time(op.p99_ns)),
+    ("p99/p50", |op| op.tail_ratio.map(ratio).unwrap_or_default()),
+    ("max", |op| units::time(op.max_ns)),
+    ("total", |op| units::time(op.total_ns)),
+    ("peak/s", |op| op.peak_per_second.map(|rate| units::count(rate.round() as u64)).unwrap_or_default()),
+    ("drop", |op| op.drop.map(|drop| units::percent(drop, 1.0)).unwrap_or_default()),
+    ("allocated", |op| size(op.allocated_bytes)),
+    ("freed", |op| size(op.freed_bytes)),
+    ("moved", |op| size(op.moved_bytes)),
+    ("warnings", |op| op.warnings.join("; ")),
+];
 
 /// The tables, one a process.
 pub(crate) fn lines(processes: &[ProcessCalls], style: Style) -> Vec<String> {
@@ -123,65 +51,58 @@ fn heading(process: &ProcessCalls) -> String {
     }
 }
 
+/// Columns that are empty for all ops are left out: they are many.
 fn table(ops: &[OpCalls]) -> Table {
-    let heads = ["op", "calls", "p50", "p99", "max", "total", "allocated", "freed", "moved", "warnings"];
+    let shown = COLUMNS.iter().filter(|(_, text)| ops.iter().any(|op| !text(op).is_empty()));
+    let shown: Vec<&Column> = shown.collect();
     let align = |name: &str| if matches!(name, "op" | "warnings") { Align::Left } else { Align::Right };
-    let mut table = Table::new(heads.map(|name| (name.to_owned(), Some(align(name)))));
-    let size = |bytes: u64| if bytes == 0 { String::new() } else { units::bytes(bytes) };
+    let mut table = Table::new(shown.iter().map(|(name, _)| ((*name).to_owned(), Some(align(name)))));
     for op in ops {
-        table.push(vec![
-            units::safe(&op.op, 40),
-            units::count(op.calls),
-            units::time(op.p50_ns),
-            units::time(op.p99_ns),
-            units::time(op.max_ns),
-            units::time(op.total_ns),
-            size(op.allocated_bytes),
-            size(op.freed_bytes),
-            size(op.moved_bytes),
-            op.warnings.join("; "),
-        ]);
+        table.push(shown.iter().map(|(_, text)| text(op)).collect());
     }
     table
+}
+
+fn size(bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { units::bytes(bytes) }
+}
+
+/// `1.4`, `23`, `1,028`.
+fn ratio(times: f64) -> String {
+    if times < 9.95 { format!("{times:.1}") } else { units::count(times.round() as u64) }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn op(op: &str, calls: u64, times: [u64; 3], bytes: [u64; 2]) -> OpCalls {
-        let [p50_ns, p99_ns, total_ns] = times;
-        let [allocated_bytes, freed_bytes] = bytes;
-        OpCalls { op: op.into(), calls, p50_ns, p99_ns, total_ns, allocated_bytes, freed_bytes, ..Default::default() }
-    }
+    use gpuwhy_why::process_calls::Circumstances;
 
     #[test]
-    fn tails_errors_and_memory_that_stays_are_told() {
-        let mut failing = op("cudaMalloc", 3, [2_000, 3_000, 8_000], [5_000_000_000, 0]);
-        failing.errors = 2;
-        let ops = vec![
-            failing,
-            op("cudaStreamSync", 200, [7_000, 7_200_000, 90_000_000], [0, 0]),
-            op("cudaFree", 1, [2_000, 40_000, 2_000], [0, 2_000_000_000]),
-        ];
-        let process = ProcessCalls::new(4821, "python3".into(), ops);
-        assert_eq!(process.ops.iter().map(|op| op.op.as_str()).collect::<Vec<_>>()[0], "cudaStreamSync");
-        assert_eq!(process.ops[0].warnings, ["p99 1,028 × p50"]);
-        assert_eq!(process.ops[1].warnings, ["2 calls returned an error"]);
-        assert_eq!(process.ops[2].warnings, [""; 0], "one call has no tail");
-        assert_eq!(process.balance_bytes, 3_000_000_000);
-        assert!(process.warnings[0].starts_with("frees 3.00 GB less than it allocates"), "{:?}", process.warnings);
+    fn tails_drops_and_warnings_have_columns_and_names_are_defused() {
+        let sync =
+            OpCalls { op: "cudaStreamSync".into(), calls: 200, p50_ns: 7_000, p99_ns: 7_200_000, ..OpCalls::default() };
+        let mut sync = sync.finish(None, None);
+        (sync.peak_per_second, sync.drop, sync.total_ns) = (Some(41.0), Some(0.25), 9);
+        let free = OpCalls {
+            op: "cudaFree".into(),
+            calls: 2,
+            p50_ns: 7_000,
+            p99_ns: 9_000,
+            freed_bytes: 7,
+            ..OpCalls::default()
+        };
+        let free = free.finish(None, None);
+        let process = ProcessCalls::new(1, "a\x1b[2J".into(), vec![sync, free], &Circumstances::default());
         let lines = lines(&[process], Style::PLAIN);
-        assert_eq!(lines[0], "python3 4821: 5.00 GB allocated, 2.00 GB freed");
-        assert!(lines[2].starts_with("  op ") && lines[3].ends_with("p99 1,028 × p50"), "{lines:#?}");
-    }
-
-    #[test]
-    fn more_freed_than_allocated_is_no_leak_and_names_are_defused() {
-        let name = "a\x1b[2J".to_owned();
-        let process = ProcessCalls::new(1, name, vec![op("cudaFree", 1, [1, 1, 1], [0, 7])]);
-        assert!(process.warnings[0].starts_with("frees 7 B more"), "{:?}", process.warnings);
-        assert_eq!(process.balance_bytes, -7);
-        assert!(!lines(&[process], Style::PLAIN).concat().contains('\x1b'));
+        assert!(lines[0].ends_with("1: 0 B allocated, 7 B freed"), "{lines:#?}");
+        let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
+        assert_eq!(words(&lines[2]), "op calls p50 p99 p99/p50 max total peak/s drop freed warnings");
+        let sync = words(&lines[3]);
+        assert!(
+            sync.starts_with("cudaStreamSync 200 7.00 µs 7.20 ms 1,029 0 ns 9 ns 41 25 % p99 1,028 × p50"),
+            "{sync}"
+        );
+        assert!(!lines.concat().contains('\x1b'));
+        assert_eq!([1.44, 9.96, 1_028.4].map(ratio), ["1.4", "10", "1,028"]);
     }
 }

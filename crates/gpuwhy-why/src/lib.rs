@@ -4,6 +4,7 @@
 //! - [`ledger`]: each thread's time by state; it adds up.
 //! - `calls`, `device` and `nvml`: how long each GPU had no work, with bounds.
 //! - `neighbours`: other jobs of the run on the same GPUs.
+//! - `process_calls`: calls by process and op, and what is remarkable about them.
 //! - `timeline` and `walk`: the last seconds of every thread, and the way from a wait to its cause.
 //! - `blame`, `story`, `kind`: idle time summed by cause, and the names of causes.
 //! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings and what is said about them.
@@ -23,6 +24,7 @@ mod kind;
 pub mod ledger;
 mod neighbours;
 mod nvml;
+pub mod process_calls;
 pub mod report;
 mod scene;
 mod startup;

@@ -3,11 +3,13 @@
 
 use crate::conclude::Ledgers;
 use crate::explain::{Counts, Explainer};
+use crate::facts::Facts;
 use crate::kind::Kind;
 use crate::report::Report;
 use crate::scene::Scene;
 use crate::state::State;
 use crate::story::Story;
+use gpuwhy_model::sample::SystemSample;
 use gpuwhy_model::{Finding, Severity, units};
 
 /// Causes named in the verdict.
@@ -129,6 +131,29 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
     list
 }
 
+/// The machine's load, which is of all its programs together.
+fn load(facts: &Facts) -> Option<String> {
+    let loads: Vec<f64> = facts.system.iter().filter_map(|sample| sample.load1).collect();
+    let most = loads.iter().copied().reduce(f64::max)?;
+    let mean = loads.iter().sum::<f64>() / loads.len() as f64;
+    Some(format!("load of the last minute: {mean:.1} on average, {most:.1} at most"))
+}
+
+/// What was in swap, and what went to and fro.
+fn swap(facts: &Facts) -> String {
+    let Some(used) = facts.system.iter().filter_map(|sample| sample.swap_used).max() else { return String::new() };
+    let sum = |of: fn(&SystemSample) -> Option<u64>| facts.system.iter().filter_map(of).fold(0, u64::saturating_add);
+    let (brought_in, put_out) = (sum(|sample| sample.swap_in), sum(|sample| sample.swap_out));
+    let moved = match (brought_in, put_out) {
+        (0, 0) => String::new(),
+        (i, o) => format!(", {} brought in and {} put out", units::bytes(i), units::bytes(o)),
+    };
+    match (used, moved.is_empty()) {
+        (0, true) => "; no swap in use".to_owned(),
+        _ => format!("; swap: {} in use at most{moved}", units::bytes(used)),
+    }
+}
+
 /// The machine, and where the bounds come from.
 pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     let facts = scene.facts;
@@ -142,10 +167,12 @@ pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     if facts.cores > 0 {
         list.push(format!("{} cores{idle}", facts.cores));
     }
+    list.extend(load(facts));
     let available = facts.system.iter().filter_map(|sample| sample.memory_available).min();
     let total = facts.system.iter().find_map(|sample| sample.memory_total);
     if let (Some(available), Some(total)) = (available, total) {
-        list.push(format!("memory: {} of {} were free at least", units::bytes(available), units::bytes(total)));
+        let swap = swap(facts);
+        list.push(format!("memory: {} of {} were free at least{swap}", units::bytes(available), units::bytes(total)));
     }
     for sample in facts.cgroups.iter().filter(|sample| sample.quota_ns.is_some()).take(1) {
         if let (Some(quota), Some(period)) = (sample.quota_ns, sample.period_ns.filter(|period| *period > 0)) {

@@ -6,14 +6,16 @@ use super::page::{Answer, Page, Paging, pop};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
-use gpuwhy_ask::JobReport;
 use gpuwhy_ask::stats::{OpStats, ProcessStats};
+use gpuwhy_ask::{JobReport, ProcessCalls, tail_ratio};
 use gpuwhy_store::LossRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Jobs told of.
 const JOBS: usize = 8;
+/// Warnings told of each process.
+const WARNINGS: usize = 4;
 /// Processes told of.
 const PROCESSES: usize = 5;
 /// Findings named.
@@ -81,6 +83,17 @@ struct Op {
     p95_ns: u64,
     p99_ns: u64,
     max_ns: u64,
+    /// p99 in times of p50
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    tail_ratio: Option<f64>,
+    /// Calls in the busiest second, and how far the last quarter is below that, percent
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    peak_per_second: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    drop_percent: Option<f64>,
     total_ns: u64,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
@@ -94,6 +107,10 @@ struct Process {
     name: String,
     calls: u64,
     launches: u64,
+    /// What is remarkable about it and its calls
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
+    warnings: Vec<String>,
 }
 
 /// Events, or details of them, that were lost.
@@ -106,6 +123,10 @@ struct Loss {
 
 impl Answer for Stats {
     fn shorten(&mut self) -> bool {
+        let long = self.processes.iter_mut().rev().find(|process| process.warnings.len() > 1);
+        if let Some(process) = long {
+            return process.warnings.pop().is_some();
+        }
         // A process more matters less than an op, and an op less than the worst finding.
         if self.processes.len() > 2 {
             self.more_processes += 1;
@@ -124,6 +145,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
     let part = arguments.place.part()?;
     let stats = run.stats(&part, asked.work)?;
     let explained = run.explained(&part, asked.work)?;
+    let calls = gpuwhy_ask::process_calls(&*run.reader(asked.work)?, &explained.report)?;
     let ops = stats.ops.iter().map(op).collect();
     let (ops, page) = arguments.paging.cut(ops, 12, Some(&run))?;
     let told = explained.report.findings.iter().take(FINDINGS);
@@ -136,7 +158,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
         jobs: explained.report.jobs.iter().take(JOBS).map(job).collect(),
         ops,
         page,
-        processes: stats.processes.iter().take(PROCESSES).map(process).collect(),
+        processes: stats.processes.iter().take(PROCESSES).map(|stats| process(stats, &calls)).collect(),
         more_processes: stats.processes.len().saturating_sub(PROCESSES),
         loss: stats.loss.iter().map(loss).collect(),
         note: NOTICE,
@@ -148,7 +170,13 @@ fn job(job: &JobReport) -> Job {
     Job { pid: job.pid, name: clean(&job.name, 40), severity, summary: clean(&job.summary, LONG) }
 }
 
+/// To one digit behind the point.
+fn tenth(value: f64) -> f64 {
+    (value * 10.0).round() / 10.0
+}
+
 fn op(op: &OpStats) -> Op {
+    let course = op.rates.course();
     Op {
         op: clean(&op.op, 60),
         calls: op.totals.calls,
@@ -157,14 +185,20 @@ fn op(op: &OpStats) -> Op {
         p95_ns: op.quantile(0.95),
         p99_ns: op.quantile(0.99),
         max_ns: op.totals.max_ns,
+        tail_ratio: tail_ratio(op.totals.calls, op.quantile(0.5), op.quantile(0.99)).map(tenth),
+        peak_per_second: course.map(|course| tenth(course.peak)),
+        drop_percent: course.map(|course| tenth(course.drop() * 100.0)),
         total_ns: op.totals.total_ns,
         bytes: op.totals.bytes,
     }
 }
 
-fn process(stats: &ProcessStats) -> Process {
+fn process(stats: &ProcessStats, calls: &[ProcessCalls]) -> Process {
     let (pid, name) = (stats.process.pid, clean(&stats.process.name, 40));
-    Process { pid, name, calls: stats.calls, launches: stats.launches }
+    let own = calls.iter().find(|calls| calls.pid == pid);
+    let warnings = own.map(ProcessCalls::all_warnings).unwrap_or_default();
+    let warnings = warnings.iter().take(WARNINGS).map(|warning| clean(warning, 120)).collect();
+    Process { pid, name, calls: stats.calls, launches: stats.launches, warnings }
 }
 
 fn loss(row: &LossRow) -> Loss {

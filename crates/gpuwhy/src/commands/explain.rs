@@ -2,12 +2,12 @@
 //! `gpuwhy explain`: where the time went, and why.
 
 use crate::cli::{Explain, FailOn};
-use crate::commands::per_process;
 use crate::output;
 use gpuwhy_ask::{Explained, Part, explain};
 use gpuwhy_model::Severity;
 use gpuwhy_store::Reader;
-use gpuwhy_view::{ExplainView, ProcessCalls};
+use gpuwhy_view::ExplainView;
+use gpuwhy_why::process_calls::ProcessCalls;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
@@ -50,7 +50,7 @@ pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls]) -> 
 fn look(db: &Path, part: &Part, per_process: bool) -> anyhow::Result<(Explained, Vec<ProcessCalls>)> {
     let reader = Reader::open(db)?;
     let explained = explain::explain(&reader, part)?;
-    let calls = if per_process { per_process::read(&reader, &explained.report)? } else { Vec::new() };
+    let calls = if per_process { gpuwhy_ask::process_calls(&reader, &explained.report)? } else { Vec::new() };
     Ok((explained, calls))
 }
 

@@ -8,7 +8,6 @@ mod hold;
 mod mcp;
 mod memory;
 mod merge;
-mod per_process;
 mod profile;
 mod query;
 mod stacks;
