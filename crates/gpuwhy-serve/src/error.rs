@@ -9,10 +9,10 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ToolError {
     /// The question.
-    #[error(transparent)]
+    #[error("{}", question(.0))]
     Ask(#[from] gpuwhy_ask::Error),
     /// The run file.
-    #[error(transparent)]
+    #[error("{}", file(.0))]
     File(gpuwhy_store::Error),
     /// SQL that took too long.
     #[error("stopped after {} s: narrow it with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
@@ -25,7 +25,7 @@ pub(crate) enum ToolError {
     Arguments(String),
     /// A path that was not allowed when the server was started.
     #[error(
-        "{path} is not in a folder this server may read: it was started for {allowed}. Start it with --dir FOLDER for others"
+        "{path} is not in a folder this server may read: it was started for {allowed}. Who starts the server can add folders"
     )]
     Forbidden {
         /// What was asked for.
@@ -34,7 +34,7 @@ pub(crate) enum ToolError {
         allowed: String,
     },
     /// No run is there yet.
-    #[error("{path} is not there (yet): `sudo gpuwhy trace -- CMD` records a run; list_runs tells which there are")]
+    #[error("{path} is not there (yet): list_runs has the runs there are; somebody has to record one first")]
     NoRun {
         /// Where it was looked for.
         path: String,
@@ -63,6 +63,36 @@ impl From<gpuwhy_store::Error> for ToolError {
             gpuwhy_store::Error::TimedOut { limit } => Self::SlowSql(limit),
             wrong => Self::File(wrong),
         }
+    }
+}
+
+/// What is wrong with a question. An assistant has tools, not a command line.
+fn question(wrong: &gpuwhy_ask::Error) -> String {
+    match wrong {
+        gpuwhy_ask::Error::UnknownProcess { pid } => {
+            format!(
+                "process {pid} is not in this run; run_sql with SELECT pid, name FROM processes lists those that are"
+            )
+        }
+        gpuwhy_ask::Error::File(wrong) => file(wrong),
+        wrong => wrong.to_string(),
+    }
+}
+
+/// What is wrong with a run file.
+fn file(wrong: &gpuwhy_store::Error) -> String {
+    use gpuwhy_store::Error;
+    const OTHERS: &str = "list_runs has the runs there are";
+    match wrong {
+        Error::NotFound { path } => format!("there is no run file {}: {OTHERS}", path.display()),
+        Error::NotSqlite { path } => format!("{} is not a gpuwhy run file: {OTHERS}", path.display()),
+        Error::NotARun { path } => {
+            format!("{} is an SQLite database but not a gpuwhy run file: {OTHERS}", path.display())
+        }
+        Error::Corrupt { path, source } => {
+            format!("{} is damaged ({source}), and cannot be read: {OTHERS}", path.display())
+        }
+        wrong => wrong.to_string(),
     }
 }
 

@@ -5,9 +5,10 @@
 
 use crate::Error;
 use crate::mcp::Server;
-use rmcp::model::{ErrorData, JsonRpcError, ServerJsonRpcMessage};
+use rmcp::model::{ErrorData, JsonRpcError};
 use rmcp::service::{RoleServer, RxJsonRpcMessage, ServiceExt, TxJsonRpcMessage};
 use rmcp::transport::Transport;
+use serde::Serialize;
 use std::sync::Arc;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
@@ -96,10 +97,12 @@ fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> 
     })
 }
 
-async fn write<W: AsyncWrite + Unpin>(
-    output: &Mutex<W>,
-    message: &TxJsonRpcMessage<RoleServer>,
-) -> std::io::Result<()> {
+/// What a sender is told. JSON-RPC wants a null for the number of a request that could not be read; the SDK leaves it out.
+fn refusal(refused: &JsonRpcError) -> serde_json::Value {
+    serde_json::json!({ "jsonrpc": "2.0", "id": refused.id, "error": refused.error })
+}
+
+async fn write<W: AsyncWrite + Unpin>(output: &Mutex<W>, message: &impl Serialize) -> std::io::Result<()> {
     let mut line = serde_json::to_vec(message)?;
     line.push(b'\n');
     let mut output = output.lock().await;
@@ -138,9 +141,8 @@ where
                 Err(error) => Box::new(JsonRpcError::new(None, error)),
             };
             let output = Arc::clone(&self.output);
-            let error = ServerJsonRpcMessage::Error(*refused);
             self.telling = Some(tokio::spawn(async move {
-                let _ = write(&output, &error).await;
+                let _ = write(&output, &refusal(&refused)).await;
             }));
         }
     }

@@ -31,6 +31,26 @@ pub(crate) fn clean(text: &str, most: usize) -> String {
     out
 }
 
+/// A text whose words of more than `most` characters, mostly paths and names, lose their folders and then their middles.
+pub(crate) fn shorter_names(text: &str, most: usize) -> String {
+    let shorter = |word: &str| -> String {
+        let (length, name) =
+            (word.chars().count(), word.rsplit('/').next().filter(|name| !name.is_empty()).unwrap_or(word));
+        let left = name.chars().count();
+        if length <= most {
+            return word.to_owned();
+        }
+        if left <= most {
+            return name.to_owned();
+        }
+        // The end says which line it is, and mostly tells one name from the next.
+        let tail = most / 2;
+        let head = most.saturating_sub(tail + 1);
+        name.chars().take(head).chain(['…']).chain(name.chars().skip(left - tail.min(left))).collect()
+    };
+    text.split(' ').map(shorter).collect::<Vec<_>>().join(" ")
+}
+
 fn visible(c: char) -> Option<char> {
     match c {
         '\n' | '\r' | '\t' => Some(' '),
@@ -61,5 +81,15 @@ mod tests {
         assert_eq!(clean("abcdef", 4), "abc…");
         assert_eq!(clean("abcd", 4), "abcd");
         assert_eq!(clean("Δt µs", 80), "Δt µs");
+    }
+
+    #[test]
+    fn long_names_lose_folders_and_middles_and_nothing_else() {
+        assert_eq!(shorter_names("make the work at train.py:58 cheaper", 24), "make the work at train.py:58 cheaper");
+        assert_eq!(shorter_names("at /a/very/long/folder/of/train.py:58 now", 24), "at train.py:58 now");
+        let long = "at pretrain_multimodal_transformer_fsdp.py:58 now";
+        assert_eq!(shorter_names(long, 24), "at pretrain_mu…r_fsdp.py:58 now");
+        assert_eq!(shorter_names("訓練".repeat(20).as_str(), 5), "訓練…訓練");
+        assert_eq!(shorter_names("/a/very/long/folder/without/a/name/", 10), "/a/v…name/");
     }
 }

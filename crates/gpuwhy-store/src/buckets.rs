@@ -11,10 +11,34 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
-/// A part up to this long is summed from its calls, in pieces of any length; a longer one from whole seconds.
+/// A part up to this long is summed from its calls where nothing is said of the pieces; a longer one from whole seconds.
 const FROM_CALLS: u64 = 5 * SECOND;
 /// How far before a part calls that reach into it are looked for where there is no index.
-const LOOK_BACK: u64 = 60 * SECOND;
+pub(crate) const LOOK_BACK: u64 = 60 * SECOND;
+
+/// How a part is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Into at most so many pieces; those of a long part are whole seconds, whose sums are quickest to read.
+    AtMost(u32),
+    /// Into pieces of exactly this length, ns; the last may be shorter.
+    Every(u64),
+}
+
+impl Cut {
+    /// Where the part begins then, and how long a piece is.
+    fn of(self, from_ns: u64, to_ns: u64) -> (u64, u64) {
+        match self {
+            Self::Every(width) => (from_ns, width.max(1)),
+            Self::AtMost(most) => {
+                let fine = to_ns.saturating_sub(from_ns) <= FROM_CALLS;
+                let from = if fine { from_ns } else { from_ns / SECOND * SECOND };
+                let width = to_ns.saturating_sub(from).div_ceil(u64::from(most.max(1))).max(1);
+                (from, if fine { width } else { width.div_ceil(SECOND) * SECOND })
+            }
+        }
+    }
+}
 
 /// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece of whole seconds in which it
 /// ended, or to the shorter one in which it began.
@@ -74,28 +98,24 @@ struct Sums {
 type Ops = HashMap<i64, (String, String)>;
 
 impl Reader {
-    /// The part from `from_ns` to `to_ns` in at most `most` pieces; only calls of `pids`, unless there are none. A part longer
-    /// than a few seconds is cut at whole seconds.
+    /// The part from `from_ns` to `to_ns` in pieces; only calls of `pids`, unless there are none.
     pub fn buckets(
         &self,
-        from_ns: u64,
-        to_ns: u64,
-        most: u32,
+        (from_ns, to_ns): (u64, u64),
+        cut: Cut,
         pids: &[u32],
         index: Option<&TimeIndex>,
     ) -> Result<Vec<Bucket>> {
-        let most = u64::from(most.max(1));
-        let fine = to_ns.saturating_sub(from_ns) <= FROM_CALLS;
-        let (from, to) = if fine { (from_ns, to_ns) } else { (from_ns / SECOND * SECOND, to_ns) };
-        let width = to.saturating_sub(from).div_ceil(most).max(1);
-        let width = if fine { width } else { width.div_ceil(SECOND) * SECOND };
+        let (from, width) = cut.of(from_ns, to_ns);
+        let to = to_ns;
         let mut buckets: Vec<Bucket> = (0..)
             .map(|i| from + i * width)
             .take_while(|start| *start < to)
             .map(|start| Bucket { from_ns: start, to_ns: (start + width).min(to), ..Bucket::default() })
             .collect();
+        let whole_seconds = from.is_multiple_of(SECOND) && width.is_multiple_of(SECOND) && to - from > FROM_CALLS;
         let ops = self.ops()?;
-        if fine {
+        if !whole_seconds {
             self.sum_calls(&mut buckets, &ops, pids, index)?;
         } else {
             self.sum_seconds(from, to, pids, |sums| {
@@ -284,6 +304,6 @@ impl Longest {
     }
 }
 
-fn signed(ns: u64) -> i64 {
+pub(crate) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }

@@ -113,6 +113,20 @@ impl Slots {
         usize::try_from(slot).unwrap_or(usize::MAX).min(self.slots.len())
     }
 
+    /// Whole slots before a moment that may have a row of a context that counts and reaches beyond it.
+    pub(crate) fn reaching(&self, moment: u64, wanted: impl Fn(i64) -> bool) -> Vec<(u64, u64)> {
+        let before = self.slots[..self.place(moment.div_ceil(self.width))].iter().enumerate();
+        let span = |slot: usize| (slot as u64 * self.width, ((slot as u64 + 1) * self.width).min(moment));
+        let reaches = |end: u64, sums: &FastMap<i64, Raw>| {
+            sums.iter().any(|(context, raw)| end.saturating_add(raw.max_ns) > moment && wanted(*context))
+        };
+        before
+            .map(|(slot, sums)| (span(slot), sums))
+            .filter(|((_, end), sums)| reaches(*end, sums))
+            .map(|(span, _)| span)
+            .collect()
+    }
+
     /// Pieces of time that have the `most` longest rows of a part, and how long those are at least. Rows that began before the
     /// part and reach into it are in it. `wanted` says which contexts count.
     pub(crate) fn longest(&self, from: u64, to: u64, most: usize, wanted: impl Fn(i64) -> bool) -> (Vec<Piece>, u64) {

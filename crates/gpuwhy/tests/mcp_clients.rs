@@ -214,7 +214,7 @@ fn is_well_described(tool: &Value) {
         assert_eq!(tool[schema]["type"], "object", "{tool}");
     }
     let hints = &tool["annotations"];
-    assert_eq!((&hints["readOnlyHint"], &hints["destructiveHint"]), (&json!(true), &json!(false)), "{tool}");
+    assert_eq!(hints["readOnlyHint"], true, "{tool}");
     assert!(tool["description"].as_str().unwrap().len() > 20 && tool["title"].is_string(), "{tool}");
 }
 
@@ -238,7 +238,7 @@ fn is_answered_as_described(client: &mut Client, tool: &Value) {
     assert_eq!(is_valid(&json!({})), false, "{name}: a schema that everything fits says nothing");
     let mut wrong = answer.clone();
     let first = wrong.as_object_mut().unwrap().values_mut().next().unwrap();
-    *first = json!({"neither": ["this", "nor that"]});
+    *first = if first.is_object() { json!(["not", "this"]) } else { json!({"neither": ["this", "nor that"]}) };
     assert_eq!(is_valid(&wrong), false, "{name}: {wrong}");
 }
 

@@ -34,7 +34,7 @@ fn a_run_is_answered_about_while_it_is_recorded_and_after() {
     let db = place.db();
     let mut served = Served::run(&db);
     let nothing = served.refused("get_trace_stats", json!({}));
-    assert!(nothing.contains("gpuwhy trace"), "it says how to record one: {nothing}");
+    assert!(nothing.contains("list_runs") && nothing.contains("record"), "it says what to do: {nothing}");
     let mut job = HeldSimjob::start(&mut place.simjob(&["--calls", "1000", "--mix", "mixed"]));
     let pid = job.pids[0];
     let tracing = Tracing::start(place.trace().arg("--pid").arg(pid.to_string()), &place, 2);

@@ -18,13 +18,13 @@ const SENTENCE: usize = 220;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// Only causes of this kind, such as input_starved or sync_bound (resource gpuwhy://glossary has all)
+    /// Only this kind, such as sync_bound (gpuwhy://glossary has all)
     #[serde(default)]
     kind: Option<String>,
-    /// Only causes as bad as this, or worse
+    /// As bad as this, or worse
     #[serde(default)]
     severity: Option<AtLeast>,
-    /// Whole chains with the SQL that shows each link
+    /// Tell everything
     #[serde(default)]
     detail: bool,
     #[serde(flatten)]
@@ -70,10 +70,24 @@ pub(crate) struct Chains {
     wall_ns: u64,
     /// Causes, worst first
     findings: Vec<Finding>,
+    /// How to get what was left out of findings
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more: Option<&'static str>,
     #[serde(flatten)]
     page: Page,
     note: &'static str,
+    /// Whoever asks for everything gets fewer findings at a time, but whole ones.
+    #[serde(skip)]
+    #[schemars(skip)]
+    detail: bool,
 }
+
+/// Said where a finding has more than is told.
+const MORE: &str = "detail=true tells the fixes and links of chains that more_fixes and more_links count";
+/// Of a chain that is too long the last links stay: who is at fault.
+const LAST_LINKS: usize = 2;
+/// A verdict is cut to this many characters where there is no room, at the end of a sentence if it can be.
+const SHORT_VERDICT: usize = 230;
 
 /// A cause.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
@@ -99,13 +113,39 @@ pub(crate) struct Finding {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     chain: Vec<String>,
+    /// Links before those
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_links: usize,
     /// What to do, most saving first
-    fixes: Vec<String>,
+    fixes: Vec<Fix>,
+    /// Fixes after those
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_fixes: usize,
     confidence: String,
     /// With detail: SQL that shows it
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     evidence: Vec<String>,
+}
+
+/// Something to do, and what it saves at most, as far as that is known.
+#[derive(Debug, Clone, Serialize, JsonSchema)]
+struct Fix {
+    text: String,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    saves_ns: u64,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    saves_bytes: u64,
+}
+
+impl Fix {
+    fn new(fix: &gpuwhy_model::Fix) -> Self {
+        Self { text: clean(&fix.text, SENTENCE), saves_ns: fix.saves_ns, saves_bytes: fix.saves_bytes }
+    }
 }
 
 impl Finding {
@@ -125,18 +165,37 @@ impl Finding {
             cause: clean(&found.root_cause.detail, SENTENCE),
             line: line_of(found).map(|line| clean(line, 120)),
             chain: found.chain.iter().map(|link| clean(&link.sentence(), SENTENCE)).collect(),
-            fixes: fixes.into_iter().map(|fix| clean(&fix.text, SENTENCE)).collect(),
+            more_links: 0,
+            fixes: fixes.into_iter().map(Fix::new).collect(),
+            more_fixes: 0,
             confidence: format!("{:?}", found.confidence).to_ascii_lowercase(),
             evidence: evidence.filter(|_| detail).map(|sql| clean(sql, 1000)).collect(),
         }
     }
 
-    /// Leaves the chain and all but the best fix to who asks for them.
+    /// Leaves the chain and all but the best fix to who asks for them, and counts what it leaves out.
     pub(super) fn brief(&mut self) -> bool {
-        let shortened = !self.chain.is_empty() || self.fixes.len() > 1;
-        self.chain.clear();
-        self.fixes.truncate(1);
-        shortened
+        self.cut_chain(0) | self.cut_fixes(1)
+    }
+
+    /// Keeps the last links.
+    fn cut_chain(&mut self, keep: usize) -> bool {
+        let gone = self.chain.len().saturating_sub(keep);
+        self.chain.drain(..gone);
+        self.more_links += gone;
+        gone > 0
+    }
+
+    fn cut_fixes(&mut self, keep: usize) -> bool {
+        let gone = self.fixes.len().saturating_sub(keep);
+        self.fixes.truncate(keep);
+        self.more_fixes += gone;
+        gone > 0
+    }
+
+    /// Whether it has more than it tells.
+    pub(super) fn has_more(&self) -> bool {
+        self.more_links > 0 || self.more_fixes > 0
     }
 }
 
@@ -148,14 +207,33 @@ fn line_of(found: &gpuwhy_model::Finding) -> Option<&str> {
 
 impl Answer for Chains {
     fn shorten(&mut self) -> bool {
-        // The verdict says in words what findings say, and get_trace_stats says it, too.
-        let mut others = self.findings.iter_mut().skip(1).rev();
-        others.any(Finding::brief) || !std::mem::take(&mut self.verdict).is_empty() || pop(&mut self.findings)
+        if self.detail && pop(&mut self.findings) {
+            return true;
+        }
+        let shortened = self.findings.iter_mut().skip(1).rev().any(Finding::brief)
+            || shorter_verdict(&mut self.verdict)
+            || pop(&mut self.findings)
+            || self.findings.first_mut().is_some_and(|first| first.cut_chain(LAST_LINKS) || first.brief());
+        self.more = self.findings.iter().any(Finding::has_more).then_some(MORE);
+        shortened
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
         Some((&mut self.page, self.findings.len()))
     }
+}
+
+/// Keeps the sentences that have room; what goes is marked.
+fn shorter_verdict(verdict: &mut String) -> bool {
+    if verdict.chars().count() <= SHORT_VERDICT {
+        return false;
+    }
+    let end = verdict.char_indices().nth(SHORT_VERDICT - 2).map_or(verdict.len(), |(at, _)| at);
+    match verdict[..end].rfind(". ") {
+        Some(at) if at > end / 2 => *verdict = format!("{} …", &verdict[..=at]),
+        _ => *verdict = clean(verdict, SHORT_VERDICT),
+    }
+    true
 }
 
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, ToolError> {
@@ -177,7 +255,9 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, 
         gpu_idle_max_ns: report.gpu_idle_max_ns,
         wall_ns: report.wall_ns,
         findings: found.into_iter().map(|found| Finding::new(found, arguments.detail)).collect(),
+        more: None,
         page,
         note: NOTICE,
+        detail: arguments.detail,
     })
 }

@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// The run file to start from: its name or path (list_runs tells them)
+    /// The run file to start from (list_runs has them)
     before: String,
-    /// The one to compare with it. Default: the one this server was started for
+    /// The one to compare with it; default: the one served
     #[serde(default)]
     after: Option<String>,
-    /// Of both runs: from this moment on
+    /// Of both runs: from here on
     #[serde(default)]
     from: Option<Time>,
-    /// Of both runs: up to this moment
+    /// Of both runs: up to here
     #[serde(default)]
     to: Option<Time>,
-    /// Of both runs: only the last part, so long
+    /// Of both runs: only the last part
     #[serde(default)]
     since: Option<Time>,
     #[serde(flatten)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `get_memory`: what GPU memory is used for, and what is wrong with it.
 
-use super::page::{Answer, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop, pop_counting};
 use super::place::{RunHead, Where};
 use super::{Asked, Finding};
 use crate::error::ToolError;
@@ -55,8 +55,14 @@ pub(crate) struct Memory {
     verdict: String,
     /// Memory of each process on each device, most first
     spaces: Vec<Space>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_spaces: usize,
     /// What is wrong, worst first
     findings: Vec<Finding>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_findings: usize,
     section: Section,
     /// Objects as in gpuwhy.memory/1 (docs/memory-json.md); sizes are bytes, times ns since the run began
     entries: Vec<serde_json::Map<String, Value>>,
@@ -64,8 +70,17 @@ pub(crate) struct Memory {
     page: Page,
     /// What cannot be known, and why
     unknown: Vec<String>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_unknown: usize,
+    /// How to get what was left out
+    #[serde(skip_serializing_if = "Option::is_none")]
+    more: Option<&'static str>,
     note: &'static str,
 }
+
+/// Said where something was left out.
+const MORE: &str = "limit=50 tells what more_spaces, more_findings, more_fixes, more_links and more_unknown count";
 
 /// Memory of one process on one device.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -90,13 +105,16 @@ struct Space {
 impl Answer for Memory {
     fn shorten(&mut self) -> bool {
         // Findings say of leaks what entries say in numbers.
-        pop(&mut self.entries)
-            || self.spaces.len() > 2 && pop(&mut self.spaces)
+        let shortened = pop(&mut self.entries)
+            || self.spaces.len() > 2 && pop_counting(&mut self.spaces, &mut self.more_spaces)
             || self.findings.iter_mut().skip(1).rev().any(Finding::brief)
-            || pop(&mut self.findings)
+            || pop_counting(&mut self.findings, &mut self.more_findings)
             || self.spaces.iter_mut().rev().any(|space| space.at_peak.pop().is_some())
-            || pop(&mut self.unknown)
-            || self.entries.last_mut().is_some_and(trim)
+            || pop_counting(&mut self.unknown, &mut self.more_unknown)
+            || self.entries.last_mut().is_some_and(trim);
+        let more = self.more_spaces + self.more_findings + self.more_unknown > 0;
+        self.more = (more || self.findings.iter().any(Finding::has_more)).then_some(MORE);
+        shortened
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
@@ -125,11 +143,15 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Memory, 
         head: RunHead::new(&run.path, &examined.session),
         verdict: clean(&report.verdict, 420),
         spaces: spaces.collect(),
+        more_spaces: 0,
         findings: report.findings.iter().map(|found| Finding::new(found, false)).collect(),
+        more_findings: 0,
         section: arguments.section,
         entries,
         page,
         unknown: report.notes.iter().map(|note| clean(note, 200)).collect(),
+        more_unknown: 0,
+        more: None,
         note: NOTICE,
     })
 }

@@ -9,6 +9,7 @@ mod page;
 mod place;
 mod profile;
 mod runs;
+mod schema;
 mod sql;
 mod stacks;
 mod stats;
@@ -80,37 +81,21 @@ where
     A: DeserializeOwned + JsonSchema + 'static,
     R: Answer + JsonSchema + 'static,
 {
-    let read_only =
-        ToolAnnotations::with_title(title).read_only(true).destructive(false).idempotent(true).open_world(false);
+    let read_only = ToolAnnotations::new().read_only(true).open_world(false);
     let tool = Tool::new(name, description, JsonObject::new()).with_title(title).annotate(read_only);
     let mut tool = tool.with_input_schema::<A>().with_output_schema::<R>();
-    tool.input_schema = plain(&tool.input_schema);
-    tool.output_schema = tool.output_schema.as_ref().map(plain);
-    let call = move |asked: &Asked<'_>, arguments: JsonObject| {
-        let bytes = page::budget(&arguments);
-        let read: A = serde_json::from_value(Value::Object(arguments)).map_err(|wrong| {
+    tool.input_schema = Arc::new(schema::of_arguments(&tool.input_schema));
+    tool.output_schema = tool.output_schema.as_deref().map(schema::of_answer).map(Arc::new);
+    let arguments = Arc::clone(&tool.input_schema);
+    let call = move |asked: &Asked<'_>, given: JsonObject| {
+        let given = schema::as_typed(name, &arguments, given)?;
+        let bytes = page::budget(&given);
+        let read: A = serde_json::from_value(Value::Object(given)).map_err(|wrong| {
             ToolError::Arguments(format!("{name}: {}", crate::text::clean(&wrong.to_string(), 300)))
         })?;
         page::fit(answer(asked, read)?, bytes)
     };
     ToolEntry { tool, call: Arc::new(call) }
-}
-
-/// A schema without Rust's names for kinds of numbers: clients warn of each `format` they do not know.
-fn plain(schema: &Arc<JsonObject>) -> Arc<JsonObject> {
-    fn strip(value: &mut Value) {
-        match value {
-            Value::Object(fields) => {
-                fields.retain(|name, value| name != "format" || !value.is_string());
-                fields.values_mut().for_each(strip);
-            }
-            Value::Array(values) => values.iter_mut().for_each(strip),
-            _ => {}
-        }
-    }
-    let mut schema = JsonObject::clone(schema);
-    schema.values_mut().for_each(strip);
-    Arc::new(schema)
 }
 
 /// All of them, in the order in which they are best asked.
@@ -127,28 +112,30 @@ pub(crate) fn all() -> Vec<ToolEntry> {
             "get_causal_chains",
             "Why it is slow",
             "The causes found, worst first: what the GPU waited for, who waited for whom down to the root cause, the line of code, \
-             what it cost and what to do. Filter by kind, severity (at least), pid and time. detail=true adds the SQL evidence.",
+             what it cost (lost_ns, lost_bytes) and fixes with what each saves at most (saves_ns, saves_bytes). detail=true: all \
+             fixes, whole chains, SQL evidence.",
             chains::answer,
         ),
         tool(
             "get_stacks",
             "Which lines",
             "Which lines of Python made the calls of an op, waited (op=sched_switch) or burned CPU (op=cpu_sample); without op all \
-             CUDA calls. by: line, stack, function or library; sort: total, calls, max or bytes.",
+             CUDA calls.",
             stacks::answer,
         ),
         tool(
             "get_timeline",
             "When",
-            "The run in equal pieces of time: launches, calls, time waiting for the GPU, bytes moved, how busy the GPU was. With at \
-             (and window) the moments around one time, and the longest calls and waits there with their lines.",
+            "The run in equal pieces: launches, calls, time waiting for the GPU, bytes moved, how busy the GPU was, time threads were \
+             blocked or ready without a CPU. With at: what happened around a moment, the longest calls and waits with their \
+             lines, who held the CPUs, processes that started and ended.",
             timeline::answer,
         ),
         tool(
             "get_memory",
             "GPU memory",
             "GPU memory by process and device: in use, reserved, exact peak and which lines held it, leaks by line with MB a step and \
-             when memory runs out, out-of-memory records. section: leaks, at_peak, at_end, timeline, fragmentation, gap, oom, alerts.",
+             when memory runs out, out-of-memory records.",
             memory::answer,
         ),
         tool(

@@ -3,7 +3,7 @@
 
 use crate::error::ToolError;
 use crate::runs::Run;
-use crate::text::clean;
+use crate::text::{clean, shorter_names};
 use rmcp::model::JsonObject;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,18 +14,25 @@ use serde_json::Value;
 const DEFAULT_BYTES: usize = 3_800;
 /// Where a number of entries is asked for.
 const MOST_BYTES: usize = 53_000;
-/// To how many characters texts are cut, one after the other, where leaving out entries was not enough.
+/// To how many characters words are cut, then texts that matter less, then all, one after the other, where leaving out entries
+/// was not enough.
+const NAMES: [usize; 2] = [40, 24];
 const SHORTER: [usize; 4] = [100, 60, 30, 15];
+const LAST: [usize; 4] = [160, 100, 60, 15];
+/// Texts that are never cut: they are given back, or looked up.
+const WHOLE: [&str; 4] = ["run", "note", "next_cursor", "line"];
+/// Texts an answer is there for.
+const VITAL: [&str; 6] = ["verdict", "title", "cause", "fixes", "op", "kind"];
 /// Entries in one answer, at most.
 const MOST_ENTRIES: u32 = 500;
 
 /// How many entries, and from where on.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Paging {
-    /// At most so many entries (default: as many as fit into a short answer; at most 500)
+    /// Entries at most, up to 500
     #[serde(default)]
     pub(crate) limit: Option<u32>,
-    /// next_cursor of the answer before, for the entries after those
+    /// next_cursor of the answer before
     #[serde(default)]
     pub(crate) cursor: Option<String>,
 }
@@ -62,7 +69,7 @@ fn mark_of(run: Option<&Run>) -> u32 {
 /// Bytes that an answer may take: few, unless who asks says how much is wanted.
 pub(crate) fn budget(arguments: &JsonObject) -> usize {
     let given = |name: &str| arguments.get(name).is_some_and(|value| !value.is_null() && *value != Value::Bool(false));
-    if ["limit", "buckets", "detail"].into_iter().any(given) { MOST_BYTES } else { DEFAULT_BYTES }
+    if ["limit", "buckets", "bucket", "detail"].into_iter().any(given) { MOST_BYTES } else { DEFAULT_BYTES }
 }
 
 /// What is nothing is not told.
@@ -129,32 +136,63 @@ fn sent_bytes(value: &Value) -> usize {
     text.len() + Value::String(text).to_string().len()
 }
 
-/// Nothing more can be left out: what is told is told more briefly. Names by which something is asked for stay whole.
+/// Nothing more can be left out: what is told is told more briefly. First long names lose their middles, which costs no meaning;
+/// then what matters less is cut, and last what an answer is there for. What something is asked for by stays whole.
 fn with_shorter_texts(mut value: Value, bytes: usize) -> Value {
-    for most in SHORTER {
+    let names = NAMES.map(|most| Cut { what: What::Names, most });
+    let less = SHORTER.map(|most| Cut { what: What::Less, most });
+    let last = LAST.map(|most| Cut { what: What::Everything, most });
+    for cut in names.iter().chain(&less).chain(&last) {
         if sent_bytes(&value) <= bytes {
             break;
         }
-        cut_texts(&mut value, most);
+        cut.apply(&mut value, false);
     }
     value
 }
 
-fn cut_texts(value: &mut Value, most: usize) {
-    match value {
-        Value::String(text) => *text = clean(text, most),
-        Value::Array(values) => values.iter_mut().for_each(|value| cut_texts(value, most)),
-        Value::Object(fields) => {
-            let named = |name: &str| ["run", "note", "next_cursor"].contains(&name);
-            fields.iter_mut().filter(|(name, _)| !named(name)).for_each(|(_, value)| cut_texts(value, most));
+/// A way to make texts shorter.
+struct Cut {
+    what: What,
+    most: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum What {
+    /// Long words in texts.
+    Names,
+    /// Texts that are not what the answer is there for.
+    Less,
+    /// All texts.
+    Everything,
+}
+
+impl Cut {
+    fn apply(&self, value: &mut Value, matters: bool) {
+        match value {
+            Value::String(text) if self.what == What::Names => *text = shorter_names(text, self.most),
+            Value::String(text) if self.what == What::Everything || !matters => *text = clean(text, self.most),
+            Value::Array(values) => values.iter_mut().for_each(|value| self.apply(value, matters)),
+            Value::Object(fields) => {
+                for (name, value) in fields.iter_mut().filter(|(name, _)| !WHOLE.contains(&name.as_str())) {
+                    self.apply(value, matters || VITAL.contains(&name.as_str()));
+                }
+            }
+            _ => {}
         }
-        _ => {}
     }
 }
 
 /// Leaves out the last entry of a list, but never the first.
 pub(crate) fn pop<T>(list: &mut Vec<T>) -> bool {
     list.len() > 1 && list.pop().is_some()
+}
+
+/// The same, and counts it.
+pub(crate) fn pop_counting<T>(list: &mut Vec<T>, more: &mut usize) -> bool {
+    let popped = pop(list);
+    *more += usize::from(popped);
+    popped
 }
 
 #[cfg(test)]

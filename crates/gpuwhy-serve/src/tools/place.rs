@@ -16,16 +16,16 @@ use std::time::Duration;
 /// Which run and which part of it.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Where {
-    /// The run file: its name, or its path (list_runs tells them). Default: the one this server was started for, or the newest
+    /// Run file (list_runs has them); default: the one served, or the newest
     #[serde(default)]
     pub(crate) run: Option<String>,
-    /// From this moment of the run on
+    /// From this moment on: 90s, 2m, 500ms
     #[serde(default)]
     pub(crate) from: Option<Time>,
-    /// Up to this moment of the run
+    /// Up to this moment
     #[serde(default)]
     pub(crate) to: Option<Time>,
-    /// Only the last part of the run, so long
+    /// Only the last 90s, 2m
     #[serde(default)]
     pub(crate) since: Option<Time>,
     /// Only the job of this process; of stacks and memory, only the process
@@ -83,7 +83,7 @@ impl JsonSchema for Time {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "type": ["string", "number"], "description": "\"90s\", \"2m\", \"500ms\", or a number of seconds" })
+        json_schema!({ "type": "string", "description": "\"90s\", \"2m\", \"500ms\", or a number of seconds" })
     }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `get_profile`: what PyTorch's own traces and memory snapshots say.
 
-use super::page::{Answer, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop, pop_counting};
 use super::{Asked, Finding};
 use crate::error::ToolError;
 use crate::folders::Folders;
@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     /// Let findings cover warm-up steps, too
     #[serde(default)]
     include_warmup: bool,
-    /// Memory of the GPU in GB as its box says it, to tell how much room is left
+    /// Memory of the GPU in GB, such as 80
     #[serde(default)]
     gpu_gb: Option<f64>,
     /// Only this device
@@ -37,6 +37,9 @@ pub(crate) struct Arguments {
 pub(crate) struct Profile {
     /// Each file and what it comes to
     files: Vec<File>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_files: usize,
     /// What was found, worst first
     findings: Vec<Finding>,
     #[serde(flatten)]
@@ -56,7 +59,7 @@ struct File {
 
 impl Answer for Profile {
     fn shorten(&mut self) -> bool {
-        pop(&mut self.findings) || pop(&mut self.files)
+        pop(&mut self.findings) || pop_counting(&mut self.files, &mut self.more_files)
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
@@ -80,7 +83,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile,
     asked.work.check()?;
     let found = profile::findings(&files).iter().map(|found| Finding::new(found, false)).collect();
     let (findings, page) = arguments.paging.cut(found, 6, None)?;
-    Ok(Profile { files: files.iter().map(file).collect(), findings, page, note: NOTICE })
+    Ok(Profile { files: files.iter().map(file).collect(), more_files: 0, findings, page, note: NOTICE })
 }
 
 /// The file itself, or those of PyTorch's in a folder that are really there: links may lead to where nothing may be read.

@@ -22,7 +22,7 @@ const PARTS: usize = 3;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// Only this op: cudaMalloc, cudaStreamSync, sched_switch (waits), cpu_sample (running). Default: all CUDA calls
+    /// Only this op, such as cudaMalloc; default: all CUDA calls
     #[serde(default)]
     op: Option<String>,
     /// What to put together (default: line)

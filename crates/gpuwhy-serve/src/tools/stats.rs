@@ -2,7 +2,7 @@
 //! `get_trace_stats`: the run in figures.
 
 use super::Asked;
-use super::page::{Answer, Page, Paging, pop};
+use super::page::{Answer, Page, Paging, pop, pop_counting};
 use super::place::{RunHead, Where};
 use crate::error::ToolError;
 use crate::text::{LONG, NOTICE, clean};
@@ -49,6 +49,12 @@ pub(crate) struct Stats {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     jobs: Vec<Job>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_jobs: usize,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_findings: usize,
     /// CUDA ops, those with most time first
     ops: Vec<Op>,
     #[serde(flatten)]
@@ -58,6 +64,9 @@ pub(crate) struct Stats {
     more_processes: usize,
     /// What could not be kept, by cause
     loss: Vec<Loss>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_loss: usize,
     note: &'static str,
 }
 
@@ -132,7 +141,9 @@ impl Answer for Stats {
             self.more_processes += 1;
             return self.processes.pop().is_some();
         }
-        pop(&mut self.ops) || pop(&mut self.loss) || pop(&mut self.jobs)
+        pop(&mut self.ops)
+            || pop_counting(&mut self.loss, &mut self.more_loss)
+            || pop_counting(&mut self.jobs, &mut self.more_jobs)
     }
 
     fn page(&mut self) -> Option<(&mut Page, usize)> {
@@ -156,11 +167,14 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
         verdict: clean(&explained.report.verdict, VERDICT),
         findings: told.map(|found| format!("{}: {}", found.kind, clean(&found.title, LONG))).collect(),
         jobs: explained.report.jobs.iter().take(JOBS).map(job).collect(),
+        more_jobs: explained.report.jobs.len().saturating_sub(JOBS),
+        more_findings: explained.report.findings.len().saturating_sub(FINDINGS),
         ops,
         page,
         processes: stats.processes.iter().take(PROCESSES).map(|stats| process(stats, &calls)).collect(),
         more_processes: stats.processes.len().saturating_sub(PROCESSES),
         loss: stats.loss.iter().map(loss).collect(),
+        more_loss: 0,
         note: NOTICE,
     })
 }

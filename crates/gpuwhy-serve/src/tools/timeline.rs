@@ -8,7 +8,7 @@ use crate::error::ToolError;
 use crate::runs::Lent;
 use crate::text::{NOTICE, clean};
 use gpuwhy_ask::Asked as Found;
-use gpuwhy_store::{Bucket, LongEvent};
+use gpuwhy_store::{Bucket, CpuHolder, Cut, LongEvent, ProcessEvent, Waits};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
@@ -21,15 +21,23 @@ const MOST: u32 = 200;
 const WINDOW: Duration = Duration::from_secs(1);
 /// The longest events told of.
 const LONGEST: usize = 6;
+/// Who held the CPUs, and processes that came and went.
+const HOLDERS: usize = 5;
+const PROCESSES: usize = 8;
+/// A part up to this long is looked at as closely as a moment.
+const NEAR: u64 = 5_000_000_000;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// How many pieces (default 10, at most 200). Parts over 5 s are cut at whole seconds
+    /// How many pieces (default 10, at most 200)
     #[serde(default)]
     buckets: Option<u32>,
+    /// Instead of buckets: how long a piece is, such as "250ms"; 200 pieces at most
+    #[serde(default)]
+    bucket: Option<Time>,
     /// Look around this moment of the run instead
     #[serde(default)]
     at: Option<Time>,
@@ -47,10 +55,24 @@ pub(crate) struct Timeline {
     from_ns: u64,
     /// How long a piece is
     bucket_ns: u64,
-    /// The pieces in order; the last may be shorter. A call counts where it ended, in pieces below a second where it began
+    /// The pieces in order; the last may be shorter. A call counts where it began; in pieces of whole seconds where it ended
     buckets: Vec<Piece>,
     /// The longest calls and waits in it (only where a moment is asked about, or at most 5 s)
     longest: Vec<Long>,
+    /// Who had a CPU while traced threads were ready for one, longest first (where longest is told, too)
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    cpu_held_by: Option<Vec<Holder>>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_holders: usize,
+    /// Processes that were started, became another program or ended
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    processes: Option<Vec<Change>>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_processes: usize,
     /// Pieces left out for brevity: ask for a shorter time, or give buckets
     left_out: usize,
     note: &'static str,
@@ -72,6 +94,49 @@ struct Piece {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     gpu_busy_percent: Option<f64>,
+    /// Traced threads were ready to run but had no CPU, all together
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    ready_ns: u64,
+    /// The same of threads that launch GPU work
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    launcher_ready_ns: u64,
+    /// Threads that launch GPU work were blocked, asleep or throttled
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    launcher_blocked_ns: u64,
+}
+
+/// Who had a CPU while traced threads were ready for one.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Holder {
+    pid: u32,
+    name: String,
+    held_ns: u64,
+}
+
+/// A process that came, changed or went.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Change {
+    /// Since the run began
+    at_ns: u64,
+    /// fork, exec or exit
+    what: String,
+    /// The process; of a fork the new one
+    pid: u32,
+    name: Option<String>,
+    /// Of a fork: who made it
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    parent: Option<u32>,
+    /// Of an exit: its code, and the signal that ended it
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    exit_code: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    signal: Option<i64>,
 }
 
 /// A call, or a time off the CPU.
@@ -92,6 +157,30 @@ impl Answer for Timeline {
         if self.longest.len() > 3 {
             return self.longest.pop().is_some();
         }
+        let mut shorter = |keep: usize| {
+            let processes = self.processes.as_mut().filter(|list| list.len() > keep);
+            if processes.is_some_and(|list| list.pop().is_some()) {
+                self.more_processes += 1;
+                return true;
+            }
+            let holders = self.cpu_held_by.as_mut().filter(|list| list.len() > keep);
+            let popped = holders.is_some_and(|list| list.pop().is_some());
+            self.more_holders += usize::from(popped);
+            popped
+        };
+        if shorter(3) {
+            return true;
+        }
+        if self.buckets.len() > 4 {
+            self.left_out += 1;
+            return self.buckets.pop().is_some();
+        }
+        if self.longest.len() > 1 {
+            return self.longest.pop().is_some();
+        }
+        if shorter(1) {
+            return true;
+        }
         if self.buckets.len() > 1 {
             self.left_out += 1;
             return self.buckets.pop().is_some();
@@ -111,26 +200,59 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
         part.to = Some(at.0.saturating_add(half));
     }
     let (from, to) = part.span(session.duration_ns)?;
-    let most = arguments.buckets.unwrap_or(USUAL).clamp(1, MOST);
-    let near = arguments.at.is_some() || to - from <= 5_000_000_000;
-    let index = if near { run.index(asked.work)? } else { None };
+    let cut = cut(&arguments, to - from)?;
+    let near = arguments.at.is_some() || to - from <= NEAR;
+    // Sums of slots are worth their making where whole seconds will not do.
+    let index = if near || matches!(cut, Cut::Every(_)) { run.index(asked.work)? } else { None };
     let reader = run.reader(asked.work)?;
     // Of the whole job of a process that was asked for.
     let pids = if part.pids.is_empty() { Vec::new() } else { Found::find(&reader, &part)?.pids() };
-    let buckets = reader.buckets(from, to, most, &pids, index.as_deref())?;
+    let buckets = reader.buckets((from, to), cut, &pids, index.as_deref())?;
+    let waits = reader.waits(&buckets, &pids, index.as_deref())?;
     let longest = if near { reader.longest((from, to), &pids, LONGEST, index.as_deref())? } else { Vec::new() };
+    let holders = if near { Some(reader.cpu_holders((from, to), &pids)?) } else { None };
+    let changes = if near { Some(reader.process_events((from, to), &pids)?) } else { None };
+    let more = |total: Option<usize>, most: usize| total.map_or(0, |total| total.saturating_sub(most));
     Ok(Timeline {
         head: RunHead::new(&run.path, &session),
         from_ns: buckets.first().map_or(from, |first| first.from_ns),
         bucket_ns: buckets.first().map_or(0, |first| first.to_ns - first.from_ns),
-        buckets: buckets.iter().map(piece).collect(),
+        buckets: buckets.iter().zip(&waits).map(|(bucket, waits)| piece(bucket, *waits)).collect(),
         longest: with_lines(&reader, longest)?,
+        more_holders: more(holders.as_ref().map(Vec::len), HOLDERS),
+        cpu_held_by: holders.map(|list| list.into_iter().take(HOLDERS).map(holder).collect()),
+        more_processes: more(changes.as_ref().map(Vec::len), PROCESSES),
+        processes: changes.map(|list| list.into_iter().take(PROCESSES).map(change).collect()),
         left_out: 0,
         note: NOTICE,
     })
 }
 
-fn piece(bucket: &Bucket) -> Piece {
+/// How the part is cut: as asked, and never into more pieces than are told of.
+fn cut(arguments: &Arguments, length_ns: u64) -> Result<Cut, ToolError> {
+    let Some(bucket) = arguments.bucket else {
+        return Ok(match arguments.buckets.map(|buckets| u64::from(buckets.clamp(1, MOST))) {
+            // Exactly so many: whole seconds would be fewer.
+            Some(buckets) => Cut::Every(length_ns.div_ceil(buckets)),
+            None => Cut::AtMost(USUAL),
+        });
+    };
+    if arguments.buckets.is_some() {
+        return Err(ToolError::Arguments(
+            "give buckets (how many pieces) or bucket (how long one is), not both".into(),
+        ));
+    }
+    let width = u64::try_from(bucket.0.as_nanos()).unwrap_or(u64::MAX);
+    if width == 0 || length_ns.div_ceil(width) > u64::from(MOST) {
+        let least = gpuwhy_model::units::time(length_ns.div_ceil(u64::from(MOST)));
+        return Err(ToolError::Arguments(format!(
+            "that makes more than {MOST} pieces: give a bucket of at least {least}, or a shorter time (from, to, since, at)"
+        )));
+    }
+    Ok(Cut::Every(width))
+}
+
+fn piece(bucket: &Bucket, waits: Waits) -> Piece {
     let longest = bucket.longest.as_ref().filter(|(_, ns)| *ns > 0);
     Piece {
         launches: bucket.launches,
@@ -139,6 +261,27 @@ fn piece(bucket: &Bucket) -> Piece {
         moved_bytes: bucket.moved_bytes,
         longest: longest.map(|(op, ns)| clean(&format!("{op} {}", gpuwhy_model::units::time(*ns)), 80)),
         gpu_busy_percent: bucket.gpu_busy_percent.map(|percent| (percent * 10.0).round() / 10.0),
+        ready_ns: waits.ready_ns,
+        launcher_ready_ns: waits.launcher_ready_ns,
+        launcher_blocked_ns: waits.launcher_blocked_ns,
+    }
+}
+
+fn holder(holder: CpuHolder) -> Holder {
+    Holder { pid: holder.pid, name: clean(&holder.name, 40), held_ns: holder.held_ns }
+}
+
+fn change(event: ProcessEvent) -> Change {
+    let (fork, exit) = (event.what == "process_fork", event.what == "process_exit");
+    let child = event.arg0.filter(|_| fork).and_then(|child| u32::try_from(child).ok());
+    Change {
+        at_ns: event.at_ns,
+        what: clean(event.what.strip_prefix("process_").unwrap_or(&event.what), 20),
+        pid: child.unwrap_or(event.pid),
+        name: event.name.as_deref().map(|name| clean(name, 40)),
+        parent: child.map(|_| event.pid),
+        exit_code: event.arg0.filter(|_| exit),
+        signal: event.arg1.filter(|signal| exit && *signal != 0),
     }
 }
 

@@ -190,6 +190,19 @@ fn every_wait_is_charged_to_who_had_the_cpu() {
         let total: u64 = truth.values().sum();
         assert_eq!(number(&reader, "SELECT SUM(duration_ns) FROM cpu_waits"), total as i64);
         assert_eq!(number(&reader, "SELECT SUM(duration_ns) FROM cpu_held"), total as i64);
+        let length = reader.session().unwrap().duration_ns;
+        let mut parts: Vec<(u64, u64)> = (0..8).map(|i| (length / 9 * i, length / 9 * i + length / 5)).collect();
+        parts.push((0, u64::MAX >> 1));
+        for (from, to) in parts {
+            // What the view says of the part, against what is read of the part alone.
+            let clipped = format!(
+                "SELECT holder_pid, holder_name, SUM(MIN(timestamp + duration_ns, {to}) - MAX(timestamp, {from})) FROM cpu_held
+                 WHERE timestamp < {to} AND timestamp + duration_ns > {from} GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2"
+            );
+            let found = reader.cpu_holders((from, to), &[]).unwrap();
+            let found: Vec<String> = found.iter().map(|h| format!("{}|{}|{}", h.pid, h.name, h.held_ns)).collect();
+            assert_eq!(found, ask(&reader, &clipped).unwrap(), "{from} to {to}");
+        }
         let idle = "SELECT DISTINCT holder_name FROM cpu_held WHERE holder_pid = 0";
         assert_eq!(ask(&reader, idle).unwrap(), ["idle"]);
         assert_eq!(number(&reader, "SELECT COUNT(*) FROM cpu_runs"), runs.len() as i64);

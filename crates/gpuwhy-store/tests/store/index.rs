@@ -3,7 +3,7 @@
 
 use crate::support::{Dice, call, create, end, off_cpu};
 use gpuwhy_model::{Call, OffCpu, Reason, Wait};
-use gpuwhy_store::{Bucket, Limits, Reader, Span, StackQuestion, StackText, TimeIndex};
+use gpuwhy_store::{Bucket, Cut, Limits, Reader, Span, StackQuestion, StackText, TimeIndex};
 use tempfile::TempDir;
 
 const SECOND: u64 = 1_000_000_000;
@@ -45,6 +45,7 @@ fn made() -> Made {
             wait: Wait::Pipe,
             ..off_cpu(i * 20_000_000 + dice.below(10_000_000), duration(&mut dice), 0)
         })
+        .map(|off| OffCpu { ready_ns: off.duration_ns / 3, ..off })
         .collect();
     writer.write_calls(&mut calls.clone()).unwrap();
     writer.write_off_cpu(&mut offs.clone()).unwrap();
@@ -84,8 +85,8 @@ fn sums_by_stack_are_the_same_with_an_index() {
 fn short_pieces_have_the_calls_that_began_in_them() {
     let made = made();
     for (from, to) in parts() {
-        let plain = made.reader.buckets(from, to, 7, &[101], None).unwrap();
-        assert_eq!(plain, made.reader.buckets(from, to, 7, &[101], Some(&made.index)).unwrap());
+        let plain = made.reader.buckets((from, to), Cut::AtMost(7), &[101], None).unwrap();
+        assert_eq!(plain, made.reader.buckets((from, to), Cut::AtMost(7), &[101], Some(&made.index)).unwrap());
         assert_eq!((plain[0].from_ns, plain.last().unwrap().to_ns), (from, to));
         for Bucket { from_ns, to_ns, launches, calls, cuda_ns, wait_ns, .. } in plain {
             let inside = |call: &&Call| call.pid == 101 && (from_ns..to_ns).contains(&call.start_ns);
@@ -104,9 +105,34 @@ fn short_pieces_have_the_calls_that_began_in_them() {
 #[test]
 fn long_pieces_are_whole_seconds_and_add_up() {
     let made = made();
-    let buckets = made.reader.buckets(0, 20 * SECOND, 5, &[], None).unwrap();
+    let buckets = made.reader.buckets((0, 20 * SECOND), Cut::AtMost(5), &[], None).unwrap();
     assert!(buckets.iter().all(|bucket| bucket.from_ns % SECOND == 0) && buckets.len() <= 5);
     assert_eq!(buckets.iter().map(|bucket| bucket.calls).sum::<u64>(), made.calls.len() as u64);
+}
+
+#[test]
+fn pieces_of_any_length_have_the_waits_that_overlap_them() {
+    let made = made();
+    let overlap = |from: u64, to: u64, piece: &Bucket| to.min(piece.to_ns).saturating_sub(from.max(piece.from_ns));
+    for (from, to) in parts() {
+        let width = (to - from).div_ceil(9);
+        let pieces = made.reader.buckets((from, to), Cut::Every(width), &[], None).unwrap();
+        assert!(pieces.iter().rev().skip(1).all(|piece| piece.to_ns - piece.from_ns == width));
+        assert_eq!((pieces[0].from_ns, pieces.last().unwrap().to_ns), (from, to));
+        for index in [None, Some(&made.index)] {
+            let waits = made.reader.waits(&pieces, &[], index).unwrap();
+            for (piece, waits) in pieces.iter().zip(&waits) {
+                let sum = |of: fn(&OffCpu) -> (u64, u64)| {
+                    made.offs.iter().map(of).map(|(from, to)| overlap(from, to, piece)).sum::<u64>()
+                };
+                let ready = sum(|off| (off.start_ns + off.duration_ns - off.ready_ns, off.start_ns + off.duration_ns));
+                let blocked = sum(|off| (off.start_ns, off.start_ns + off.duration_ns - off.ready_ns));
+                assert_eq!((waits.ready_ns, waits.launcher_ready_ns), (ready, ready), "{piece:?}");
+                assert_eq!(waits.launcher_blocked_ns, blocked, "{piece:?}");
+            }
+            assert_eq!(made.reader.waits(&pieces, &[101], index).unwrap().iter().map(|w| w.ready_ns).sum::<u64>(), 0);
+        }
+    }
 }
 
 #[test]
