@@ -68,6 +68,7 @@ mod tests {
             from_ns: 0,
             to_ns: 1,
             verdict: evil.to_owned(),
+            findings: Vec::new(),
             spaces: Vec::new(),
         };
         let page = html(&timeline).unwrap();

@@ -3,7 +3,7 @@
 
 use gpuwhy_memory::Report;
 use gpuwhy_memory::report::{LiveLine, LivePoint, Source, SpaceReport, TimelinePoint};
-use gpuwhy_model::units;
+use gpuwhy_model::{Finding, Fix, units};
 use serde::Serialize;
 use std::io::{self, Write};
 
@@ -27,8 +27,33 @@ pub struct Timeline {
     pub to_ns: u64,
     /// The answer in words.
     pub verdict: String,
+    /// What is wrong, worst first, and what to do.
+    pub findings: Vec<Advice>,
     /// Memory of each process on each device, most first.
     pub spaces: Vec<SpaceTimeline>,
+}
+
+/// A finding in short.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// `critical`, `high`, `medium`, `low` or `info`.
+    pub severity: String,
+    /// What is wrong.
+    pub title: String,
+    /// What to do, most saving first.
+    pub fixes: Vec<String>,
+}
+
+impl Advice {
+    fn new(finding: &Finding) -> Self {
+        let mut fixes: Vec<&Fix> = finding.fixes.iter().collect();
+        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_bytes, fix.saves_ns)));
+        Self {
+            severity: finding.severity.label().to_ascii_lowercase(),
+            title: finding.title.clone(),
+            fixes: fixes.into_iter().map(|fix| fix.text.clone()).collect(),
+        }
+    }
 }
 
 /// Memory of one process on one device.
@@ -87,6 +112,7 @@ impl Timeline {
             from_ns: report.from_ns,
             to_ns: report.to_ns,
             verdict: report.verdict.clone(),
+            findings: report.findings.iter().map(Advice::new).collect(),
             spaces: report.spaces.iter().map(|space| space_timeline(space, report)).collect(),
         }
     }
@@ -99,7 +125,8 @@ impl Timeline {
         write!(out, ",\n\"start_monotonic_ns\": {}", self.start_monotonic_ns)?;
         write!(out, ",\n\"start_unix_ns\": {}", self.start_unix_ns)?;
         write!(out, ",\n\"from_ns\": {},\n\"to_ns\": {}", self.from_ns, self.to_ns)?;
-        write!(out, ",\n\"verdict\": {},\n\"spaces\": [", text(&self.verdict)?)?;
+        write!(out, ",\n\"verdict\": {},\n\"findings\": {}", text(&self.verdict)?, text(&self.findings)?)?;
+        write!(out, ",\n\"spaces\": [")?;
         for (number, space) in self.spaces.iter().enumerate() {
             let SpaceTimeline { pid, name, device, source, device_total, marks, lines, points } = space;
             write!(out, "{}\n{{\"pid\": {pid}", if number > 0 { "," } else { "" })?;

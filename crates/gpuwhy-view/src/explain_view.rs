@@ -18,6 +18,8 @@ pub(crate) const PROSE: usize = 100;
 const BLOCK: usize = 110;
 /// Where the second column of a finding begins.
 const HANG: usize = 10;
+/// Who and what of a link have this much room beside its time, or stand above it.
+const LEAST_SAID: usize = 44;
 /// Threads whose time is shown: those that launch, then the busiest, if they ran this share of the time.
 const THREADS: usize = 4;
 const LEAST_RUNNING: f64 = 0.02;
@@ -52,8 +54,8 @@ impl ExplainView<'_> {
         }
         section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
         section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, style), style);
-        section(&mut lines, "", thread_lines(report, style), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
+        section(&mut lines, "", thread_lines(report, width, style), style);
         self.end(lines, width, style)
     }
 
@@ -62,14 +64,14 @@ impl ExplainView<'_> {
         let report = self.report;
         let mut lines = job_lines(&report.jobs, self.run, width, style);
         section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, style), style);
+        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
         self.end(lines, width, style)
     }
 
     /// What every explanation ends with.
     fn end(&self, mut lines: Vec<String>, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
-        section(&mut lines, "", per_process::lines(self.per_process, style), style);
+        section(&mut lines, "", per_process::lines(self.per_process, width, style), style);
         let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
         section(&mut lines, "What cannot be known", unknown, style);
         lines
@@ -136,10 +138,43 @@ pub(crate) fn finding_lines(finding: &Finding, width: usize, style: Style) -> Ve
     if let Some(rest) = shown.first().and_then(|first| first.strip_prefix(&label)) {
         shown[0] = format!("{}{rest}", severity(&label, finding.severity, style));
     }
-    for line in lines {
-        // A chain's columns stand where they stand: a terminal that is too narrow breaks them by itself.
-        let is_link = line.starts_with("  chain") || line.trim_start().starts_with('←');
-        if is_link { shown.push(line.trim_end().to_owned()) } else { shown.extend(wrap(line, width, HANG)) }
+    let mut lines: Vec<&str> = lines.collect();
+    let rest = lines.split_off(finding.chain.len().min(lines.len()));
+    shown.extend(chain_lines(finding, &lines, width));
+    shown.extend(rest.into_iter().flat_map(|line| wrap(line, width, HANG)));
+    shown
+}
+
+/// A chain as the text has it where that fits. Else who and what wrap beside the times and states, and where that leaves them
+/// too little room, above.
+fn chain_lines(finding: &Finding, lines: &[&str], width: usize) -> Vec<String> {
+    if lines.iter().all(|line| line.trim_end().width() <= width) {
+        return lines.iter().map(|line| line.trim_end().to_owned()).collect();
+    }
+    let timed = finding.chain.iter().any(|link| link.ns > 0);
+    let parts: Vec<(&str, String)> = finding
+        .chain
+        .iter()
+        .zip(lines)
+        .map(|(link, line)| {
+            let (time, state) =
+                (if link.ns > 0 { units::time(link.ns) } else { String::new() }, units::safe(&link.state, 80));
+            let said = line.trim_end().strip_suffix(state.as_str()).unwrap_or(line).trim_end();
+            let said = said.strip_suffix(time.as_str()).unwrap_or(said).trim_end();
+            (said, if timed { format!("{time:>7}  {state}").trim_end().to_owned() } else { state })
+        })
+        .collect();
+    let measured = parts.iter().map(|(_, measured)| measured.width()).max().unwrap_or(0);
+    let room = width.saturating_sub(measured + 2);
+    let mut shown = Vec::new();
+    for (said, measured) in parts {
+        let beside = room >= LEAST_SAID;
+        let mut lines = wrap(said, if beside { room } else { width }, HANG + 2);
+        match lines.first_mut().filter(|_| beside) {
+            Some(first) => *first = format!("{first}{}  {measured}", " ".repeat(room.saturating_sub(first.width()))),
+            None => lines.push(format!("{:1$}{2}", "", HANG + 2, measured.trim_start())),
+        }
+        shown.extend(lines.into_iter().map(|line| line.trim_end().to_owned()));
     }
     shown
 }
@@ -171,7 +206,7 @@ pub(crate) fn list(texts: &[String], width: usize) -> Vec<String> {
 
 /// One line a GPU: how long it had no work in all of the time that is explained, what nvidia-smi would say, and how gpuwhy
 /// knows. Without shares: those on the screen are of the steady time.
-fn gpu_lines(gpus: &[GpuReport], style: Style) -> Vec<String> {
+fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
     let heads = [
         ("GPU", Align::Left),
         ("idle at least", Align::Right),
@@ -192,11 +227,11 @@ fn gpu_lines(gpus: &[GpuReport], style: Style) -> Vec<String> {
             units::safe(&gpu.basis, 200),
         ]);
     }
-    if table.is_empty() { Vec::new() } else { table.lines(style) }
+    if table.is_empty() { Vec::new() } else { table.lines_within(width, &["launches"], style) }
 }
 
 /// Where the time of the threads that matter went, in all of the time that is explained.
-fn thread_lines(report: &Report, style: Style) -> Vec<String> {
+fn thread_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let threads = &report.threads;
     let heads = [("thread", Align::Left), ("state", Align::Left), ("ms", Align::Right), ("mostly", Align::Left)];
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
@@ -217,7 +252,7 @@ fn thread_lines(report: &Report, style: Style) -> Vec<String> {
             ]);
         }
     }
-    let mut lines = if table.is_empty() { Vec::new() } else { table.lines(style) };
+    let mut lines = if table.is_empty() { Vec::new() } else { table.lines_within(width, &[], style) };
     let hidden = threads.len() - shown.len();
     if hidden > 0 && !lines.is_empty() {
         let threads = if hidden == 1 { "thread" } else { "threads" };

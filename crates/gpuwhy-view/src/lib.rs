@@ -3,6 +3,7 @@
 //! is somebody else's business.
 
 pub mod explain_view;
+mod fitted;
 pub mod memory_compare;
 pub mod memory_live;
 pub mod memory_view;
@@ -22,3 +23,4 @@ pub use ops_table::{OpRow, OpsTable};
 pub use stacks_view::StacksReport;
 pub use style::Style;
 pub use table::{Align, Table, TableLayout};
+pub use wrap::fold;

@@ -5,6 +5,7 @@
 use crate::explain_view::{finding_lines, list, section, verdict};
 use crate::style::Style;
 use crate::table::{Align, Table};
+use crate::wrap::fold;
 use gpuwhy_memory::Report;
 use gpuwhy_memory::alerts::{Alert, Level};
 use gpuwhy_memory::report::{Fragmentation, Gap, GrowthKind, Holder, Oom, Source, SpaceReport, TimelinePoint, Trend};
@@ -78,20 +79,24 @@ impl MemoryView<'_> {
             }
         }
         if has(MemorySection::Oom) {
-            section(&mut lines, "Out of memory", oom_lines(report, style), style);
+            let mut told = oom_lines(report, width, style);
+            if told.is_empty() && !all {
+                told = vec![format!("  {}", room_left(report))];
+            }
+            section(&mut lines, "Out of memory", told, style);
         }
         if has(MemorySection::Leaks) {
-            section(&mut lines, "Growth", growth_lines(report, style), style);
-            section(&mut lines, "Allocated and freed", balance_lines(report, style), style);
+            section(&mut lines, "Growth", growth_lines(report, width, style), style);
+            section(&mut lines, "Allocated and freed", balance_lines(report, width, style), style);
         }
         if has(MemorySection::AtPeak) {
             for space in &report.spaces {
                 let title = format!("In use at the peak: {}", space_title(space));
-                section(&mut lines, &title, peak_lines(space, style), style);
+                section(&mut lines, &title, peak_lines(space, width, style), style);
             }
         }
         if has(MemorySection::Fragmentation) {
-            section(&mut lines, "Taken from the driver", driver_lines(report, style), style);
+            section(&mut lines, "Taken from the driver", driver_lines(report, width, style), style);
         }
         if has(MemorySection::Gap) {
             section(&mut lines, "The whole GPU", gap_lines(&report.gaps), style);
@@ -101,7 +106,8 @@ impl MemoryView<'_> {
         }
         let unknown = list(&report.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
         section(&mut lines, "What cannot be known", unknown, style);
-        lines
+        // Tables and charts fit already: these are sentences.
+        lines.iter().flat_map(|line| fold(line, width)).collect()
     }
 }
 
@@ -125,8 +131,12 @@ fn table<const N: usize>(columns: [(&str, Align); N]) -> Table {
     Table::new(columns.map(|(name, align)| (name.to_owned(), Some(align))))
 }
 
-fn indented(table: &Table, style: Style) -> Vec<String> {
-    if table.is_empty() { Vec::new() } else { table.lines(style).into_iter().map(|line| format!("  {line}")).collect() }
+fn indented(table: &Table, width: usize, style: Style) -> Vec<String> {
+    if table.is_empty() {
+        return Vec::new();
+    }
+    let lines = table.lines_within(width.saturating_sub(2), &["reserved"], style);
+    lines.into_iter().map(|line| format!("  {line}")).collect()
 }
 
 /// The exact peaks, and a chart.
@@ -234,7 +244,7 @@ fn holders(rows: &[Holder], of: u64) -> Table {
     table
 }
 
-fn peak_lines(space: &SpaceReport, style: Style) -> Vec<String> {
+fn peak_lines(space: &SpaceReport, width: usize, style: Style) -> Vec<String> {
     let mut table = holders(&space.at_peak, space.peak_allocated);
     if space.peak_preexisting > 0 {
         let bytes = space.peak_preexisting;
@@ -246,10 +256,10 @@ fn peak_lines(space: &SpaceReport, style: Style) -> Vec<String> {
             "pre-existing: older than the first report".to_owned(),
         ]);
     }
-    indented(&table, style)
+    indented(&table, width, style)
 }
 
-fn growth_lines(report: &Report, style: Style) -> Vec<String> {
+fn growth_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let heads = [("", Align::Left), ("line", Align::Left), ("growth", Align::Left), ("since", Align::Left)];
     let mut table = table(heads);
     for leak in &report.leaks {
@@ -273,7 +283,7 @@ fn growth_lines(report: &Report, style: Style) -> Vec<String> {
         let at = growth.settled_step.map(|step| format!("no more since step {step}")).unwrap_or_default();
         table.push(vec![kind.into(), line, format!("at most {}, no leak", units::bytes(growth.bytes)), at]);
     }
-    let mut lines = indented(&table, style);
+    let mut lines = indented(&table, width, style);
     for steps in &report.steps {
         lines.push(format!("  {}", steps_line(steps)));
     }
@@ -299,7 +309,7 @@ fn steps_line(steps: &gpuwhy_memory::report::StepsReport) -> String {
     )
 }
 
-fn balance_lines(report: &Report, style: Style) -> Vec<String> {
+fn balance_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let heads = [
         ("", Align::Left),
         ("allocated", Align::Right),
@@ -321,14 +331,14 @@ fn balance_lines(report: &Report, style: Style) -> Vec<String> {
             units::bytes(cached),
         ]);
     }
-    indented(&table, style)
+    indented(&table, width, style)
 }
 
-fn driver_lines(report: &Report, style: Style) -> Vec<String> {
-    report.fragmentation.iter().flat_map(|one| one_driver(one, style)).collect()
+fn driver_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
+    report.fragmentation.iter().flat_map(|one| one_driver(one, width, style)).collect()
 }
 
-fn one_driver(one: &Fragmentation, style: Style) -> Vec<String> {
+fn one_driver(one: &Fragmentation, width: usize, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
     if one.peak_reserved > 0 {
         lines.push(format!(
@@ -354,7 +364,9 @@ fn one_driver(one: &Fragmentation, style: Style) -> Vec<String> {
     if !one.past_allocator.is_empty() {
         let sum: u64 = one.past_allocator.iter().map(|holder| holder.bytes).sum();
         lines.push("  past PyTorch's allocator:".to_owned());
-        lines.extend(indented(&holders(&one.past_allocator, sum), style).into_iter().map(|line| format!("  {line}")));
+        lines.extend(
+            indented(&holders(&one.past_allocator, sum), width, style).into_iter().map(|line| format!("  {line}")),
+        );
     }
     let busy: Vec<_> = one.latency.iter().filter(|window| window.calls > 0).collect();
     if let (Some(first), Some(last)) = (busy.first(), busy.last()) {
@@ -368,7 +380,7 @@ fn one_driver(one: &Fragmentation, style: Style) -> Vec<String> {
             units::time(last.p99_ns),
             units::time(one.driver_ns)
         ));
-        let by_line = indented(&asking(one), style).into_iter().map(|line| format!("  {line}"));
+        let by_line = indented(&asking(one), width, style).into_iter().map(|line| format!("  {line}"));
         lines.extend(by_line);
     }
     lines
@@ -418,13 +430,35 @@ fn gap_lines(gaps: &[Gap]) -> Vec<String> {
     lines
 }
 
-fn oom_lines(report: &Report, style: Style) -> Vec<String> {
+/// Of a run whose memory did not run out: how near it came.
+fn room_left(report: &Report) -> String {
+    let most = report.spaces.iter().map(|space| space.peak_reserved.max(space.peak_allocated)).max().unwrap_or(0);
+    if most == 0 {
+        return "Memory did not run out: none was allocated.".to_owned();
+    }
+    let gpu = report.gaps.iter().filter_map(|gap| Some((gap.used.max(most), gap.memory_total?)));
+    match gpu.min_by_key(|(used, total)| total.saturating_sub(*used)) {
+        Some((used, total)) => format!(
+            "Memory did not run out: at most {} of {} were taken, {} ({}) stayed free.",
+            units::bytes(used),
+            units::bytes(total),
+            units::bytes(total.saturating_sub(used)),
+            units::percent(total.saturating_sub(used) as f64, total as f64)
+        ),
+        None => format!(
+            "Memory did not run out: at most {} were taken. How much the GPU has is not known without NVML.",
+            units::bytes(most)
+        ),
+    }
+}
+
+fn oom_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
     if report.oom_count > report.ooms.len() as u64 {
         lines.push(format!("  {} times; the first and the last:", units::count(report.oom_count)));
     }
     for oom in &report.ooms {
-        lines.extend(one_oom(oom, style));
+        lines.extend(one_oom(oom, width, style));
     }
     for end in &report.ends {
         let why = if end.oom_killed { " (the kernel, for want of main memory)" } else { "" };
@@ -439,7 +473,7 @@ fn oom_lines(report: &Report, style: Style) -> Vec<String> {
         if let Some(line) = &end.last_line {
             lines.push(style.dim(&format!("    it allocated last at {}", safe(line))));
         }
-        lines.extend(indented(&holders(&end.live, end.allocated), style));
+        lines.extend(indented(&holders(&end.live, end.allocated), width, style));
     }
     lines
 }
@@ -462,7 +496,7 @@ fn alert_lines(report: &Report, style: Style) -> Vec<String> {
     lines
 }
 
-fn one_oom(oom: &Oom, style: Style) -> Vec<String> {
+fn one_oom(oom: &Oom, width: usize, style: Style) -> Vec<String> {
     let step = oom.step.map(|step| format!(" (step {step})")).unwrap_or_default();
     let mut lines = vec![format!(
         "  at {}{step} process {} asked for {} on {}: {} in use, {} reserved{}",
@@ -476,7 +510,7 @@ fn one_oom(oom: &Oom, style: Style) -> Vec<String> {
     )];
     lines.extend(oom.device_words().map(|words| format!("  {words}")));
     lines.extend(oom.stack.iter().take(FRAMES).map(|frame| style.dim(&format!("    {}", units::safe(frame, 120)))));
-    lines.extend(indented(&holders(&oom.live, oom.allocated), style));
+    lines.extend(indented(&holders(&oom.live, oom.allocated), width, style));
     lines
 }
 

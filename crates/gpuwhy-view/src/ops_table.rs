@@ -33,7 +33,15 @@ pub struct OpRow {
     pub bytes: u64,
     /// Calls that were made but lost.
     pub lost: u64,
+    /// What the kernel tells of the host, no call of CUDA's or PyTorch's.
+    #[serde(skip)]
+    pub host: bool,
 }
+
+/// The column with the time that all threads together were in an op, in a second of the run.
+const TIME: &str = "time/s";
+/// What that column is.
+pub const TIME_NOTE: &str = "time/s: time in the op during each second of the run, summed over all threads";
 
 /// All of them, drawn.
 #[derive(Debug, Clone, Default)]
@@ -43,14 +51,15 @@ pub struct OpsTable {
 }
 
 impl OpsTable {
-    /// Most time first.
+    /// Calls first, then what the kernel tells of all threads, which sums up to more; of both, most time first.
     pub fn sort(&mut self) {
-        self.rows.sort_by(|a, b| (b.total_ns, b.calls, &a.op).cmp(&(a.total_ns, a.calls, &b.op)));
+        self.rows.sort_by(|a, b| (a.host, b.total_ns, b.calls, &a.op).cmp(&(b.host, a.total_ns, a.calls, &b.op)));
     }
 
-    /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line.
-    pub fn lines(&self, max_rows: usize, style: Style) -> Vec<String> {
-        let heads = ["op", "calls", "loss", "calls/s", "p50", "p95", "p99", "max", "of wall", "bytes"];
+    /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line. On a narrow terminal the
+    /// columns that say least go.
+    pub fn lines(&self, max_rows: usize, width: usize, style: Style) -> Vec<String> {
+        let heads = ["op", "calls", "loss", "calls/s", "p50", "p95", "p99", "max", TIME, "bytes"];
         let mut table = Table::new(
             heads
                 .iter()
@@ -62,7 +71,11 @@ impl OpsTable {
         for row in &self.rows[..shown] {
             table.push(cells(row));
         }
-        let mut lines = table.lines(style);
+        let mut spare = vec!["p95", "calls/s", "max"];
+        if self.rows.iter().all(|row| row.lost == 0) {
+            spare.insert(0, "loss");
+        }
+        let mut lines = table.lines_within(width, &spare, style);
         if shown < self.rows.len() {
             let rest = &self.rows[shown..];
             let calls = rest.iter().map(|r| r.calls).sum();
@@ -73,6 +86,8 @@ impl OpsTable {
 }
 
 fn cells(row: &OpRow) -> Vec<String> {
+    // Events without a duration have no times.
+    let took = |ns: u64| if row.max_ns == 0 { String::new() } else { units::time(ns) };
     let blank = |n: u64, text: String| if n == 0 { String::new() } else { text };
     let mut calls = units::count(row.calls);
     if row.errors > 0 {
@@ -83,11 +98,11 @@ fn cells(row: &OpRow) -> Vec<String> {
         calls,
         units::count(row.lost),
         units::count(row.per_second.round() as u64),
-        units::time(row.p50_ns),
-        units::time(row.p95_ns),
-        units::time(row.p99_ns),
-        units::time(row.max_ns),
-        units::percent(row.share, 1.0),
+        took(row.p50_ns),
+        took(row.p95_ns),
+        took(row.p99_ns),
+        took(row.max_ns),
+        took((row.share * 1e9).round() as u64),
         blank(row.bytes, units::bytes(row.bytes)),
     ]
 }
@@ -105,10 +120,35 @@ mod tests {
         let mut table =
             OpsTable { rows: vec![row("cudaMalloc", 3, 10), row("cudaStreamSync", 2, 90), row("cudaFree", 4, 5)] };
         table.sort();
-        let lines = table.lines(2, Style::PLAIN);
+        let lines = table.lines(2, 200, Style::PLAIN);
         assert!(lines[0].starts_with("op "));
-        assert!(lines[1].starts_with("cudaStreamSync") && lines[1].contains("7.20 ms") && lines[1].contains("31 %"));
+        assert!(lines[1].starts_with("cudaStreamSync") && lines[1].contains("7.20 ms") && lines[1].contains("310 ms"));
         assert_eq!(lines[2], "… 2 more ops, 7 calls");
-        assert_eq!(table.lines(3, Style::PLAIN).len(), 4);
+        assert_eq!(table.lines(3, 200, Style::PLAIN).len(), 4);
+    }
+
+    #[test]
+    fn a_narrow_terminal_keeps_the_columns_that_say_most() {
+        let mut all: Vec<OpRow> = ["cudaLaunchKernel", "cudaStreamSync", "sched_switch"]
+            .map(|op| OpRow { p95_ns: 847, p99_ns: 84_700, share: 3.78, bytes: 14_500_000, ..row(op, 123_456, 9) })
+            .to_vec();
+        all[2].host = true;
+        all[2].total_ns = 1 << 40;
+        let mut table = OpsTable { rows: all };
+        table.sort();
+        for width in [80, 100, 120] {
+            let lines = table.lines(9, width, Style::PLAIN);
+            assert!(lines.iter().all(|line| line.chars().count() <= width), "{lines:#?}");
+            for name in ["op", "calls", "p50", "p99", "max", "time/s", "bytes"] {
+                assert!(lines[0].split_whitespace().any(|head| head == name), "{name} at {width}: {}", lines[0]);
+            }
+            assert!(!lines.concat().contains('%') && lines[1].contains("3.78 s") && lines[1].contains("14.5 MB"));
+            assert!(lines[3].starts_with("sched_switch"), "calls first: {lines:#?}");
+        }
+        table.rows[0].lost = 7;
+        assert!(table.lines(9, 80, Style::PLAIN)[0].contains("loss"), "loss is not left out");
+        let still = OpRow { op: "torchAlloc".into(), calls: 3, ..OpRow::default() };
+        let lines = OpsTable { rows: vec![still] }.lines(9, 80, Style::PLAIN);
+        assert!(!lines[1].contains("0 ns"), "what takes no time has no times: {lines:#?}");
     }
 }

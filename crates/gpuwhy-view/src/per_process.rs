@@ -3,6 +3,7 @@
 
 use crate::style::Style;
 use crate::table::{Align, Table};
+use crate::wrap::fold;
 use gpuwhy_model::units;
 use gpuwhy_why::process_calls::{OpCalls, ProcessCalls};
 
@@ -26,15 +27,21 @@ const COLUMNS: [Column; 13] = [
 ];
 
 /// The tables, one a process.
-pub(crate) fn lines(processes: &[ProcessCalls], style: Style) -> Vec<String> {
+pub(crate) fn lines(processes: &[ProcessCalls], width: usize, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
     for process in processes {
         if !lines.is_empty() {
             lines.push(String::new());
         }
-        lines.push(style.bold(&heading(process)));
-        lines.extend(process.warnings.iter().map(|warning| style.yellow(&format!("  {warning}"))));
-        lines.extend(table(&process.ops).lines(style).into_iter().map(|line| format!("  {line}")));
+        lines.extend(fold(&heading(process), width).iter().map(|line| style.bold(line)));
+        let warnings = process.warnings.iter().flat_map(|warning| fold(&format!("  {warning}"), width));
+        lines.extend(warnings.map(|line| style.yellow(&line)));
+        let ops = table(&process.ops).lines_within(
+            width.saturating_sub(2),
+            &["moved", "freed", "max", "peak/s", "p50", "allocated"],
+            style,
+        );
+        lines.extend(ops.into_iter().map(|line| format!("  {line}")));
     }
     lines
 }
@@ -93,7 +100,7 @@ mod tests {
         };
         let free = free.finish(None, None);
         let process = ProcessCalls::new(1, "a\x1b[2J".into(), vec![sync, free], &Circumstances::default());
-        let lines = lines(&[process], Style::PLAIN);
+        let lines = lines(&[process], 200, Style::PLAIN);
         assert!(lines[0].ends_with("1: 0 B allocated, 7 B freed"), "{lines:#?}");
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>().join(" ");
         assert_eq!(words(&lines[2]), "op calls p50 p99 p99/p50 max total peak/s drop freed warnings");

@@ -16,8 +16,8 @@ pub enum Align {
 /// Rows of cells under a heading.
 #[derive(Debug, Clone, Default)]
 pub struct Table {
-    heading: Vec<(String, Option<Align>)>,
-    rows: Vec<Vec<String>>,
+    pub(crate) heading: Vec<(String, Option<Align>)>,
+    pub(crate) rows: Vec<Vec<String>>,
 }
 
 impl Table {
@@ -109,7 +109,7 @@ impl TableLayout {
     }
 }
 
-fn is_number(cell: &str) -> bool {
+pub(crate) fn is_number(cell: &str) -> bool {
     cell.is_empty() || cell == "NULL" || cell.parse::<f64>().is_ok()
 }
 

@@ -8,7 +8,7 @@ use unicode_width::UnicodeWidthStr;
 pub(crate) fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut rest = text.trim_end().to_owned();
-    while rest.width() > width {
+    while columns(&rest) > width {
         let Some(at) = break_at(&rest, width, hang) else { break };
         let next = format!("{:hang$}{}", "", rest[at..].trim_start());
         rest.truncate(rest[..at].trim_end().len());
@@ -18,17 +18,47 @@ pub(crate) fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
     lines
 }
 
+/// A line of a terminal that is narrower than it: broken at blanks, and what follows is indented a little more.
+pub fn fold(line: &str, width: usize) -> Vec<String> {
+    let indent = line.len() - line.trim_start_matches(' ').len();
+    // Where almost nothing is left beside the indent, breaking helps nobody.
+    if indent + 2 > width / 2 { wrap(line, width, 2) } else { wrap(line, width, indent + 2) }
+}
+
+/// The columns a text takes; escape sequences take none.
+fn columns(text: &str) -> usize {
+    if !text.contains('\x1b') {
+        return text.width();
+    }
+    let (mut plain, mut escape) = (String::with_capacity(text.len()), false);
+    for c in text.chars() {
+        if escape || c == '\x1b' {
+            escape = !(escape && c.is_ascii_alphabetic());
+        } else {
+            plain.push(c);
+        }
+    }
+    plain.width()
+}
+
 /// The last blank that fits; else the first there is. Never one before the hang: the rest must get shorter.
 fn break_at(text: &str, width: usize, hang: usize) -> Option<usize> {
     let beyond = |at: &usize| *at > hang && !text[..*at].trim().is_empty();
     let mut blanks = text.match_indices(' ').map(|(at, _)| at).filter(beyond).peekable();
     let first = blanks.peek().copied();
-    blanks.take_while(|at| text[..*at].width() <= width).last().or(first)
+    blanks.take_while(|at| columns(&text[..*at]) <= width).last().or(first)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_line_that_is_too_long_goes_on_below_itself() {
+        assert_eq!(fold("  at 3.04 s memory ran out", 16), ["  at 3.04 s", "    memory ran", "    out"]);
+        assert_eq!(fold("\x1b[33mab cd\x1b[0m", 5), ["\x1b[33mab cd\x1b[0m"]);
+        assert_eq!(fold("          a b c", 14), ["          a b", "  c"]);
+    }
 
     #[test]
     fn lines_break_at_blanks_and_hang() {

@@ -245,6 +245,7 @@ Exits with 3 if --fail-on finds something. The JSON is described in docs/explain
 
 Examples:
   gpuwhy explain
+  gpuwhy explain night.db
   gpuwhy explain --since 120s --pid 3821 --json --fail-on high
   gpuwhy explain --per-process")]
 pub(crate) struct Explain {
@@ -279,11 +280,8 @@ Examples:
   gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
   gpuwhy memory --since 120s --json | jq .leaks
   gpuwhy memory --bundle out/                          everything as files, to keep or hand on
-  gpuwhy memory out/events.json --leaks                and read back from them")]
+  gpuwhy memory out/ --leaks                           and read back from them")]
 pub(crate) struct Memory {
-    /// A run file, or the events.json of a bundle [default: that of --db]
-    #[arg(value_name = "FILE", conflicts_with = "db")]
-    pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) of: Of,
     /// Lines that keep what they allocate, and those that only look like it
@@ -329,18 +327,40 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The file that is asked about.
-    pub(crate) fn run(&self) -> &Path {
-        self.file.as_deref().unwrap_or(&self.of.db)
+    /// The file that is asked about; of a bundle, its events.
+    pub(crate) fn run(&self) -> PathBuf {
+        let named = self.of.run.path();
+        let events = named.join(EVENTS);
+        if named.is_dir() && events.is_file() { events } else { named.to_owned() }
+    }
+}
+
+/// Of a bundle, the file with everything in it.
+const EVENTS: &str = "events.json";
+
+/// Which run: as an argument, or with --db.
+#[derive(Debug, Args)]
+pub(crate) struct RunFile {
+    /// The run file; for `memory` also a bundle's folder, or its events.json [default: gpuwhy.db]
+    #[arg(value_name = "FILE", conflicts_with = "db")]
+    file: Option<PathBuf>,
+    /// The run file, as an option
+    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
+    db: PathBuf,
+}
+
+impl RunFile {
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        self.file.as_deref().unwrap_or(&self.db)
     }
 }
 
 /// What of which run.
 #[derive(Debug, Args)]
 pub(crate) struct Of {
-    /// The run file
-    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
-    pub(crate) db: PathBuf,
+    #[command(flatten)]
+    pub(crate) run: RunFile,
     /// Only these processes (may be given several times); explain takes their whole jobs
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
@@ -495,6 +515,9 @@ Examples:
   GPUWHY_TOKEN=$(openssl rand -hex 32) gpuwhy mcp --http 0.0.0.0:8090 --tls-cert cert.pem --tls-key key.pem")]
 pub(crate) struct Mcp {
     /// The run file that is meant where none is named; it need not be there yet. Default: the newest in the folders
+    #[arg(value_name = "FILE", conflicts_with = "db")]
+    pub(crate) file: Option<PathBuf>,
+    /// The same as an option
     #[arg(long, value_name = "FILE")]
     pub(crate) db: Option<PathBuf>,
     /// A folder whose files may be read (may be given several times). Default: the run file's, or this one

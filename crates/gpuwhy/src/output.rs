@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where text goes, and in which colours.
 
-use gpuwhy_view::Style;
-use std::io::{IsTerminal, Write};
+use gpuwhy_view::{Style, fold};
+use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
@@ -18,9 +18,36 @@ pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
 
-/// The same on standard error.
+/// The same on standard error, broken at blanks where a terminal is narrower.
 pub(crate) fn say_aside(line: &str) {
-    let _ = writeln!(std::io::stderr(), "{line}");
+    let mut stderr = std::io::stderr();
+    match terminal_size(&stderr).filter(|_| stderr.is_terminal()) {
+        Some((_, columns)) => {
+            // In one piece: a job may write to the same terminal.
+            let _ = writeln!(stderr, "{}", fold(line, usize::from(columns)).join("\n"));
+        }
+        None => {
+            let _ = writeln!(stderr, "{line}");
+        }
+    }
+}
+
+/// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as they are.
+pub(crate) fn show(lines: impl IntoIterator<Item = String>) -> std::io::Result<()> {
+    let stdout = std::io::stdout();
+    let columns = terminal_size(&stdout).filter(|_| stdout.is_terminal()).map(|(_, columns)| usize::from(columns));
+    let mut out = BufWriter::new(stdout.lock());
+    for line in lines {
+        match columns {
+            Some(columns) => {
+                for line in fold(&line, columns) {
+                    writeln!(out, "{line}")?;
+                }
+            }
+            None => writeln!(out, "{line}")?,
+        }
+    }
+    out.flush()
 }
 
 /// The style for standard output.

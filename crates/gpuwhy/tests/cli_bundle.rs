@@ -372,6 +372,16 @@ fn the_page_shows_what_was_live(bundle: &Bundle) {
     let shown = EVIL.replace('<', "&lt;").replace('>', "&gt;");
     assert!(seen.contains(&format!("memjob.py:{} {shown}", bundle.truth["lines"]["leak"])), "who held it: {seen}");
     assert!(!seen.contains("<img") && !seen.contains("id=\"taken\""), "a name was run");
+    // Without a moment it opens with the peak, and with what is wrong and what to do.
+    let address = format!("file://{}", bundle.path("timeline.html").display());
+    let Some(seen) = browse(&bundle.place.dir.path().join("profile-0"), &address) else { return };
+    let most = points.iter().map(|point| point["allocated"].as_u64().unwrap()).max().unwrap();
+    let most = gpuwhy_model::units::count(most) + " B";
+    assert!(seen.contains(&most) && seen.contains(", the peak"), "{most} in {seen}");
+    let fixes = seen.matches("class=\"fix\"").count();
+    let stats = bundle.json("stats.json");
+    let truth: usize = stats["findings"].as_array().unwrap().iter().map(|f| f["fixes"].as_array().unwrap().len()).sum();
+    assert!(truth > 0 && fixes == truth, "{fixes} of {truth} fixes");
     // Zooming, moving and pointing.
     let policy = page.lines().find(|line| line.contains("Content-Security-Policy")).unwrap();
     let copy = bundle.place.dir.path().join("driven.html");

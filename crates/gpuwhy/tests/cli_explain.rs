@@ -130,7 +130,7 @@ fn the_demo_ends_with_the_explanation() {
     assert!(stderr.lines().any(|line| line.starts_with("cudaLaunchKernel ")), "{stderr}");
     let order = ["nvidia-smi shows", "[HIGH]", "input_starved", "fix", "Checked and healthy", "(launches)"];
     let mut rest = stdout.as_str();
-    for part in order.into_iter().chain(["gpuwhy explain --db", "gpuwhy query --db"]) {
+    for part in order.into_iter().chain(["gpuwhy explain ", "gpuwhy query --db"]) {
         rest = rest.split_once(part).unwrap_or_else(|| panic!("{part} is missing or too early in {stdout}")).1;
     }
     assert!(!stdout.contains('\x1b'), "no terminal, no colours");

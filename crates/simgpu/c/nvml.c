@@ -6,7 +6,8 @@
 //
 //   count N                       GPUs (1)
 //   rate, memory_rate             percent, as nvidia-smi shows them
-//   memory_used, memory_total     bytes
+//   memory_used, memory_total     bytes; with `logs`, what is used is what the
+//                                 processes hold, unless it is given
 //   sm_mhz, memory_mhz, power_mw, temperature_c, throttle
 //   busy PERCENT                  what the utilisation samples say
 //   process PID BYTES             a compute process (-1: bytes not told)
@@ -272,9 +273,22 @@ EXPORT int nvmlDeviceGetUtilizationRates(Device *device, unsigned rates[2])
     return result ? result : tell("memory_rate", &rates[1]);
 }
 
+// What the processes hold, by their truth logs.
+static unsigned long long used_from_logs(const char *folder)
+{
+    unsigned pids[MAX_PROCESSES];
+    unsigned long long bytes[MAX_PROCESSES], sum = 0;
+    unsigned there = truth_processes(folder, MAX_PROCESSES, pids, bytes);
+    for (unsigned i = 0; i < there && i < MAX_PROCESSES; i++)
+        sum += bytes[i];
+    return sum;
+}
+
 EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *device, void *out)
 {
     (void)device;
+    char folder[VALUE_CHARS];
+    unsigned long long held = logs_folder(folder) ? used_from_logs(folder) : 0;
     struct {
         unsigned version;
         unsigned long long total, reserved, free, used;
@@ -282,7 +296,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(Device *device, void *out)
     if (unsupported("memory"))
         return NOT_SUPPORTED;
     info->total = number("memory_total", 0);
-    info->used = number("memory_used", 0);
+    info->used = number("memory_used", held);
     info->reserved = 0;
     info->free = info->total - info->used;
     return SUCCESS;

@@ -154,7 +154,11 @@ class Job:
         return self.options.steps
 
     def tell(self, steps):
-        """What is true."""
+        """What is true: for people how it went, for tests everything."""
+        if self.options.words:
+            end = "done: %d steps" % steps if steps else "memory ran out"
+            print("%s, %d MB kept" % (end, self.kept_bytes // 10**6), flush=True)
+            return
         told = {
             "pid": os.getpid(),
             "mode": self.options.mode,
@@ -184,6 +188,7 @@ def main():
     parser.add_argument("--kernel-us", type=float, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--until", metavar="FILE", help="end after the step in which this file is there")
+    parser.add_argument("--words", action="store_true", help="tell the end in words, not as JSON")
     parser.add_argument("--hold", action="store_true", help="with the model made, say so and wait for a line")
     options = parser.parse_args()
     job = Job(options)
@@ -194,6 +199,8 @@ def main():
         steps = job.run()
     except simtorch.OutOfMemoryError:
         job.tell(0)
+        if options.words:
+            sys.exit("simtorch.OutOfMemoryError: the GPU's memory ran out")
         raise
     job.tell(steps)
 

@@ -77,7 +77,7 @@
     svg.setAttribute('aria-label', 'Memory over time of ' + title + '. Arrow keys move, plus and minus zoom, 0 shows all.');
     const who = element('div', { class: 'who', 'aria-live': 'polite' }, null, row);
     const marks = element('ol', { class: 'marks' }, null, left);
-    const made = { space, svg, who, at: null, chosen: null };
+    const made = { space, svg, who, at: null, chosen: null, rest: fullest(space) };
     for (const mark of space.marks) {
       const button = element('button', { type: 'button', class: mark.kind }, time(mark.at_ns) + '  ' + mark.text,
         element('li', {}, null, marks));
@@ -86,6 +86,14 @@
     listen(made);
     panels.push(made);
     return made;
+  }
+
+  // What a panel shows where no moment is pointed at: the fullest.
+  function fullest(space) {
+    const peak = space.marks.find((mark) => mark.kind === 'peak');
+    if (peak) return peak.at_ns;
+    const points = space.points;
+    return points.length ? points.reduce((most, point) => (point.allocated > most.allocated ? point : most)).at_ns : null;
   }
 
   // ---- one panel's drawing ----
@@ -199,8 +207,9 @@
 
   // ---- what was live ----
 
-  function show(one, at) {
-    one.at = at;
+  function show(one, pointed) {
+    one.at = pointed;
+    const at = pointed === null ? one.rest : pointed;
     const { space, who, cursor } = one;
     who.replaceChildren();
     const inside = at !== null && at >= view.from && at <= view.to;
@@ -219,7 +228,7 @@
     };
     const row = element('tr', {}, null, table);
     element('td', {}, 'time', row);
-    element('td', {}, time(at), row);
+    element('td', {}, time(at) + (pointed === null ? ', the peak' : ''), row);
     line('in use, at most', point.allocated);
     if (space.source === 'torch') line('reserved by PyTorch', point.reserved);
     line('device used, all', used(space, i));
@@ -326,6 +335,11 @@
   document.title = 'GPU memory of ' + run;
   document.getElementById('title').textContent = 'GPU memory of ' + run;
   document.getElementById('verdict').textContent = data.verdict;
+  for (const finding of data.findings) {
+    const item = element('li', { class: finding.severity }, finding.title, document.getElementById('findings'));
+    const fixes = element('ul', {}, null, item);
+    for (const fix of finding.fixes) element('li', { class: 'fix' }, 'Fix: ' + fix, fixes);
+  }
   document.getElementById('when').textContent = 'The run began ' + new Date(data.start_unix_ns / 1e6).toISOString() +
     '; shown is ' + (data.from_ns ? time(data.from_ns) : '0') + ' to ' + time(data.to_ns) + ' of it.';
   const main = document.getElementById('panels');

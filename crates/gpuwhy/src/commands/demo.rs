@@ -34,7 +34,9 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
     let play = Play::of(args.scenario);
-    println!("A small training job ({}) runs on a simulated GPU; everything else about it is real.\n", play.name);
+    let title =
+        format!("A small training job ({}) runs on a simulated GPU; everything else about it is real.", play.name);
+    output::show([title, String::new()])?;
     let settings = settings(args, &play, &sim)?;
     let neighbours = if play.has_neighbours() { Neighbours::start(&sim)? } else { Neighbours::default() };
     let ended = trace::record(&settings)?;
@@ -95,7 +97,7 @@ impl Play {
         let step_ms = STEP.as_millis().to_string();
         let mut command: Vec<OsString> =
             vec!["python3".into(), sim.memjob_py.clone().into_os_string(), self.mode.into()];
-        command.extend(["--steps", &steps, "--step-ms", &step_ms, "--onset", "10"].map(OsString::from));
+        command.extend(["--steps", &steps, "--step-ms", &step_ms, "--onset", "10", "--words"].map(OsString::from));
         command
     }
 
@@ -104,16 +106,17 @@ impl Play {
         self.mode == "cpu-contention"
     }
 
-    /// A GPU with little memory, of which something is used by others.
-    fn has_little_memory(&self) -> bool {
-        self.mode == "oom"
+    /// The GPU's memory, bytes.
+    fn gpu_memory(&self) -> u64 {
+        if self.mode == "oom" { LITTLE } else { ENOUGH }
     }
 }
 
 /// A step of a job whose memory is looked at.
 const STEP: Duration = Duration::from_millis(20);
-/// A small GPU's memory, and what of it is said to be used, bytes.
-const LITTLE: (u64, u64) = (160 << 20, 159 << 20);
+/// A small GPU's memory, and that of the others, bytes.
+const LITTLE: u64 = 160 << 20;
+const ENOUGH: u64 = 16 << 30;
 /// What taking memory from a driver under load takes, µs.
 const SLOW_ALLOC_US: &str = "300";
 
@@ -192,9 +195,7 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
         ("SIMGPU_LOG", log),
         ("SIMGPU_LOG_LEVEL", "full".into()),
     ];
-    if play.has_little_memory() {
-        environment.push(("SIMGPU_MEM", format!("{}M", LITTLE.0 >> 20).into()));
-    }
+    environment.push(("SIMGPU_MEM", format!("{}M", play.gpu_memory() >> 20).into()));
     if play.mode == "churn" {
         environment.push(("SIMGPU_ALLOC_US", SLOW_ALLOC_US.into()));
     }
@@ -219,16 +220,13 @@ fn log_folder(sim: &Installed) -> PathBuf {
     sim.dir.join("log")
 }
 
-/// The simulated GPU says how busy it is through an NVML of its own, as a real one does. Returns the folder it learns
-/// that from, which the job, whoever's it is, writes into.
+/// The simulated GPU says how busy it is, and how much of its memory is used, through an NVML of its own, as a real one does.
+/// Returns the folder it learns that from, which the job, whoever's it is, writes into.
 fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
     let log = log_folder(sim);
     std::fs::create_dir_all(&log)?;
     std::fs::set_permissions(&log, Permissions::from_mode(0o777))?;
-    let mut settings = format!("count 1\nlogs {}\n", log.display());
-    if play.has_little_memory() {
-        settings += &format!("memory_total {}\nmemory_used {}\n", LITTLE.0, LITTLE.1);
-    }
+    let settings = format!("count 1\nlogs {}\nmemory_total {}\n", log.display(), play.gpu_memory());
     std::fs::write(sim.dir.join("nvml.conf"), settings)?;
     Ok(log.into_os_string())
 }
@@ -237,33 +235,23 @@ fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
 fn tell_memory(db: &Path) -> anyhow::Result<()> {
     let examined =
         output::patiently("looking at its memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
-    println!();
     let view = MemoryView { report: &examined.report, sections: &[] };
-    for line in view.lines(output::stdout_columns(), output::stdout_style()) {
-        println!("{line}");
-    }
-    let again = format!("gpuwhy memory --db {} says this again; --json has every number", db.display());
-    println!("\n{}", output::stdout_style().dim(&again));
-    Ok(())
+    let again = format!("gpuwhy memory {} says this again; --json has every number", db.display());
+    let mut lines = vec![String::new()];
+    lines.extend(view.lines(output::stdout_columns(), output::stdout_style()));
+    lines.extend([String::new(), output::stdout_style().dim(&again)]);
+    Ok(output::show(lines)?)
 }
 
 /// Explains what was traced.
 fn answer(db: &Path) -> anyhow::Result<()> {
     let explained = output::patiently("explaining", || explain::explain(&Reader::open(db)?, &Part::default()))?;
     explain::keep(db, &explained);
-    println!();
-    for line in command::text(db, &explained, &[]) {
-        println!("{line}");
-    }
     let style = output::stdout_style();
-    let sql = "SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1000000 AS ms FROM events GROUP BY op ORDER BY ms DESC";
-    println!(
-        "\n{}",
-        style.dim(&format!(
-            "gpuwhy explain --db {} says this again; anything else can be asked with SQL:",
-            db.display()
-        ))
-    );
-    println!("{}", style.dim(&format!("gpuwhy query --db {} \"{sql}\"", db.display())));
-    Ok(())
+    let again = format!("gpuwhy explain {} says this again; anything else can be asked with SQL:", db.display());
+    let query = format!("gpuwhy query --db {} \"SELECT op, COUNT(*) AS calls FROM events GROUP BY op\"", db.display());
+    let mut lines = vec![String::new()];
+    lines.extend(command::text(db, &explained, &[]));
+    lines.extend([String::new(), style.dim(&again), style.dim(&query)]);
+    Ok(output::show(lines)?)
 }

@@ -19,23 +19,21 @@ const FOUND: u8 = 3;
 
 pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let part = args.of.part();
-    let (explained, calls) = output::patiently("explaining", || look(&args.of.db, &part, args.per_process))?;
+    let (explained, calls) = output::patiently("explaining", || look(args.of.run.path(), &part, args.per_process))?;
     let whole = part.is_whole();
     if whole {
-        explain::keep(&args.of.db, &explained);
+        explain::keep(args.of.run.path(), &explained);
     }
-    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
-        let run = args.of.db.display().to_string();
+        let mut out = BufWriter::new(std::io::stdout().lock());
+        let run = args.of.run.path().display().to_string();
         let calls = args.per_process.then_some(calls.as_slice());
         serde_json::to_writer_pretty(&mut out, &json(&run, &explained, calls)?)?;
         writeln!(out)?;
+        out.flush()?;
     } else {
-        for line in text(&args.of.db, &explained, &calls) {
-            writeln!(out, "{line}")?;
-        }
+        output::show(text(args.of.run.path(), &explained, &calls))?;
     }
-    out.flush()?;
     let bad = args.fail_on.map(severity).is_some_and(|least| worst(&explained) >= Some(least));
     Ok(ExitCode::from(if bad { FOUND } else { 0 }))
 }

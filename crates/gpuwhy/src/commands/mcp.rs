@@ -15,7 +15,7 @@ const TOKEN: &str = "GPUWHY_TOKEN";
 
 pub(crate) fn run(args: Mcp) -> anyhow::Result<ExitCode> {
     let http = args.http.map(|address| http(address, &args)).transpose()?;
-    let config = Config { folders: folders(&args), run: args.db, check: Box::new(check) };
+    let config = Config { folders: folders(&args), run: run_file(&args).map(Path::to_owned), check: Box::new(check) };
     match http {
         None => gpuwhy_serve::serve_stdio(config)?,
         Some(http) => {
@@ -26,10 +26,15 @@ pub(crate) fn run(args: Mcp) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The run that is meant where none is named.
+fn run_file(args: &Mcp) -> Option<&Path> {
+    args.file.as_deref().or(args.db.as_deref())
+}
+
 /// Those given, and the run file's; without either, the current one.
 fn folders(args: &Mcp) -> Vec<PathBuf> {
     let mut folders = args.dir.clone();
-    let of_run = args.db.as_deref().and_then(Path::parent);
+    let of_run = run_file(args).and_then(Path::parent);
     match of_run {
         Some(folder) if folder.as_os_str().is_empty() => folders.push(".".into()),
         Some(folder) => folders.push(folder.into()),

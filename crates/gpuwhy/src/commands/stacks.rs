@@ -15,19 +15,17 @@ use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Stacks) -> anyhow::Result<ExitCode> {
-    let reader = Reader::open(&args.of.db)?;
+    let reader = Reader::open(args.of.run.path())?;
     let answer = reader.stacks(&question(args, &reader)?)?;
     let report = report(answer, args);
-    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
+        let mut out = BufWriter::new(std::io::stdout().lock());
         serde_json::to_writer_pretty(&mut out, &report)?;
         writeln!(out)?;
+        out.flush()?;
     } else {
-        for line in report.lines(args.full, output::stdout_style()) {
-            writeln!(out, "{line}")?;
-        }
+        output::show(report.lines(args.full, output::stdout_style()))?;
     }
-    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -61,7 +59,7 @@ fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
     let none = "this run has no Python stacks: it was recorded with --no-stack, or holds no Python";
     StacksReport {
         schema: "gpuwhy.stacks/1",
-        run: args.of.db.display().to_string(),
+        run: args.of.run.path().display().to_string(),
         by: word(args.by),
         sort: word(args.sort),
         unit: match answer.unit {

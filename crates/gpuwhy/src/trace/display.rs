@@ -117,7 +117,7 @@ impl Progress {
             head += &format!("  {}", self.style.red(&units::safe(trouble, 200)));
         }
         let mut lines = vec![head];
-        lines.extend(table.lines(screen.height().saturating_sub(2), self.style));
+        lines.extend(table.lines(screen.height().saturating_sub(2), screen.columns(), self.style));
         screen.draw(&lines);
     }
 
@@ -126,7 +126,10 @@ impl Progress {
         self.screen = None;
         if self.display != Display::Json {
             let with_table = self.display == Display::Human;
-            summary.lines(with_table, self.style).iter().for_each(|line| output::say_aside(line));
+            summary
+                .lines(with_table, output::stderr_columns(), self.style)
+                .iter()
+                .for_each(|line| output::say_aside(line));
         }
     }
 

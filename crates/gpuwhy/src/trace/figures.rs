@@ -19,8 +19,8 @@ impl Figures {
     /// The table as of the snapshot, functions of one op merged. `lost` is by function.
     pub(crate) fn table(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) -> OpsTable {
         let elapsed = snapshot.elapsed;
-        let mut by_op: BTreeMap<&str, (OpTotals, u64)> = BTreeMap::new();
-        let name = |id: OpId| id.get().map_or("unknown", |op| op.name.as_str());
+        let mut by_op: BTreeMap<(&str, bool), (OpTotals, u64)> = BTreeMap::new();
+        let name = |id: OpId| (id.get().map_or("unknown", |op| op.name.as_str()), !id.is_cuda());
         for (id, totals) in &snapshot.totals {
             by_op.entry(name(*id)).or_default().0.merge(totals);
         }
@@ -29,10 +29,10 @@ impl Figures {
         }
         let since = elapsed.saturating_sub(self.last_at).as_secs_f64();
         let mut table = OpsTable::default();
-        for (op, (totals, lost)) in by_op {
+        for ((op, host), (totals, lost)) in by_op {
             let before = self.last_calls.insert(op.to_owned(), totals.calls).unwrap_or(0);
             let rate = if since > 0.0 { totals.calls.saturating_sub(before) as f64 / since } else { 0.0 };
-            table.rows.push(row(op, &totals, lost, rate, elapsed));
+            table.rows.push(OpRow { host, ..row(op, &totals, lost, rate, elapsed) });
         }
         self.last_at = elapsed;
         table.sort();
@@ -60,5 +60,6 @@ fn row(op: &str, totals: &OpTotals, lost: u64, per_second: f64, elapsed: Duratio
         share: totals.total_ns as f64 / (elapsed.as_nanos() as f64).max(1.0),
         bytes: totals.bytes,
         lost,
+        host: false,
     }
 }

@@ -32,6 +32,11 @@ impl Screen {
         usize::from(self.kept)
     }
 
+    /// How wide they are.
+    pub(crate) fn columns(&self) -> usize {
+        usize::from(size().map_or(self.columns, |(_, columns)| columns))
+    }
+
     /// Draws these lines, cut to the terminal's width.
     pub(crate) fn draw(&mut self, lines: &[String]) {
         if let Some((rows, columns)) = size().filter(|now| *now != (self.rows, self.columns)) {

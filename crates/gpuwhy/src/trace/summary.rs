@@ -5,11 +5,15 @@ use crate::thinned::Thinned;
 use crate::trace::budget::JobCost;
 use crate::trace::cost::OwnCost;
 use gpuwhy_model::{LossCause, Unwatched, units};
+use gpuwhy_view::ops_table::TIME_NOTE;
 use gpuwhy_view::{OpsTable, Style};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// From so many events on, what an event takes in the file is worth a word: an empty file takes 200 kB or so.
+const ENOUGH_EVENTS: u64 = 10_000;
 
 /// The end of a trace.
 #[derive(Debug)]
@@ -71,11 +75,12 @@ impl UnwatchedTime {
 
 impl Summary {
     /// For people.
-    pub(crate) fn lines(&self, with_table: bool, style: Style) -> Vec<String> {
+    pub(crate) fn lines(&self, with_table: bool, width: usize, style: Style) -> Vec<String> {
         let mut lines = Vec::new();
         if with_table && !self.table.rows.is_empty() {
             lines.push(String::new());
-            lines.extend(self.table.lines(40, style));
+            lines.extend(self.table.lines(40, width, style));
+            lines.push(style.dim(TIME_NOTE));
             lines.push(String::new());
         }
         let lost = match self.lost {
@@ -92,9 +97,7 @@ impl Summary {
             units::count(self.stored),
             units::time(self.elapsed.as_nanos() as u64),
         ));
-        let each =
-            self.size_bytes.checked_div(self.stored).map(|n| format!(", {n} bytes an event")).unwrap_or_default();
-        lines.push(format!("        {} ({}{each})", self.path.display(), units::bytes(self.size_bytes)));
+        lines.push(format!("        {} ({}{})", self.path.display(), units::bytes(self.size_bytes), self.bytes_each()));
         lines.push(format!(
             "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
             units::time(self.own.cpu_ns),
@@ -123,6 +126,14 @@ impl Summary {
         lines.extend(self.python().map(|python| format!("        {python}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
         lines
+    }
+
+    /// What an event takes in the file. Of a short run that is mostly what every file takes, and says nothing.
+    fn bytes_each(&self) -> String {
+        if self.stored < ENOUGH_EVENTS {
+            return String::new();
+        }
+        self.size_bytes.checked_div(self.stored).map(|n| format!(", {n} bytes an event")).unwrap_or_default()
     }
 
     fn kept_small(&self) -> Thinned {

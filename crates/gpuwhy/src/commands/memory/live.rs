@@ -38,9 +38,10 @@ pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&stop)).context("cannot watch for Ctrl-C")?;
     }
+    let run = args.run();
     let mut live = Live {
-        following: Following::new(args.run(), args.of.pids()),
-        examiner: Examiner::new(args.run(), args.of.pids(), &stop),
+        following: Following::new(&run, args.of.pids()),
+        examiner: Examiner::new(&run, args.of.pids(), &stop),
         display: Display::new(args),
         stop,
     };
@@ -48,7 +49,7 @@ pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     let Live { examiner, display, stop, .. } = live;
     // The terminal first: what is said in the end is to stay on it.
     drop(examiner);
-    display.end(ended, args.run(), &part(args.of.pids()), &stop)?;
+    display.end(ended, &run, &part(args.of.pids()), &stop)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -35,7 +35,8 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     if args.live {
         return live::run(args);
     }
-    let path = args.run();
+    let run = args.run();
+    let path = run.as_path();
     // What cannot be looked at is taken for a run file, which says so.
     let is_events = memory::is_events_file(path).unwrap_or(false);
     if let Some(folder) = &args.bundle {
@@ -45,18 +46,16 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
         return bundle(args, path, folder);
     }
     let known = if is_events { read_back(args, path)? } else { examine(args, path)? };
-    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
+        let mut out = BufWriter::new(std::io::stdout().lock());
         let json = memory::report_json(&known.run, known.start_monotonic_ns, &known.report)?;
         serde_json::to_writer_pretty(&mut out, &json)?;
         writeln!(out)?;
+        out.flush()?;
     } else {
         let view = MemoryView { report: &known.report, sections: &sections(args) };
-        for line in view.lines(output::stdout_columns(), output::stdout_style()) {
-            writeln!(out, "{line}")?;
-        }
+        output::show(view.lines(output::stdout_columns(), output::stdout_style()))?;
     }
-    out.flush()?;
     Ok(ExitCode::SUCCESS)
 }
 

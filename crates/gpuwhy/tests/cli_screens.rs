@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What people see on real terminals of 80, 100 and 120 columns: nothing is broken in the middle of a word or a number, nothing
+//! is shown that is meant for programs, and files are named as arguments.
+#![allow(missing_docs, clippy::unwrap_used)]
+
+mod common;
+
+use common::{GPUWHY, Place, can_trace, number, one_at_a_time, succeed};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+use unicode_width::UnicodeWidthStr;
+
+/// A demo's run, recorded once, and what its screen of 80 columns showed.
+struct Demo {
+    place: Place,
+    screen: String,
+}
+
+fn demo(scenario: &'static str) -> Demo {
+    let place = Place::new();
+    let mut command = Command::new(GPUWHY);
+    command.args(["demo", scenario, "--duration", "4s", "--db"]).arg(place.db()).current_dir(place.dir.path());
+    let screen = on_terminal(&mut command, 80);
+    Demo { place, screen }
+}
+
+fn dataloader() -> &'static Demo {
+    static DEMO: OnceLock<Demo> = OnceLock::new();
+    DEMO.get_or_init(|| demo("dataloader"))
+}
+
+fn oom() -> &'static Demo {
+    static DEMO: OnceLock<Demo> = OnceLock::new();
+    DEMO.get_or_init(|| demo("oom"))
+}
+
+/// Runs a command on a terminal with so many columns and hands back everything it wrote.
+fn on_terminal(command: &mut Command, columns: u16) -> String {
+    let (mut master, mut slave) = (0, 0);
+    let size = libc::winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the two descriptors are ours to fill; a name and settings are not asked for.
+    let made = unsafe { libc::openpty(&mut master, &mut slave, std::ptr::null_mut(), std::ptr::null(), &size) };
+    assert_eq!(made, 0);
+    // SAFETY: both were just made, and nobody else has them.
+    let (master, slave) = unsafe { (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave)) };
+    let end = |fd: &OwnedFd| Stdio::from(fd.try_clone().unwrap());
+    command.env("TERM", "xterm").env("NO_COLOR", "1");
+    command.stdin(Stdio::null()).stdout(end(&slave)).stderr(end(&slave));
+    let mut child = command.spawn().unwrap();
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    drop(slave);
+    let mut written = Vec::new();
+    let mut buffer = [0_u8; 4096];
+    loop {
+        // SAFETY: the buffer is ours and as long as said.
+        let got = unsafe { libc::read(master.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        // A terminal whose last writer has gone reads as an error.
+        let Ok(got) = usize::try_from(got) else { break };
+        if got == 0 {
+            break;
+        }
+        written.extend_from_slice(&buffer[..got]);
+    }
+    let status = child.wait().unwrap();
+    let text = String::from_utf8_lossy(&written).replace("\r\n", "\n");
+    assert!(status.success(), "{command:?}: {text}");
+    text
+}
+
+/// The text without what moves the cursor or changes colours.
+fn plain(text: &str) -> String {
+    let (mut out, mut escape) = (String::new(), None);
+    for c in text.chars() {
+        match escape {
+            None if c == '\x1b' => escape = Some(0),
+            None => out.push(c),
+            Some(0) if c == '[' => escape = Some(1),
+            Some(0) => escape = None,
+            Some(_) if c.is_ascii_alphabetic() => escape = None,
+            Some(_) => {}
+        }
+    }
+    out
+}
+
+/// What scrolls by, without what is drawn in its place, which goes between remembering and restoring the cursor.
+fn scrolled(text: &str) -> String {
+    let mut parts = text.split("\x1b7");
+    let first = parts.next().unwrap_or_default().to_owned();
+    parts.fold(first, |all, part| all + part.split_once("\x1b8").map_or("", |(_, after)| after))
+}
+
+/// Lines that a terminal of so many columns would break by itself: in the middle of anything.
+fn too_wide(text: &str, columns: usize) -> Vec<&str> {
+    text.lines().filter(|line| line.width() > columns).collect()
+}
+
+#[test]
+fn nothing_is_wider_than_the_terminal() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    for place in [&dataloader().place, &oom().place] {
+        for columns in [80, 100, 120] {
+            for args in [
+                &["explain"][..],
+                &["explain", "--per-process"],
+                &["memory"],
+                &["memory", "--oom"],
+                &["stacks"],
+                &["stacks", "--by", "line", "--op", "sched_switch"],
+            ] {
+                let mut command = Command::new(GPUWHY);
+                command.args(args).arg("run.db").current_dir(place.dir.path());
+                let text = on_terminal(&mut command, columns);
+                let wide = too_wide(&text, usize::from(columns));
+                assert!(wide.is_empty(), "{args:?} at {columns}: {wide:#?} of {text}");
+                assert!(text.lines().count() > 2 && !text.contains('\u{fffd}'), "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_demo_is_for_people() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    for Demo { screen, place } in [dataloader(), oom()] {
+        let text = plain(&scrolled(screen));
+        let wide = too_wide(&text, 80);
+        assert!(wide.is_empty(), "{wide:#?} of {text}");
+        assert!(!text.contains("{\""), "JSON is for programs: {text}");
+        // A short run's file is mostly what every file takes.
+        let long = number(&place.run_file(), "SELECT events_stored FROM sessions") >= 10_000;
+        assert_eq!(text.contains("bytes an event"), long, "{text}");
+        let table: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("op ")).collect();
+        for head in ["op", "calls", "p50", "p99", "max", "time/s", "bytes"] {
+            assert!(table[0].split_whitespace().any(|name| name == head), "{head}: {}", table[0]);
+        }
+        let first = table.iter().skip(1).find(|line| !line.trim().is_empty()).unwrap();
+        assert!(first.starts_with("cuda"), "calls come first: {first}");
+    }
+}
+
+#[test]
+fn the_live_table_has_its_best_columns_at_80() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    // Every drawing goes to a line of its own, by moving the cursor there.
+    let drawn: Vec<&str> = dataloader().screen.split("\x1b[2K").filter(|line| line.starts_with("op ")).collect();
+    assert!(!drawn.is_empty(), "it was drawn");
+    for head in drawn {
+        let head = plain(head);
+        let head = head.lines().next().unwrap();
+        assert!(head.width() <= 80, "{head}");
+        for name in ["op", "calls", "p50", "p99", "max", "time/s", "bytes"] {
+            assert!(head.split_whitespace().any(|found| found == name), "{name}: {head}");
+        }
+    }
+}
+
+#[test]
+fn the_simulated_gpu_raises_no_false_alert() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let healthy = demo("healthy");
+    assert!(!healthy.screen.contains("ALERT"), "{}", healthy.screen);
+    assert_eq!(number(&healthy.place.run_file(), "SELECT COUNT(*) FROM alerts"), 0);
+    // Where memory really runs out, what NVML said was used at each look was allocated then.
+    let run = oom().place.run_file();
+    let looks = "SELECT COUNT(*) FROM gpu_seconds WHERE memory_used IS NOT NULL";
+    assert!(number(&run, looks) > 0, "the simulated GPU was asked");
+    let false_looks = "SELECT COUNT(*) FROM gpu_seconds AS g WHERE g.memory_used > (
+        SELECT COALESCE(SUM(CASE e.op WHEN 'cudaMalloc' THEN e.arg0 ELSE -e.arg0 END), 0) FROM events AS e
+        WHERE e.op IN ('cudaMalloc', 'cudaFree') AND e.ret = 0 AND e.timestamp <= g.timestamp + 100000000)";
+    assert_eq!(number(&run, false_looks), 0);
+    assert!(number(&run, "SELECT COUNT(*) FROM alerts WHERE kind = 'oom'") > 0, "a true alert is raised");
+}
+
+fn both_are_refused(command: &str, folder: &Path) {
+    let output = Command::new(GPUWHY).args([command, "run.db", "--db", "run.db"]).current_dir(folder).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("FILE") && said.contains("--db"), "{said}");
+}
+
+#[test]
+fn a_file_may_be_an_argument_or_an_option_but_not_both() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let folder = dataloader().place.dir.path();
+    let said = |args: &[&str]| {
+        let output = succeed(Command::new(GPUWHY).args(args).current_dir(folder));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let bundle = folder.join("bundle");
+    succeed(Command::new(GPUWHY).args(["memory", "run.db", "--bundle"]).arg(&bundle).current_dir(folder));
+    for command in ["explain", "memory", "stacks"] {
+        let named = said(&[command, "run.db"]);
+        assert_eq!(named, said(&[command, "--db", "run.db"]), "{command}");
+        both_are_refused(command, folder);
+    }
+    assert_eq!(said(&["memory", "bundle"]), said(&["memory", "bundle/events.json"]), "a bundle's folder");
+    both_are_refused("mcp", folder);
+    assert!(Path::new(&bundle).join("events.json").exists());
+}
+
+#[test]
+fn memory_that_did_not_run_out_is_good_news() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let folder = dataloader().place.dir.path();
+    let output = succeed(Command::new(GPUWHY).args(["memory", "run.db", "--oom"]).current_dir(folder));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("Memory did not run out"), "{text}");
+    let free = text.lines().find(|line| line.contains("free")).unwrap_or_else(|| panic!("how much was left: {text}"));
+    assert!(free.contains("GB"), "{free}");
+    let oom = succeed(Command::new(GPUWHY).args(["memory", "run.db", "--oom"]).current_dir(oom().place.dir.path()));
+    assert!(!String::from_utf8_lossy(&oom.stdout).contains("did not run out"));
+}
