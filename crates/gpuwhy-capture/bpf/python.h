@@ -205,7 +205,8 @@ static __always_inline __u64 py_find_tstate(const struct py_process *p, struct p
 			next_at = interpreter + p->at.interpreter_next;
 			if (read_user(&tstate, sizeof(tstate), interpreter + p->at.interpreter_threads))
 				return 0;
-			continue;
+			if (!tstate)
+				continue;
 		}
 		if (read_user(s->bytes, PY_TSTATE_BYTES, tstate))
 			return 0;

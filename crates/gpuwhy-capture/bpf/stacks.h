@@ -35,7 +35,7 @@ struct code_record {
 struct py_room {
 	__u64 process; /* tells a process from another that had its number before */
 	__u32 most_codes; /* told of at a time */
-	__u32 unused;
+	__u32 codes; /* told of this time; not in a register, see py_push */
 	struct py_scratch scratch;
 	struct stack_record stack;
 	struct code_record code;
@@ -128,7 +128,7 @@ __noinline int walk_stack(struct py_process *p, struct py_room *room, __u64 tsta
  * the next time. */
 __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tstate, __u64 key, __u64 ids)
 {
-	__u32 tgid = ids >> 32, count, size, told = 0;
+	__u32 tgid = ids >> 32, count, size;
 	__u8 one = 1;
 
 	if (!p || !room)
@@ -141,8 +141,10 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 	count = room->stack.stack.count;
 	if (!count)
 		return 0;
+	*(volatile __u32 *)&room->codes = 0;
 	for (__u32 i = 0; i < PY_MAX_FRAMES; i++) {
 		struct code_key known = { .process = room->process };
+		__u32 codes = *(volatile __u32 *)&room->codes;
 
 		if (i >= count)
 			break;
@@ -150,9 +152,9 @@ __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tsta
 		known.check = room->stack.stack.frames[i].check;
 		if (bpf_map_lookup_elem(&known_codes, &known))
 			continue;
-		if (told >= room->most_codes)
+		if (codes >= room->most_codes)
 			continue; /* gpuwhy reads it from the process, if that still waits here */
-		told++;
+		*(volatile __u32 *)&room->codes = codes + 1;
 		if (!tell_code(p, room, known.code, known.check, tgid)) {
 			count_loss(LOSS_EVIDENCE_LOST, NO_OP);
 			return 0;
