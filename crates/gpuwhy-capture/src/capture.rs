@@ -15,7 +15,7 @@ use crate::libraries::{AttachedLibrary, LinkedIn};
 use crate::map_watch::{MapWatch, Mapping};
 use crate::names::Names;
 use crate::process;
-use crate::programs::{Flavour, LoadOptions, Programs, StackCounts};
+use crate::programs::{Flavour, LoadOptions, Programs, Refusal, StackCounts};
 use crate::python::Pythons;
 use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
@@ -378,6 +378,11 @@ impl Capture {
     /// How probes are attached.
     pub fn flavour(&self) -> Flavour {
         self.programs.flavour
+    }
+
+    /// Programs that this kernel refused and that are done without.
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.programs.refusals
     }
 
     /// Things that went wrong without stopping the capture, since the last time.

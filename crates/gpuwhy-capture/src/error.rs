@@ -1,12 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What can go wrong while capturing, said with the offending value and the fix.
 
+use crate::programs::Refusal;
 use std::path::PathBuf;
 
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CaptureError>;
 
 impl CaptureError {
+    /// Which programs the kernel refused, and its words, where that is the reason.
+    pub fn refusals(&self) -> &[Refusal] {
+        match self {
+            Self::Refused { refusals, .. } => refusals,
+            _ => &[],
+        }
+    }
+
     /// Whether gpuwhy may not do it.
     pub(crate) fn is_permission(&self) -> bool {
         match self {
@@ -38,7 +47,11 @@ pub enum CaptureError {
     NoSuchProcess { pid: u32 },
     #[error("process {pid} ended before gpuwhy could attach to it")]
     ProcessDied { pid: u32 },
-    #[error("the kernel refused gpuwhy's eBPF programs: {why}; `gpuwhy check` tells what is missing")]
+    #[error(
+        "Linux {release} refuses {}: {why}; `gpuwhy check -v` prints the verifier's reason: please report it", if program.is_empty() { "gpuwhy's eBPF programs".into() } else { format!("gpuwhy's eBPF program {program}") }
+    )]
+    Refused { release: String, program: String, why: String, refusals: Vec<Refusal> },
+    #[error("gpuwhy's eBPF programs are loaded, but {why}")]
     Load { why: String },
     #[error("the kernel refused a probe on {function} in {path}: {why}")]
     Attach { function: String, path: PathBuf, why: String },

@@ -3,6 +3,7 @@
 
 use crate::features::Features;
 use crate::perf::{self, PerfEventAttr};
+use crate::programs::parts::{GivenUp, Part, without};
 use crate::programs::skeleton::{GpuwhyProgs, OpenGpuwhyProgs};
 use libbpf_rs::{Link, OpenProgramMut, ProgramMut};
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -35,18 +36,6 @@ impl HostOptions {
     }
 }
 
-/// The parts a program belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// Whatever is wanted of the host.
-    Any,
-    Sched,
-    Memory,
-    Io,
-    /// Needed to know what is an interrupt's doing.
-    SchedOrMemory,
-}
-
 /// Every tracepoint program: its tracepoint, and whom it serves. `$of` is the skeleton's struct of programs, `$borrow`
 /// how it is borrowed.
 macro_rules! tracepoints {
@@ -58,12 +47,12 @@ macro_rules! tracepoints {
             ("sched_wakeup_new", Part::Sched, $($borrow)+ $of.on_wakeup_new),
             ("sched_migrate_task", Part::Sched, $($borrow)+ $of.on_migrate),
             // Ends before beginnings: an interrupt whose beginning alone is seen would seem to go on.
-            ("softirq_exit", Part::SchedOrMemory, $($borrow)+ $of.on_softirq_end),
-            ("softirq_entry", Part::SchedOrMemory, $($borrow)+ $of.on_softirq),
-            ("irq_handler_exit", Part::SchedOrMemory, $($borrow)+ $of.on_irq_end),
-            ("irq_handler_entry", Part::SchedOrMemory, $($borrow)+ $of.on_irq),
-            ("hrtimer_expire_exit", Part::SchedOrMemory, $($borrow)+ $of.on_timer_end),
-            ("hrtimer_expire_entry", Part::SchedOrMemory, $($borrow)+ $of.on_timer),
+            ("softirq_exit", Part::Interrupts, $($borrow)+ $of.on_softirq_end),
+            ("softirq_entry", Part::Interrupts, $($borrow)+ $of.on_softirq),
+            ("irq_handler_exit", Part::Interrupts, $($borrow)+ $of.on_irq_end),
+            ("irq_handler_entry", Part::Interrupts, $($borrow)+ $of.on_irq),
+            ("hrtimer_expire_exit", Part::Interrupts, $($borrow)+ $of.on_timer_end),
+            ("hrtimer_expire_entry", Part::Interrupts, $($borrow)+ $of.on_timer),
             ("block_io_start", Part::Io, $($borrow)+ $of.on_block_start),
             ("block_rq_issue", Part::Io, $($borrow)+ $of.on_block_issue),
             ("block_rq_complete", Part::Io, $($borrow)+ $of.on_block_end),
@@ -77,62 +66,80 @@ macro_rules! tracepoints {
             ("mm_compaction_begin", Part::Memory, $($borrow)+ $of.on_compaction),
             ("mm_compaction_end", Part::Memory, $($borrow)+ $of.on_compaction_end),
             ("mm_page_alloc", Part::Memory, $($borrow)+ $of.on_pages),
-            ("mark_victim", Part::Any, $($borrow)+ $of.on_oom_kill),
+            ("mark_victim", Part::OomKills, $($borrow)+ $of.on_oom_kill),
         ]
     };
 }
 
-fn is_wanted(options: HostOptions, features: &Features, tracepoint: &str, part: Part) -> bool {
-    let wanted = match part {
-        Part::Any => options.any(),
-        Part::Sched => options.sched,
-        Part::Memory => options.memory,
-        Part::Io => options.io,
-        Part::SchedOrMemory => options.sched || options.memory,
-    };
-    // Where both exist, the later of the two would only say the same again.
-    let superseded = tracepoint == "block_rq_issue" && features.has("block_io_start");
-    wanted && !superseded && features.has(tracepoint)
+/// What is recorded of the host's side: what was asked for, less what this kernel refuses.
+#[derive(Debug, Clone)]
+pub(crate) struct HostParts {
+    pub(crate) options: HostOptions,
+    pub(crate) given_up: GivenUp,
+}
+
+impl HostParts {
+    /// Whether a part is recorded.
+    pub(crate) fn has(&self, part: Part) -> bool {
+        let options = self.options;
+        let asked = match part {
+            Part::Threads | Part::OomKills => options.any(),
+            Part::Sched => options.sched,
+            Part::Memory | Part::MajorFaults => options.memory,
+            Part::Io => options.io,
+            // Needed to know what is an interrupt's doing.
+            Part::Interrupts => options.sched || options.memory,
+            Part::CpuSamples => options.cpu_samples,
+            Part::Stacks | Part::Callers => true,
+        };
+        let threads = matches!(part, Part::Stacks | Part::Callers) || !self.given_up.has(Part::Threads);
+        asked && threads && !self.given_up.has(part)
+    }
+
+    fn is_wanted(&self, features: &Features, tracepoint: &str, part: Part) -> bool {
+        // Where both exist, the later of the two would only say the same again.
+        let superseded = tracepoint == "block_rq_issue" && features.has("block_io_start");
+        self.has(part) && !superseded && features.has(tracepoint)
+    }
 }
 
 /// Chooses what is loaded.
-pub(crate) fn choose(progs: &mut OpenGpuwhyProgs<'_>, options: HostOptions, features: &Features) {
+pub(crate) fn choose(progs: &mut OpenGpuwhyProgs<'_>, parts: &HostParts, features: &Features) {
     let programs: [(&str, Part, &mut OpenProgramMut<'_>); _] = tracepoints!(progs, &mut);
     for (tracepoint, part, program) in programs {
-        program.set_autoload(is_wanted(options, features, tracepoint, part));
+        program.set_autoload(parts.is_wanted(features, tracepoint, part));
     }
-    progs.on_major_fault.set_autoload(options.memory);
-    progs.on_sample.set_autoload(options.cpu_samples);
-    progs.adopt_threads.set_autoload(options.any());
-    progs.report_threads.set_autoload(options.any());
+    progs.on_major_fault.set_autoload(parts.has(Part::MajorFaults));
+    progs.on_sample.set_autoload(parts.has(Part::CpuSamples));
+    progs.adopt_threads.set_autoload(parts.has(Part::Threads));
+    progs.report_threads.set_autoload(parts.has(Part::Threads));
 }
 
 /// Attaches what was loaded. The second part are things that could not be had, in words.
 pub(crate) fn attach(
     progs: &GpuwhyProgs<'_>,
-    options: HostOptions,
+    parts: &HostParts,
     features: &Features,
 ) -> libbpf_rs::Result<(Vec<Link>, Vec<String>)> {
     let mut links = Vec::new();
     let mut warnings = Vec::new();
     let programs: [(&str, Part, &ProgramMut<'_>); _] = tracepoints!(progs, &);
     for (tracepoint, part, program) in programs {
-        if is_wanted(options, features, tracepoint, part) {
+        if parts.is_wanted(features, tracepoint, part) {
             links.push(program.attach_trace()?);
         }
     }
-    if options.memory {
-        match attach_to_event(&progs.on_major_fault, perf::MAJOR_FAULTS, 1) {
-            Ok(more) => links.extend(more),
-            Err(error) => warnings.push(format!("page faults that need the disk are not recorded: {error}")),
+    let mut on_event = |part, program: &ProgramMut<'_>, event, period| {
+        if !parts.has(part) {
+            return;
         }
-    }
-    if options.cpu_samples {
-        match attach_to_event(&progs.on_sample, perf::CPU_CLOCK, SAMPLE_NS) {
+        match attach_to_event(program, event, period) {
             Ok(more) => links.extend(more),
-            Err(error) => warnings.push(format!("running threads are not sampled: {error}")),
+            Err(error) => warnings.push(format!("{}: {error}", without(part))),
         }
-    }
+    };
+    on_event(Part::MajorFaults, &progs.on_major_fault, perf::MAJOR_FAULTS, 1);
+    on_event(Part::CpuSamples, &progs.on_sample, perf::CPU_CLOCK, SAMPLE_NS);
     Ok((links, warnings))
 }
 

@@ -41,5 +41,5 @@ pub use capture::{Capture, Options, ProbePrices, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;
-pub use programs::{Flavour, StackCounts, Traps};
+pub use programs::{Flavour, Refusal, StackCounts, Traps};
 pub use record::{Life, LifeEvent, Record};

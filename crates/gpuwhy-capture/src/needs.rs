@@ -4,6 +4,7 @@
 use crate::capture::{Capture, Options};
 use crate::error::CaptureError;
 use crate::libraries;
+use crate::programs::Refusal;
 use crate::system;
 use gpuwhy_stacks::python::{self, PyError};
 use std::collections::BTreeMap;
@@ -42,12 +43,14 @@ pub struct Need {
     pub found: String,
     /// What to do when it is not there.
     pub fix: Option<String>,
+    /// What the kernel said, for whoever wants to know exactly.
+    pub details: Vec<String>,
 }
 
 impl Need {
     fn new(name: &'static str, met: bool, found: impl Into<String>, fix: &str) -> Self {
         let status = if met { Status::Ok } else { Status::Missing };
-        Self { name, status, found: found.into(), fix: (!met).then(|| fix.to_owned()) }
+        Self { name, status, found: found.into(), fix: (!met).then(|| fix.to_owned()), details: Vec::new() }
     }
 
     fn optional(mut self) -> Self {
@@ -119,17 +122,28 @@ fn programs() -> Need {
         Ok(mut capture) => {
             let warnings = capture.take_warnings();
             let found = format!("loaded, probes by uprobe {}", capture.flavour().name());
-            match warnings.first() {
+            let need = match warnings.first() {
                 None => Need::new("eBPF programs", true, found, ""),
-                Some(why) => Need::new("eBPF programs", false, why.as_str(), "run with sudo").optional(),
-            }
+                Some(why) => Need::new("eBPF programs", false, format!("{found}, but {why}"), do_without()).optional(),
+            };
+            Need { details: capture.refusals().iter().flat_map(Refusal::lines).collect(), ..need }
         }
-        Err(error) => Need {
-            name: "eBPF programs",
-            status: Status::Missing,
-            found: "refused".into(),
-            fix: Some(error.to_string()),
-        },
+        Err(error) => {
+            let need = Need::new("eBPF programs", false, error.to_string(), refused_fix(&error));
+            Need { details: error.refusals().iter().flat_map(Refusal::lines).collect(), ..need }
+        }
+    }
+}
+
+/// Only root may use some of what the kernel has.
+fn do_without() -> &'static str {
+    if is_root() { "nothing to do: everything else is recorded" } else { "run with sudo to have it, too" }
+}
+
+fn refused_fix(error: &CaptureError) -> &'static str {
+    match error {
+        CaptureError::NotPermitted => "run with sudo",
+        _ => "report this kernel with the output of `gpuwhy check -v`; Linux 6.1, 6.12 and 6.18 are known to work",
     }
 }
 

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The BPF object: loading the flavour this kernel has, attaching probes, reading counters.
 
+pub(crate) mod parts;
 mod probes;
+mod refusal;
 
+use parts::{GivenUp, Part, without};
+use probes::is_probe;
 pub(crate) use probes::same_program;
+pub use refusal::Refusal;
 
 use crate::calibrate::Calibrator;
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
 use crate::features::Features;
-use crate::host::{self, HostOptions};
+use crate::host::{self, HostOptions, HostParts};
 use crate::libraries::FileId;
 use crate::syscalls;
 use crate::system;
@@ -20,7 +25,7 @@ use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
 use std::io::Read;
 use std::mem::MaybeUninit;
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
 #[allow(missing_docs, unreachable_pub, clippy::all, clippy::restriction)]
 pub(crate) mod skeleton {
@@ -130,9 +135,11 @@ pub(crate) struct Programs {
     tracepoints: Vec<Link>,
     /// To have every thread's sums reported, where the host's side is recorded.
     report: Option<Link>,
-    host: HostOptions,
+    host: HostParts,
     /// What could not be had, in words.
     pub(crate) warnings: Vec<String>,
+    /// Why.
+    pub(crate) refusals: Vec<Refusal>,
     /// Counters as of the last [`Programs::take_loss`].
     last_lost: Box<[[u64; LOSS_OPS]; LOSS_CAUSES]>,
     last_recursion: u64,
@@ -141,31 +148,18 @@ pub(crate) struct Programs {
 const LOSS_OPS: usize = 512;
 const LOSS_CAUSES: usize = LossCause::ALL.len();
 
-/// What libbpf printed while loading: the verifier's reason is only there.
-static LIBBPF_SAID: Mutex<String> = Mutex::new(String::new());
-
-fn remember(_level: libbpf_rs::PrintLevel, text: String) {
-    if let Ok(mut said) = LIBBPF_SAID.lock()
-        && said.len() < 64 * 1024
-    {
-        said.push_str(&text);
-    }
-}
-
 impl Programs {
     /// Loads the best flavour the kernel takes, or the one asked for.
     pub(crate) fn load(options: LoadOptions, wanted: Option<Flavour>) -> Result<Self> {
-        libbpf_rs::set_print(Some((libbpf_rs::PrintLevel::Warn, remember)));
+        let features = if options.host.any() { Features::read() } else { Features::default() };
+        let mut refusals = Vec::new();
         let mut last = None;
         for flavour in Flavour::ALL.into_iter().filter(|f| wanted.is_none_or(|w| w == *f)) {
-            if let Ok(mut said) = LIBBPF_SAID.lock() {
-                said.clear();
-            }
-            match Self::load_flavour(options, flavour) {
+            match Self::load_with_what_works(options, flavour, &features, &mut refusals) {
                 Ok(programs) => return Ok(programs),
                 Err(error) => {
                     // The verifier says EACCES, too, when it refuses a program; it leaves a log.
-                    let verifier = LIBBPF_SAID.lock().is_ok_and(|said| said.contains("PROG LOAD LOG"));
+                    let verifier = refusals.last().is_some_and(|refusal: &Refusal| refusal.is_verifiers());
                     if matches!(error.kind(), libbpf_rs::ErrorKind::PermissionDenied) && !verifier {
                         return Err(CaptureError::NotPermitted);
                     }
@@ -174,38 +168,71 @@ impl Programs {
             }
         }
         let why = last.map(|e| e.to_string()).unwrap_or_else(|| "no flavour to try".into());
-        let said = LIBBPF_SAID.lock().map(|s| s.clone()).unwrap_or_default();
-        let detail = said.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or_default();
-        Err(CaptureError::Load { why: format!("{why} ({})", detail.trim()) })
+        let release = system::kernel_release();
+        // What was refused last, by the oldest way of attaching, is what this kernel lacks.
+        let program = refusals.last().and_then(|refusal| refusal.program.clone()).unwrap_or_default();
+        Err(CaptureError::Refused { release, program, why, refusals })
     }
 
-    fn load_flavour(options: LoadOptions, flavour: Flavour) -> libbpf_rs::Result<Self> {
+    /// Loads a flavour. Where a program is refused, what needs it is left out.
+    fn load_with_what_works(
+        options: LoadOptions,
+        flavour: Flavour,
+        features: &Features,
+        refusals: &mut Vec<Refusal>,
+    ) -> libbpf_rs::Result<Self> {
+        let (mut given_up, earlier) = (GivenUp::default(), refusals.len());
+        loop {
+            let (loaded, refusal) = refusal::listen(|| Self::load_flavour(options, flavour, features, &given_up));
+            let error = match loaded {
+                Ok(mut programs) => {
+                    programs.refusals = refusals.split_off(earlier);
+                    return Ok(programs);
+                }
+                Err(error) => error,
+            };
+            let program = refusal.program.clone().unwrap_or_default();
+            // Without a word from the verifier it is the way of attaching that this kernel does not have.
+            let has_flavour = refusal.is_verifiers() || !is_probe(&program);
+            refusals.push(refusal);
+            if !has_flavour || program.is_empty() || !given_up.give_up_for(&program) {
+                return Err(error);
+            }
+        }
+    }
+
+    fn load_flavour(
+        options: LoadOptions,
+        flavour: Flavour,
+        features: &Features,
+        given_up: &GivenUp,
+    ) -> libbpf_rs::Result<Self> {
         // The skeleton borrows its object for as long as it lives, which is as long as gpuwhy does: one
-        // small allocation for each flavour tried is given up for that.
+        // small allocation for each try is given up for that.
         let storage: &'static mut MaybeUninit<OpenObject> = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = GpuwhySkelBuilder::default().open(storage)?;
-        let mut options = options;
-        let mut refused = Vec::new();
-        if options.host.sched && !system::may_follow_scheduler() {
-            options.host.sched = false;
+        let mut refused: Vec<String> =
+            given_up.parts().iter().map(|part| format!("{} (this kernel refuses it)", without(*part))).collect();
+        let mut host = HostParts { options: options.host, given_up: given_up.clone() };
+        if host.options.sched && !system::may_follow_scheduler() {
+            host.options.sched = false;
             refused
                 .push("this real-time kernel is too old to follow the scheduler (6.12 is needed): left out".to_owned());
         }
-        let features = if options.host.any() { Features::read() } else { Features::default() };
-        configure(&mut open, options, flavour, &features)?;
+        configure(&mut open, options, flavour, &host, features)?;
         let skel = open.load()?;
         let mut tracepoints = vec![
             skel.progs.on_fork.attach_trace()?,
             skel.progs.on_exec.attach_trace()?,
             skel.progs.on_exit.attach_trace()?,
         ];
-        let (links, mut warnings) = host::attach(&skel.progs, options.host, &features)?;
+        let (links, mut warnings) = host::attach(&skel.progs, &host, features)?;
         tracepoints.extend(links);
         warnings.append(&mut refused);
-        let report = if options.host.any() { Some(skel.progs.report_threads.attach_trace()?) } else { None };
+        let report = if host.has(Part::Threads) { Some(skel.progs.report_threads.attach_trace()?) } else { None };
         let last_lost = Box::new([[0; LOSS_OPS]; LOSS_CAUSES]);
-        let host = options.host;
-        Ok(Self { skel, flavour, tracepoints, report, host, warnings, last_lost, last_recursion: 0 })
+        let refusals = Vec::new();
+        Ok(Self { skel, flavour, tracepoints, report, host, warnings, refusals, last_lost, last_recursion: 0 })
     }
 
     /// Begins to watch the threads that the targets, and their children, have already.
@@ -213,7 +240,7 @@ impl Programs {
         // A child may be met before its parent; a chain of more generations than this, each with a smaller number
         // than its parent's, is not to be expected.
         const ROUNDS: usize = 8;
-        if !self.host.any() {
+        if !self.host.has(Part::Threads) {
             return Ok(());
         }
         let link = self.skel.progs.adopt_threads.attach_trace()?;
@@ -468,7 +495,7 @@ impl Programs {
             ],
         };
         let host = [&progs.on_switch, &progs.on_waking, &progs.on_wakeup, &progs.on_migrate, &progs.on_sample];
-        let host: &[&ProgramMut<'_>] = if self.host.sched { &host } else { &[] };
+        let host: &[&ProgramMut<'_>] = if self.host.has(Part::Sched) { &host } else { &[] };
         ours.iter().chain(host).map(|program| recursion_misses_of(program)).sum()
     }
 
@@ -504,25 +531,26 @@ fn configure(
     open: &mut OpenGpuwhySkel<'_>,
     options: LoadOptions,
     flavour: Flavour,
+    host: &HostParts,
     features: &Features,
 ) -> libbpf_rs::Result<()> {
     if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
         rodata.all_processes = options.all_processes;
         rodata.all_layers = options.all_layers;
-        rodata.find_callers = options.find_callers;
+        rodata.find_callers = options.find_callers && host.has(Part::Callers);
         rodata.own_tgid = std::process::id();
         rodata.kernel_ops = u32::from(kernel_op(KernelOp::SchedSwitch).0);
         rodata.torch_ops = u32::from(torch_op(TorchOp::Alloc).0);
-        rodata.stacks = options.stacks;
-        rodata.host = options.host.any();
-        rodata.sched = options.host.sched;
+        rodata.stacks = options.stacks && host.has(Part::Stacks);
+        rodata.host = host.has(Part::Threads);
+        rodata.sched = host.has(Part::Sched);
         rodata.switch_shape = features.switch_shape;
         rodata.oom_victim_is_task = features.oom_victim_is_task;
         rodata.syscall_kinds = syscalls::kinds();
         // SAFETY: sysconf reads a number.
         rodata.page_shift = unsafe { libc::sysconf(libc::_SC_PAGESIZE) }.max(4096).trailing_zeros();
     }
-    host::choose(&mut open.progs, options.host, features);
+    host::choose(&mut open.progs, host, features);
     if system::kernel_version(&system::kernel_release()).is_some_and(|version| version < (6, 1)) {
         // Older kernels want maps of probes and samples made in full beforehand; then not so large.
         open.maps.live.set_max_entries(65_536)?;

@@ -33,6 +33,9 @@ Examples:
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
+    /// Print details that help to report a problem, such as the verifier's reason for refusing an eBPF program
+    #[arg(long, short, global = true)]
+    pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -18,10 +18,14 @@ fn main() -> ExitCode {
     if !traces {
         restore_sigpipe();
     }
+    output::set_verbose(cli.verbose);
     match commands::run(cli.command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("gpuwhy: {}", output::one_sentence(&error));
+            if let Some(error) = error.downcast_ref::<gpuwhy_capture::CaptureError>() {
+                output::details(error.refusals().iter().flat_map(gpuwhy_capture::Refusal::lines));
+            }
             // `trace -- CMD` passes on CMD's exit code, so its own failure has a code no job uses.
             ExitCode::from(if traces { 125 } else { 1 })
         }

@@ -4,6 +4,7 @@
 use gpuwhy_view::{Style, fold};
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use unicode_width::UnicodeWidthChar;
@@ -114,6 +115,20 @@ pub(crate) fn one_sentence(error: &anyhow::Error) -> String {
     }
     let line = parts.join(": ").replace('\n', "; ");
     gpuwhy_model::units::safe(&line, 2000)
+}
+
+static VERBOSE: AtomicBool = AtomicBool::new(false);
+
+/// Whether [`details`] are printed.
+pub(crate) fn set_verbose(verbose: bool) {
+    VERBOSE.store(verbose, Ordering::Relaxed);
+}
+
+/// Lines that help to report a problem, to stderr: with --verbose only.
+pub(crate) fn details(lines: impl IntoIterator<Item = String>) {
+    if VERBOSE.load(Ordering::Relaxed) {
+        lines.into_iter().for_each(|line| say_aside(&format!("  {}", gpuwhy_model::units::safe(&line, 500))));
+    }
 }
 
 /// The line cut to a number of columns; escape sequences take none and are kept.

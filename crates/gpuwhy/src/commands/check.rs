@@ -34,6 +34,7 @@ fn print(needs: &[Need]) {
         if let Some(fix) = &need.fix {
             println!("         {:<15} fix: {fix}", "");
         }
+        output::details(need.details.iter().cloned());
     }
     let verdict = if needs.iter().any(|need| need.status == Status::Missing) {
         style.red("This machine cannot be traced as it is.")

@@ -22,7 +22,7 @@ use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Refusal, Targets, libraries, needs, process};
 use gpuwhy_model::{Class, LossCause, OpId};
 use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -113,6 +113,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
         None => None,
         Some((job, held)) => Some(recorder.let_go(job, held)?),
     };
+    output::details(recorder.capture.refusals().iter().flat_map(Refusal::lines));
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
     let (summary, mut progress) = recorder.finish(stop);
