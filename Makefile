@@ -3,12 +3,13 @@
 # make tutorial  a leak found, run into and fixed, step by step: on a GPU if there is one, else on the simulated one
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only glibc and libgcc_s and can be copied
+# make kernels  the tests that matter there, on Linux 6.1 and 6.12 in a virtual machine; `make test` does 6.1
 # make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
 # make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo tutorial test bench score deps deps-test deps-bench clean
+.PHONY: build demo tutorial test kernels bench score deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -31,9 +32,16 @@ test: deps-test
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	python3 -m unittest discover -s bench
+	python3 -m unittest discover -s tests/kernels
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) sh scripts/test.sh $(CARGO)
+	python3 tests/kernels/run.py 6.1
+
+# Others: make kernels KERNELS="6.12"
+KERNELS ?= 6.1 6.12
+kernels: deps-test
+	python3 tests/kernels/run.py $(KERNELS)
 
 # Another seed gives other variations: make score SCORE="--seed 7 --only hog,quota"
 score: build

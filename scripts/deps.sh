@@ -10,6 +10,7 @@ need() { # package, then a test that succeeds when it is there
   "$@" >/dev/null 2>&1 || missing="$missing $package"
 }
 header() { printf '#include <%s>\n' "$1" | cc -E - ; }
+static_busybox() { command -v busybox && ! ldd "$(command -v busybox)"; }
 static_lib() { [ -f "$(cc -print-file-name="$1")" ]; }
 
 command -v cargo >/dev/null 2>&1 || {
@@ -36,6 +37,9 @@ if [ "${1:-build}" = test ]; then
   need openssl command -v openssl
   # The page of a memory bundle is opened in a browser.
   need chromium command -v chromium
+  # Other kernels are booted in a virtual machine (tests/kernels).
+  need qemu-system-x86 command -v qemu-system-x86_64
+  need busybox-static static_busybox
 fi
 
 install_missing() {

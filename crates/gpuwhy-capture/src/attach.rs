@@ -8,19 +8,21 @@ use crate::error::Result;
 use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
 use crate::map_watch::Mapping;
 use crate::programs::{Programs, same_program};
+use crate::quota::Quotas;
 use gpuwhy_model::{Library, Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Detaching is done by this many threads: the kernel waits some 60 ms for each link until no CPU can still be in it,
 /// and waits of several threads end together.
 const AT_ONCE: usize = 64;
 
-/// Files that get probes at most: each is kept open, and each function of it is a link.
-const MOST_FILES: usize = 1024;
+/// Notes of what could not be watched, at most; beyond it they are only counted.
+const MOST_NOTES: usize = 1024;
 
 /// Functions of a file that are probed together, and their probes while they have them.
 struct Group {
@@ -37,9 +39,9 @@ struct Probed {
 }
 
 /// Every file with probes.
-#[derive(Default)]
 pub(crate) struct Probes {
     files: HashMap<FileId, Probed>,
+    quotas: Quotas,
     /// Functions that are let go everywhere, also in files to come.
     without: HashSet<OpId>,
     attached: Vec<AttachedLibrary>,
@@ -47,6 +49,20 @@ pub(crate) struct Probes {
     /// Processes and libraries of theirs that cannot be watched: said once.
     given_up: HashSet<(u32, String)>,
     pub(crate) warnings: Vec<String>,
+}
+
+impl Default for Probes {
+    fn default() -> Self {
+        Self {
+            files: HashMap::new(),
+            quotas: Quotas::new(most_descriptors()),
+            without: HashSet::new(),
+            attached: Vec::new(),
+            unwatched: Vec::new(),
+            given_up: HashSet::new(),
+            warnings: Vec::new(),
+        }
+    }
 }
 
 impl Probes {
@@ -70,7 +86,7 @@ impl Probes {
     pub(crate) fn note_no_runtime(&mut self, pid: u32) {
         let exe = PathBuf::from(format!("/proc/{pid}/exe"));
         let (Ok(path), Ok(file)) = (std::fs::read_link(&exe), FileId::of(&exe)) else { return };
-        if self.attached.len() > 2 * MOST_FILES || self.attached.iter().any(|library| library.file == file) {
+        if self.attached.len() > MOST_NOTES || self.attached.iter().any(|library| library.file == file) {
             return;
         }
         self.attached.push(AttachedLibrary {
@@ -144,18 +160,20 @@ impl Probes {
                     continue;
                 }
             };
-            let Ok(id) = file.metadata().map(|meta| FileId::from(&meta)) else { continue };
-            if self.files.len() >= MOST_FILES && !self.has(id) {
-                // No machine has as many copies; somebody makes them to wear gpuwhy out.
-                self.cannot_be_watched(used, library);
-                continue;
-            }
+            let Ok(meta) = file.metadata() else { continue };
+            let id = FileId::from(&meta);
             if self.has(id) {
                 self.note_shared(library, id, used);
                 continue;
             }
+            if !self.quotas.admit(meta.uid()) {
+                // No machine has as many copies; somebody makes them to wear gpuwhy out.
+                self.cannot_be_watched(used, library);
+                continue;
+            }
             match self.attach_file(programs, all_layers, library, file, id) {
-                Ok(()) => {
+                Ok(descriptors) => {
+                    self.quotas.took(meta.uid(), descriptors);
                     any = true;
                     if let Some((pid, since_ns)) = used {
                         self.was_unwatched(pid, library, since_ns);
@@ -163,6 +181,7 @@ impl Probes {
                 }
                 Err(error) => {
                     // Said once: an empty entry keeps a broken file from being tried at every mapping.
+                    self.quotas.took(meta.uid(), 0);
                     self.files.insert(id, Probed { file: None, linked_in: false, groups: Vec::new() });
                     self.warnings.push(error.to_string());
                 }
@@ -171,6 +190,7 @@ impl Probes {
         any
     }
 
+    /// Returns how many descriptors that takes.
     fn attach_file(
         &mut self,
         programs: &Programs,
@@ -178,7 +198,7 @@ impl Probes {
         library: &FoundLibrary,
         file: File,
         id: FileId,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         // The driver sees launches as well, but where the runtime is linked in, it cannot say that it was the runtime's.
         let every = all_layers || library.linked_in;
         let wanted = |op: &Op| op.library == library.library && (every || !op.seen_at_driver);
@@ -217,9 +237,10 @@ impl Probes {
         attached.functions = functions.clone().count();
         attached.slow_functions = functions.filter(|(_, site)| site.cost == ProbeCost::SingleStepped).count();
         attached.attached_ns = now_ns();
+        let descriptors = 1 + probed.groups.iter().map(|group| group.links.len()).sum::<usize>();
         self.files.insert(id, probed);
         self.attached.push(attached);
-        Ok(())
+        Ok(descriptors)
     }
 
     /// Attaches functions together, or, where the kernel does not take one of them, each by itself. Returns how many it
@@ -243,7 +264,7 @@ impl Probes {
 
     /// The file was deleted or replaced since it was mapped, and only root could still reach it.
     fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &FoundLibrary) {
-        let room = self.given_up.len() < MOST_FILES;
+        let room = self.given_up.len() < MOST_NOTES;
         let is_new = |(pid, _): &(u32, u64)| room && self.given_up.insert((*pid, library.path.clone()));
         let Some((pid, from_ns)) = used.filter(is_new) else { return };
         self.warnings.push(format!(
@@ -328,6 +349,13 @@ impl Group {
         self.links = programs.attach(&pinned, &self.functions, file.linked_in)?;
         Ok(())
     }
+}
+
+fn most_descriptors() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: writes to a struct of ours.
+    unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) };
+    usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
 /// Functions that may be called so often that one must be let go have a probe each; the others of one program share one.

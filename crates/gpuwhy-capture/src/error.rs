@@ -51,6 +51,8 @@ pub enum CaptureError {
         "Linux {release} refuses {}: {why}; `gpuwhy check -v` prints the verifier's reason: please report it", if program.is_empty() { "gpuwhy's eBPF programs".into() } else { format!("gpuwhy's eBPF program {program}") }
     )]
     Refused { release: String, program: String, why: String, refusals: Vec<Refusal> },
+    #[error("Linux {release} has no uprobe {flavour}: leave --probes out, and gpuwhy takes the best it has")]
+    NoFlavour { release: String, flavour: &'static str },
     #[error("gpuwhy's eBPF programs are loaded, but {why}")]
     Load { why: String },
     #[error("the kernel refused a probe on {function} in {path}: {why}")]

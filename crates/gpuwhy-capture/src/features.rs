@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What this kernel has, read from its BTF: which tracepoints, and how they pass their arguments.
 
+use crate::programs::Flavour;
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, types};
 use std::collections::HashSet;
 
@@ -12,6 +13,8 @@ pub(crate) struct Features {
     pub(crate) switch_shape: u32,
     /// Whether `mark_victim` passes the task (6.8) or its number.
     pub(crate) oom_victim_is_task: bool,
+    /// The ways in which programs can be attached, by the kernel's own names.
+    attach_types: HashSet<String>,
 }
 
 impl Features {
@@ -32,7 +35,22 @@ impl Features {
             }
             features.tracepoints.insert(tracepoint.to_owned());
         }
+        let is_attach_type = |list: &types::Enum<'_>| list.name().is_some_and(|name| name == "bpf_attach_type");
+        if let Some(list) = btf.type_by_kind::<types::Enum<'_>>().find(is_attach_type) {
+            let names = list.iter().filter_map(|member| member.name?.to_str());
+            features.attach_types = names.map(str::to_owned).collect();
+        }
         features
+    }
+
+    /// Whether probes can be attached in a flavour. Loading does not tell: kernels before 6.6 take the programs, and only
+    /// attaching them fails.
+    pub(crate) fn has_flavour(&self, flavour: Flavour) -> bool {
+        match flavour {
+            Flavour::Session => self.attach_types.contains("BPF_TRACE_UPROBE_SESSION"),
+            Flavour::Multi => self.attach_types.contains("BPF_TRACE_UPROBE_MULTI"),
+            Flavour::Plain => true,
+        }
     }
 
     /// Whether there is a tracepoint of this name.
@@ -78,5 +96,14 @@ mod tests {
     fn this_kernel_has_a_scheduler() {
         let features = Features::read();
         assert!(features.has("sched_switch") && features.has("sched_process_exit") && !features.has("no_such_thing"));
+    }
+
+    #[test]
+    fn each_way_of_attaching_came_with_its_kernel() {
+        let (features, here) =
+            (Features::read(), crate::system::kernel_version(&crate::system::kernel_release()).unwrap());
+        for (flavour, since) in [(Flavour::Session, (6, 13)), (Flavour::Multi, (6, 6)), (Flavour::Plain, (5, 15))] {
+            assert_eq!(features.has_flavour(flavour), here >= since, "{flavour:?} on {here:?}");
+        }
     }
 }

@@ -28,6 +28,7 @@ pub mod process;
 mod procmaps;
 mod programs;
 mod python;
+mod quota;
 pub mod record;
 pub mod sample;
 pub mod secrets;

@@ -6,7 +6,6 @@ mod probes;
 mod refusal;
 
 use parts::{GivenUp, Part, without};
-use probes::is_probe;
 pub(crate) use probes::same_program;
 pub use refusal::Refusal;
 
@@ -151,10 +150,14 @@ const LOSS_CAUSES: usize = LossCause::ALL.len();
 impl Programs {
     /// Loads the best flavour the kernel takes, or the one asked for.
     pub(crate) fn load(options: LoadOptions, wanted: Option<Flavour>) -> Result<Self> {
-        let features = if options.host.any() { Features::read() } else { Features::default() };
+        let features = Features::read();
         let mut refusals = Vec::new();
         let mut last = None;
-        for flavour in Flavour::ALL.into_iter().filter(|f| wanted.is_none_or(|w| w == *f)) {
+        if let Some(flavour) = wanted.filter(|flavour| !features.has_flavour(*flavour)) {
+            return Err(CaptureError::NoFlavour { release: system::kernel_release(), flavour: flavour.name() });
+        }
+        let has = |flavour: &Flavour| wanted.map_or(features.has_flavour(*flavour), |wanted| wanted == *flavour);
+        for flavour in Flavour::ALL.into_iter().filter(has) {
             match Self::load_with_what_works(options, flavour, &features, &mut refusals) {
                 Ok(programs) => return Ok(programs),
                 Err(error) => {
@@ -192,10 +195,8 @@ impl Programs {
                 Err(error) => error,
             };
             let program = refusal.program.clone().unwrap_or_default();
-            // Without a word from the verifier it is the way of attaching that this kernel does not have.
-            let has_flavour = refusal.is_verifiers() || !is_probe(&program);
             refusals.push(refusal);
-            if !has_flavour || program.is_empty() || !given_up.give_up_for(&program) {
+            if program.is_empty() || !given_up.give_up_for(&program) {
                 return Err(error);
             }
         }

@@ -6,7 +6,7 @@ mod common;
 
 use common::compare::{assert_same_calls, recorded_sums, true_sums};
 use common::jobs::{assert_exact, copy_of_libraries};
-use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text};
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, ways_of_attaching};
 use gpuwhy_model::ops;
 use std::process::Command;
 
@@ -112,7 +112,7 @@ fn each_way_of_attaching_records_the_same() {
     if !can_trace() {
         return;
     }
-    for probes in ["session", "multi", "plain"] {
+    for probes in ways_of_attaching() {
         let (_lock, place) = (one_at_a_time(), Place::new());
         let job = ["--threads", "2", "--mix", "mixed", "--calls", "20000"];
         trace_simjob(&place, &["--quiet", "--probes", probes], &job);

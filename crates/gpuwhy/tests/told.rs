@@ -6,14 +6,18 @@ mod common;
 
 use common::compare::{assert_same_calls, recorded_sums, true_sums};
 use common::jobs::{assert_exact, assert_nothing_lost, report, rows};
-use common::{Place, can_trace, number, one_at_a_time, sim, succeed, text};
+use common::{Place, can_trace, number, one_at_a_time, sim, succeed, text, ways_of_attaching};
 use rusqlite::Connection;
 use simgpu::log::detail::{Collective, Communicator, Detail, Report};
 use simgpu::log::{Call, Truth};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The ways of attaching, with the libraries as they are, and the best one with those that begin with endbr64.
-const WAYS: [(&str, bool); 4] = [("session", false), ("multi", false), ("plain", false), ("session", true)];
+fn ways() -> Vec<(&'static str, bool)> {
+    let ways = ways_of_attaching();
+    let best = ways[0];
+    ways.into_iter().map(|probes| (probes, false)).chain([(best, true)]).collect()
+}
 
 /// Lets gpuwhy start a simjob play; what it said.
 fn trace_play(place: &Place, probes: &str, cet: bool, play: &[&str]) -> String {
@@ -85,7 +89,7 @@ fn every_report_of_pytorchs_allocator_is_recorded() {
     if !can_trace() {
         return;
     }
-    for (probes, cet) in WAYS {
+    for (probes, cet) in ways() {
         let (_lock, place) = (one_at_a_time(), Place::new());
         let said = trace_play(&place, probes, cet, &["torch", "--rounds", "4"]);
         let (truth, db, report) = (place.truth(), place.run_file(), report(&said));
@@ -207,7 +211,7 @@ fn communicators_and_what_goes_over_them_are_recorded() {
     if !can_trace() {
         return;
     }
-    for (probes, cet) in WAYS {
+    for (probes, cet) in ways() {
         let (_lock, place) = (one_at_a_time(), Place::new());
         let said = trace_play(&place, probes, cet, &["nccl", "--rounds", "30"]);
         let (truth, db) = (place.truth(), place.run_file());

@@ -70,11 +70,6 @@ impl Programs {
     }
 }
 
-/// Whether a program is attached to functions, in one of the flavours.
-pub(super) fn is_probe(program: &str) -> bool {
-    ["session", "multi", "plain"].into_iter().any(|flavour| program.starts_with(flavour))
-}
-
 /// Whether one program reads both functions.
 pub(crate) fn same_program(a: &Op, b: &Op) -> bool {
     let kind = |op: &Op| (op.is_rare(), op.class == Class::Tensor);

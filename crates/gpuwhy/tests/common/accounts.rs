@@ -26,8 +26,11 @@ struct ThreadTime {
 ///   one are read a little before its last switch: 200 us.
 /// - The scheduler reads its clock when it begins to look for the next thread, gpuwhy when it has found it: 2 us for
 ///   each switch.
+///
+/// An emulated processor takes many times as long over both; `GPUWHY_TEST_SLOWNESS` says how many (tests/kernels).
 fn slack(switches: i64) -> i64 {
-    200_000 + 2_000 * switches
+    let slowness = std::env::var("GPUWHY_TEST_SLOWNESS").map_or(1, |times| times.parse().unwrap());
+    (200_000 + 2_000 * switches) * slowness
 }
 
 impl HostRun {

@@ -38,6 +38,15 @@ pub fn can_trace() -> bool {
     root
 }
 
+/// The ways of attaching that this kernel has, best first, by when each came into Linux.
+pub fn ways_of_attaching() -> Vec<&'static str> {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']).map_while(|word| word.trim().parse::<u32>().ok());
+    let version = (numbers.next().unwrap(), numbers.next().unwrap());
+    let since = [("session", (6, 13)), ("multi", (6, 6)), ("plain", (5, 15))];
+    since.into_iter().filter(|(_, since)| version >= *since).map(|(way, _)| way).collect()
+}
+
 /// One trace at a time: two would compete for the two cores, and "every process" would see the other's.
 pub fn one_at_a_time() -> MutexGuard<'static, ()> {
     static LOCK: Mutex<()> = Mutex::new(());
