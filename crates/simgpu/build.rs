@@ -29,6 +29,9 @@ const FLAGS: &[&str] = &[
     "-pthread",
 ];
 
+/// Where functions were that older versions of glibc do not have in its main library; newer ones have these still, empty.
+const FORMER_LIBRARIES: &str = "-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,--pop-state";
+
 struct Library {
     file: &'static str,
     sources: &'static [&'static str],
@@ -132,6 +135,9 @@ fn build_libraries(sources: &Path, out: &Path, cf_protection: &str) -> Outcome {
             .args(library.flags)
             .arg(format!("-fcf-protection={cf_protection}"))
             .args(["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"])
+            .arg("-include")
+            .arg(sources.join("older_glibc.h"))
+            .arg(FORMER_LIBRARIES)
             .arg(format!("-Wl,-soname,{}", library.file));
         if let Some(script) = library.version_script {
             let script = sources.join(script);
