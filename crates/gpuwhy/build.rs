@@ -1,56 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lets the binary run with an older glibc than the one it is built with, down to 2.27 (Ubuntu
-//! 18.04, RHEL 8).
+//! Lets the binary run with an older glibc than the one it is built with (`older-glibc` says which, and why).
 //!
-//! A linker takes the newest version of each function that the build machine has, and the binary then refuses to start
-//! where that version is missing. With `--wrap`, references to the functions named here lead to `__wrap_…` instead. Those
-//! of [`OLDER`] are written here and jump to the version that every glibc has; the others are in `src/glibc.rs`. A wrapped
-//! function that only weak references name, and for which there is no replacement, is absent: the standard library then
-//! does without it. `tests/old_systems.rs` fails when a function is missing here.
+//! With `--wrap`, references to the functions named here, also those in the standard library and in C code, lead to
+//! `__wrap_…` instead. Some of these are written here and jump to an older version; the others are in `src/glibc.rs`. A
+//! wrapped function that only weak references name, and for which there is no replacement, is absent: the standard library
+//! then does without it. `tests/old_systems.rs` fails when a function is missing here.
 
+use older_glibc::OLDER;
 use std::error::Error;
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::Path;
 
-/// Functions with a new version that does the same for gpuwhy as the one before, and that version on x86-64.
-const OLDER: &[(&str, &str)] = &[
-    ("dladdr", "2.2.5"),
-    ("dlclose", "2.2.5"),
-    ("dlerror", "2.2.5"),
-    ("dlopen", "2.2.5"),
-    ("dlsym", "2.2.5"),
-    ("exp", "2.2.5"),
-    ("exp2", "2.2.5"),
-    ("log", "2.2.5"),
-    ("log2", "2.2.5"),
-    ("pow", "2.2.5"),
-    ("pthread_attr_getguardsize", "2.2.5"),
-    ("pthread_attr_getstack", "2.2.5"),
-    ("pthread_attr_setguardsize", "2.2.5"),
-    ("pthread_attr_setstack", "2.2.5"),
-    ("pthread_attr_setstacksize", "2.2.5"),
-    ("pthread_create", "2.2.5"),
-    ("pthread_detach", "2.2.5"),
-    ("pthread_getattr_np", "2.2.5"),
-    ("pthread_getspecific", "2.2.5"),
-    ("pthread_join", "2.2.5"),
-    ("pthread_key_create", "2.2.5"),
-    ("pthread_key_delete", "2.2.5"),
-    ("pthread_kill", "2.2.5"),
-    ("pthread_mutex_trylock", "2.2.5"),
-    ("pthread_mutexattr_destroy", "2.2.5"),
-    ("pthread_mutexattr_init", "2.2.5"),
-    ("pthread_mutexattr_settype", "2.2.5"),
-    ("pthread_once", "2.2.5"),
-    ("pthread_rwlock_rdlock", "2.2.5"),
-    ("pthread_rwlock_unlock", "2.2.5"),
-    ("pthread_rwlock_wrlock", "2.2.5"),
-    ("pthread_setname_np", "2.12"),
-    ("pthread_setspecific", "2.2.5"),
-    ("pthread_sigmask", "2.2.5"),
-];
-
-/// Functions that an older glibc has under another name: what C compiled with newer headers (2.38) calls, and that name.
+/// Functions that an older glibc has under another name: what C compiled with newer headers calls, and that name.
 const RENAMED: &[(&str, &str)] = &[
     ("__isoc23_sscanf", "__isoc99_sscanf"),
     ("__isoc23_strtol", "strtol"),
@@ -78,44 +39,42 @@ const REPLACED: &[&str] = &[
 /// Functions that the standard library can do without.
 const ABSENT: &[&str] = &["posix_spawn_file_actions_addchdir_np", "statx"];
 
-/// Where these functions were before glibc 2.34; newer ones have the libraries still, empty.
-const FORMER_LIBRARIES: &str =
-    "-Wl,--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,-l:libm.so.6,--pop-state";
-
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo:rerun-if-changed=build.rs");
+    println!("cargo:rerun-if-env-changed=CC");
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
-    let mut code = String::new();
-    if variable("CARGO_CFG_TARGET_ENV") == "gnu" {
-        let (jump, oldest) = match variable("CARGO_CFG_TARGET_ARCH").as_str() {
-            "x86_64" => ("jmp", None),
-            "aarch64" => ("b", Some("2.17")),
-            other => return Err(format!("gpuwhy does not know the oldest glibc of {other}").into()),
-        };
-        for (name, version) in OLDER {
-            let version = oldest.unwrap_or(version);
-            writeln!(code, ".symver older_{name}, {name}@GLIBC_{version}")?;
-            forward(&mut code, jump, name, &format!("older_{name}"))?;
-        }
-        for (name, other) in RENAMED {
-            forward(&mut code, jump, name, other)?;
-        }
-        let wrapped = OLDER.iter().chain(RENAMED).map(|(name, _)| name).chain(REPLACED).chain(ABSENT);
-        for name in wrapped {
-            println!("cargo:rustc-link-arg-bins=-Wl,--wrap={name}");
-        }
-        println!("cargo:rustc-link-arg-bins={FORMER_LIBRARIES}");
+    if variable("CARGO_CFG_TARGET_ENV") != "gnu" {
+        return Ok(());
     }
-    std::fs::write(PathBuf::from(variable("OUT_DIR")).join("glibc.s"), code)?;
+    let out = variable("OUT_DIR");
+    let mut code = older_glibc::versions("older_");
+    for (name, _, _) in OLDER {
+        forward(&mut code, name, &format!("older_{name}"))?;
+    }
+    for (name, other) in RENAMED {
+        forward(&mut code, name, other)?;
+    }
+    std::fs::write(Path::new(&out).join("glibc.s"), code)?;
+    let written = OLDER.iter().map(|(name, _, _)| name).chain(RENAMED.iter().map(|(name, _)| name));
+    for name in written.chain(REPLACED).chain(ABSENT) {
+        println!("cargo:rustc-link-arg-bins=-Wl,--wrap={name}");
+    }
+    older_glibc::stubs(Path::new(&out))?;
+    println!("cargo:rustc-link-search=native={out}");
+    for stub in older_glibc::STUBS {
+        println!("cargo:rustc-link-lib=dylib={stub}");
+    }
     Ok(())
 }
 
 /// Writes a function that is another one under the name that `--wrap` gives.
-fn forward(code: &mut String, jump: &str, name: &str, to: &str) -> std::fmt::Result {
-    // The processor may allow indirect calls to landing pads only.
-    let pad = if jump == "jmp" { "endbr64" } else { "hint #34" };
+fn forward(code: &mut String, name: &str, to: &str) -> std::fmt::Result {
+    // The processor may allow indirect calls to landing pads only: `hint #34` is `bti c`.
+    let jump = match std::env::var("CARGO_CFG_TARGET_ARCH").as_deref() {
+        Ok("x86_64") => format!("endbr64\n    jmp {to}@PLT"),
+        _ => format!("hint #34\n    b {to}"),
+    };
     let name = format!("__wrap_{name}");
     writeln!(code, ".globl {name}\n.hidden {name}\n.type {name}, %function")?;
-    let to = if jump == "jmp" { format!("{to}@PLT") } else { to.to_owned() };
-    writeln!(code, "{name}:\n    {pad}\n    {jump} {to}\n.size {name}, . - {name}")
+    writeln!(code, "{name}:\n    {jump}\n.size {name}, . - {name}")
 }

@@ -7,7 +7,7 @@ mod common;
 use common::{GPUWHY, sim};
 use object::elf::{DT_NEEDED, FileHeader64};
 use object::read::elf::{Dyn, FileHeader, SectionHeader};
-use object::{Endianness, Object, ObjectSymbol};
+use object::{Endianness, NameOrOrdinal, Object, ObjectSymbol};
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -18,7 +18,7 @@ const NEWEST_GCC: [u32; 2] = [7, 0];
 
 /// Libraries a file is linked with, and the versions it needs of them (`libc.so.6`, `GLIBC_2.28`).
 struct Needs {
-    libraries: BTreeSet<String>,
+    libraries: Vec<String>,
     versions: BTreeSet<(String, String)>,
     symbols: usize,
 }
@@ -29,11 +29,12 @@ fn needs(path: &Path) -> Needs {
     let elf = FileHeader64::<Endianness>::parse(data).unwrap();
     let endian = elf.endian().unwrap();
     let sections = elf.sections(endian, data).unwrap();
-    let name = |strings: object::StringTable<'_>, at: u32| String::from_utf8(strings.get(at).unwrap().to_vec()).unwrap();
+    let name =
+        |strings: object::StringTable<'_>, at: u32| String::from_utf8(strings.get(at).unwrap().to_vec()).unwrap();
     let (entries, strings) = sections.dynamic(endian, data).unwrap().unwrap();
     let strings = sections.strings(endian, data, strings).unwrap();
     let needed = entries.iter().filter(|entry| entry.d_tag(endian) == DT_NEEDED);
-    let libraries = needed.map(|entry| name(strings, entry.d_val(endian) as u32)).collect();
+    let libraries: Vec<String> = needed.map(|entry| name(strings, entry.d_val(endian) as u32)).collect();
     let mut versions = BTreeSet::new();
     let section = sections.iter().find(|section| section.sh_type(endian) == object::elf::SHT_GNU_VERNEED);
     let (mut files, link) = section.unwrap().gnu_verneed(endian, data).unwrap().unwrap();
@@ -42,6 +43,10 @@ fn needs(path: &Path) -> Needs {
         while let Some(version) = list.next().unwrap() {
             versions.insert((name(strings, file.vn_file.get(endian)), name(strings, version.vna_name.get(endian))));
         }
+    }
+    // As the files are searched: an old dynamic linker refuses to start what names the wrong one.
+    for (library, _) in &versions {
+        assert!(libraries.contains(library), "{} needs versions of {library}, and {libraries:?}", path.display());
     }
     let symbols = object::File::parse(data).unwrap().dynamic_symbols().filter(|symbol| symbol.is_undefined()).count();
     Needs { libraries, versions, symbols }
@@ -77,13 +82,34 @@ fn the_simulated_stack_in_it_does_not_either() {
     }
 }
 
+/// Before 2.34 these were not in the C library, and a version is looked for in the library it is said to be of.
+#[test]
+fn functions_are_looked_for_where_an_old_glibc_has_them() {
+    let data = std::fs::read(GPUWHY).unwrap();
+    let elf = object::read::elf::ElfFile64::<Endianness>::parse(data.as_slice()).unwrap();
+    let mut seen = 0;
+    for import in elf.imports().unwrap() {
+        let import = import.unwrap();
+        let NameOrOrdinal::Name(name) = import.name() else { continue };
+        let home = match name {
+            b"pthread_create" | b"pthread_join" | b"pthread_key_create" => "libpthread.so.0",
+            b"dlopen" | b"dlsym" => "libdl.so.2",
+            _ => continue,
+        };
+        assert_eq!(String::from_utf8_lossy(import.library()), home, "{}", String::from_utf8_lossy(name));
+        seen += 1;
+    }
+    assert_eq!(seen, 5);
+}
+
 #[test]
 fn the_binary_needs_no_library_that_a_machine_may_lack() {
     let usual = ["libc.so.6", "libdl.so.2", "libgcc_s.so.1", "libm.so.6", "libpthread.so.0"];
     let loaders = ["ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
     let found = needs(Path::new(GPUWHY)).libraries;
-    let unusual: Vec<_> = found.iter().filter(|name| !usual.iter().chain(&loaders).any(|known| name == known)).collect();
-    assert!(found.contains("libc.so.6") && unusual.is_empty(), "{unusual:?}");
+    let unusual: Vec<_> =
+        found.iter().filter(|name| !usual.iter().chain(&loaders).any(|known| name == known)).collect();
+    assert!(found.iter().any(|name| name == "libc.so.6") && unusual.is_empty(), "{unusual:?}");
 }
 
 #[test]
