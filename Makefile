@@ -2,7 +2,7 @@
 # make demo    build gpuwhy and see it work on a simulated GPU
 # make tutorial  a leak found, run into and fixed, step by step: on a GPU if there is one, else on the simulated one
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
-# make build   target/release/gpuwhy, which needs only glibc and libgcc_s and can be copied
+# make build   target/release/gpuwhy, which needs only glibc 2.27 and libgcc_s and can be copied
 # make kernels  the tests that matter there, on Linux 6.1 and 6.12 in a virtual machine; `make test` does 6.1
 # make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
 # make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python

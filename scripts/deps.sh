@@ -35,6 +35,8 @@ if [ "${1:-build}" = test ]; then
   need nodejs command -v node
   need npm command -v npm
   need openssl command -v openssl
+  # A copy of gpuwhy gets capabilities.
+  need libcap2-bin env PATH="$PATH:/usr/sbin:/sbin" sh -c 'command -v setcap'
   # The page of a memory bundle is opened in a browser.
   need chromium command -v chromium
   # Other kernels are booted in a virtual machine (tests/kernels).

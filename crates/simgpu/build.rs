@@ -126,18 +126,25 @@ fn compiler() -> Command {
 
 fn build_libraries(sources: &Path, out: &Path, cf_protection: &str) -> Outcome {
     fs::create_dir_all(out)?;
+    // They are part of the gpuwhy binary (`gpuwhy demo`) and must run with the same glibc.
+    let stubs = older_glibc::stubs(out)?;
+    let versions = out.join("older_glibc.h");
+    fs::write(&versions, format!("__asm__({:?});\n", older_glibc::versions("")))?;
     for library in LIBRARIES {
         let mut cc = compiler();
         cc.args(FLAGS)
             .args(library.flags)
             .arg(format!("-fcf-protection={cf_protection}"))
             .args(["-shared", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"])
+            .arg("-include")
+            .arg(&versions)
             .arg(format!("-Wl,-soname,{}", library.file));
         if let Some(script) = library.version_script {
             let script = sources.join(script);
             cc.arg(format!("-Wl,--version-script={}", script.display()));
         }
         cc.args(library.sources.iter().map(|name| sources.join(name)))
+            .args(&stubs)
             .args(library.needs.iter().map(|name| out.join(name)))
             .arg("-o")
             .arg(out.join(library.file));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which files have probes, on which of their functions; letting single functions go and taking them back.
 
-use crate::arch::ProbeCost;
+use crate::arch::FirstInstruction;
 use crate::capture::now_ns;
 use crate::elf::{self, Site};
 use crate::error::Result;
@@ -11,7 +11,7 @@ use crate::programs::{Programs, same_program};
 use crate::quota::Quotas;
 use gpuwhy_model::{Library, Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -235,7 +235,7 @@ impl Probes {
         }
         let functions = probed.groups.iter().flat_map(|group| &group.functions);
         attached.functions = functions.clone().count();
-        attached.slow_functions = functions.filter(|(_, site)| site.cost == ProbeCost::SingleStepped).count();
+        attached.slow_functions = functions.filter(|(_, site)| site.first.is_single_stepped()).count();
         attached.attached_ns = now_ns();
         let descriptors = 1 + probed.groups.iter().map(|group| group.links.len()).sum::<usize>();
         self.files.insert(id, probed);
@@ -287,10 +287,14 @@ impl Probes {
         });
     }
 
-    /// Functions that have a probe somewhere, or had.
-    pub(crate) fn ops(&self) -> BTreeSet<OpId> {
+    /// Functions that have a probe somewhere, or had, and what it stands on.
+    pub(crate) fn ops(&self) -> BTreeMap<OpId, BTreeSet<FirstInstruction>> {
+        let mut ops: BTreeMap<_, BTreeSet<_>> = BTreeMap::new();
         let groups = self.files.values().flat_map(|file| &file.groups);
-        groups.flat_map(|group| &group.functions).map(|(op, _)| op.id).collect()
+        for (op, site) in groups.flat_map(|group| &group.functions) {
+            ops.entry(op.id).or_default().insert(site.first);
+        }
+        ops
     }
 
     /// When nobody was listening, as noted since the last time.

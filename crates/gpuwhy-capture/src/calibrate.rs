@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a probe costs on this machine, measured at the start: a function of gpuwhy's own is called in short batches, before
-//! and after a probe is put on it. A trap costs a microsecond here and ten there, so no figure can be assumed.
+//! What a probe costs on this machine, measured at the start: functions of gpuwhy's own are called in short batches, before
+//! and after a probe is put on them. A trap costs a microsecond here and ten there, and on one machine that depends on the
+//! instruction the probe stands on, so no figure can be assumed.
 //!
 //! Noise (interrupts, other programs, a hypervisor) only ever adds time: the least of many batches is the truth.
 
-use crate::arch::{PROLOGUE, ProbeCost, landing_pad, probe_cost};
+use crate::arch::{FirstInstruction, PROLOGUE, SAMPLES, first_instruction, landing_pad};
+use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Calls in a batch: short enough to fit between two ticks of a clock, long enough that reading the time costs nothing.
-const CALLS: u32 = 64;
+const CALLS: u32 = 32;
 /// Batches looked at, and the time after which those there are have to do.
 const BATCHES: u32 = 40;
-const PATIENCE: Duration = Duration::from_millis(4);
+const PATIENCE: Duration = Duration::from_millis(2);
 /// Batches however long they take.
 const LEAST: u32 = 5;
 
@@ -28,70 +30,60 @@ pub enum CalibrateError {
     NotMapped,
 }
 
-/// Calls the function that gets the probes. It begins like most functions of CUDA's, with an instruction that the kernel
-/// emulates.
+/// Calls the functions that get the probes: one for each kind of first instruction.
 #[derive(Debug)]
 pub struct Calibrator {
-    site: OwnSite,
+    path: PathBuf,
+    sites: Vec<OwnSite>,
+}
+
+/// A function of gpuwhy's own, and where to put the probe.
+#[derive(Debug, Clone)]
+pub struct OwnSite {
+    /// Where it is in gpuwhy's file.
+    pub offset: u64,
+    /// What the probe stands on there.
+    pub first: FirstInstruction,
+    function: extern "C" fn(),
     /// A call without a probe, ns.
     bare_ns: f64,
 }
 
-/// Where to put a probe.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct OwnSite {
-    /// gpuwhy's own file.
-    pub path: PathBuf,
-    /// Where the function is in it.
-    pub offset: u64,
-    /// What a probe costs there.
-    pub cost: ProbeCost,
-}
-
-/// Written out, because a compiler may begin it with anything. It returns 0, which is CUDA's word for success. The landing pad is what indirect calls need where the
-/// processor checks them; probes go past it.
-#[unsafe(naked)]
-extern "C" fn probed() {
-    #[cfg(target_arch = "x86_64")]
-    std::arch::naked_asm!("endbr64", "push rbp", "pop rbp", "xor eax, eax", "ret");
-    #[cfg(target_arch = "aarch64")]
-    std::arch::naked_asm!("bti c", "mov w0, #0", "ret");
-}
-
 impl Calibrator {
-    /// Finds the function in gpuwhy's file and measures it without a probe.
+    /// Finds the functions in gpuwhy's file and measures them without a probe.
     pub fn new() -> Result<Self, CalibrateError> {
-        let address = probed as *const () as usize as u64;
         let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Own)?;
-        let start = file_offset(&maps, address).ok_or(CalibrateError::NotMapped)?;
         let path = PathBuf::from("/proc/self/exe");
-        // From the file: in memory there is a breakpoint where a probe is.
-        let mut code = [0; PROLOGUE];
-        std::fs::File::open(&path)
-            .and_then(|file| file.read_exact_at(&mut code, start))
-            .map_err(CalibrateError::Own)?;
-        let pad = landing_pad(&code);
-        let site = OwnSite { path, offset: start + pad, cost: probe_cost(&code[pad as usize..]) };
-        Ok(Self { site, bare_ns: least_ns(&mut || probed()) })
+        let file = File::open(&path).map_err(CalibrateError::Own)?;
+        let site = |(_, function): &(FirstInstruction, extern "C" fn())| OwnSite::find(*function, &maps, &file);
+        Ok(Self { sites: SAMPLES.iter().map(site).collect::<Result<_, _>>()?, path })
     }
 
-    /// Where the probe goes.
-    pub fn site(&self) -> &OwnSite {
-        &self.site
+    /// gpuwhy's own file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the probes go.
+    pub fn sites(&self) -> &[OwnSite] {
+        &self.sites
+    }
+}
+
+impl OwnSite {
+    fn find(function: extern "C" fn(), maps: &str, file: &File) -> Result<Self, CalibrateError> {
+        let start = file_offset(maps, function as usize as u64).ok_or(CalibrateError::NotMapped)?;
+        // From the file: in memory there is a breakpoint where a probe is.
+        let mut code = [0; PROLOGUE];
+        file.read_exact_at(&mut code, start).map_err(CalibrateError::Own)?;
+        let pad = landing_pad(&code);
+        let first = first_instruction(&code[pad as usize..]);
+        Ok(Self { offset: start + pad, first, function, bare_ns: least_ns(&mut || function()) })
     }
 
     /// What the probe that is there adds to a call now, ns.
-    pub fn again_ns(&self) -> f64 {
-        (least_ns(&mut || probed()) - self.bare_ns).max(0.0)
-    }
-
-    /// What a probe adds to a call, ns. `attach` puts it on the function at an offset of a file; what it returns keeps the
-    /// probe there and is handed back, because taking a probe away takes the kernel longer than measuring it: let several
-    /// go together, or on a thread of their own.
-    pub fn price_ns<P, E>(&self, attach: impl FnOnce(&Path, u64) -> Result<P, E>) -> Result<(f64, P), E> {
-        let probe = attach(&self.site.path, self.site.offset)?;
-        let probed_ns = least_ns(&mut || probed());
-        Ok(((probed_ns - self.bare_ns).max(0.0), probe))
+    pub fn added_ns(&self) -> f64 {
+        (least_ns(&mut || (self.function)()) - self.bare_ns).max(0.0)
     }
 }
 
@@ -133,12 +125,14 @@ mod tests {
     use std::os::unix::ffi::OsStrExt;
 
     #[test]
-    fn the_function_is_found_in_its_file_and_is_cheap_to_probe() {
+    fn each_function_is_found_in_its_file_and_begins_as_it_is_to() {
         let calibrator = Calibrator::new().unwrap();
-        assert_eq!(calibrator.site().cost, ProbeCost::Emulated);
-        let file = std::fs::read(&calibrator.site().path).unwrap();
-        let code = &file[calibrator.site().offset as usize..];
-        assert_eq!(probe_cost(code), ProbeCost::Emulated, "the file has the same code there: {:x?}", &code[..8]);
+        let file = std::fs::read(calibrator.path()).unwrap();
+        assert_eq!(calibrator.sites().len(), SAMPLES.len());
+        for (site, (kind, _)) in calibrator.sites().iter().zip(SAMPLES) {
+            let code = &file[site.offset as usize..];
+            assert_eq!((site.first, first_instruction(code)), (*kind, *kind), "{:x?}", &code[..8]);
+        }
     }
 
     #[test]
@@ -180,18 +174,22 @@ mod tests {
     #[test]
     fn a_real_probe_is_hit_by_every_call_that_is_measured() {
         let calibrator = Calibrator::new().unwrap();
-        let (ns, probe) = match calibrator.price_ns(count_hits) {
-            Ok(measured) => measured,
-            Err(error) => {
-                assert!(std::env::var_os("CI").is_none(), "CI must not skip it: {error}");
-                return;
-            }
-        };
-        let mut count = [0; 8];
-        std::io::Read::read_exact(&mut std::fs::File::from(probe), &mut count).unwrap();
-        let hits = u64::from_ne_bytes(count);
-        assert!(hits > u64::from(CALLS * LEAST) && hits <= u64::from(CALLS * BATCHES + 1), "{hits} hits");
-        assert!(ns.is_finite() && ns >= 0.0, "{ns}");
-        eprintln!("a probe that counts adds {ns:.0} ns to {:.1} ns", calibrator.bare_ns);
+        for site in calibrator.sites() {
+            let probe = match count_hits(calibrator.path(), site.offset) {
+                Ok(probe) => probe,
+                Err(error) => {
+                    assert!(std::env::var_os("CI").is_none(), "CI must not skip it: {error}");
+                    return;
+                }
+            };
+            let ns = site.added_ns();
+            let mut count = [0; 8];
+            std::io::Read::read_exact(&mut File::from(probe), &mut count).unwrap();
+            let hits = u64::from_ne_bytes(count);
+            let kind = site.first;
+            assert!(hits > u64::from(CALLS * LEAST) && hits <= u64::from(CALLS * BATCHES + 1), "{kind:?}: {hits} hits");
+            assert!(ns.is_finite() && ns >= 0.0, "{kind:?}: {ns}");
+            eprintln!("{kind:?}: a probe that counts adds {ns:.0} ns to {:.1} ns", site.bare_ns);
+        }
     }
 }

@@ -4,7 +4,7 @@
 mod costs;
 mod mappings;
 
-pub use costs::ProbePrices;
+pub use costs::{OpTraps, ProbePrices};
 
 use crate::attach::{self, Probes};
 use crate::batch::Batch;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where a library's functions are: file offsets for probes, read from its symbol tables.
 
-use crate::arch::{self, ProbeCost};
+use crate::arch::{self, FirstInstruction};
 use crate::error::CaptureError;
 use gpuwhy_stacks::Bounded;
 use memchr::memmem;
@@ -22,8 +22,8 @@ const MOST_READ: u64 = 64 << 20;
 pub struct Site {
     /// Offset in the file at which to probe.
     pub offset: u64,
-    /// What the probe will cost there.
-    pub cost: ProbeCost,
+    /// What the probe will stand on, which decides what it costs.
+    pub first: FirstInstruction,
 }
 
 /// Looks up functions by name in a file's dynamic and ordinary symbol tables; `path` is what messages call it.
@@ -159,7 +159,7 @@ fn site_of<'data, R: ReadRef<'data>>(
     let offset = (address - segment.p_vaddr(endian)).checked_add(segment.p_offset(endian))?;
     let code = data.read_bytes_at(offset, arch::PROLOGUE as u64).ok()?;
     let pad = arch::landing_pad(code);
-    Some(Site { offset: offset + pad, cost: arch::probe_cost(code.get(pad as usize..)?) })
+    Some(Site { offset: offset + pad, first: arch::first_instruction(code.get(pad as usize..)?) })
 }
 
 #[cfg(test)]
@@ -178,7 +178,7 @@ mod tests {
         let bytes = std::fs::read(libc).unwrap();
         let code = &bytes[site.offset as usize..];
         assert_eq!(arch::landing_pad(code), 0, "the probe does not sit on the landing pad");
-        assert_eq!(arch::probe_cost(code), site.cost);
+        assert_eq!(arch::first_instruction(code), site.first);
     }
 
     #[test]

@@ -18,7 +18,7 @@ mod op;
 mod tests;
 
 pub use budget::{Budget, BudgetError};
-pub use load::{Cost, Counted, Load, OpHits, Prices};
+pub use load::{Cost, Counted, Load, OpHits, Prices, ProbePrice};
 pub use op::Following;
 
 use gpuwhy_model::{OpId, units};

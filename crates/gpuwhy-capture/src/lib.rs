@@ -37,8 +37,8 @@ mod syscalls;
 pub mod system;
 mod told_record;
 
-pub use arch::ProbeCost;
-pub use capture::{Capture, Options, ProbePrices, Targets};
+pub use arch::FirstInstruction;
+pub use capture::{Capture, OpTraps, Options, ProbePrices, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;

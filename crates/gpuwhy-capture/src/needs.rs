@@ -73,7 +73,7 @@ pub fn look() -> Vec<Need> {
             "/sys/kernel/btf/vmlinux",
             "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
         ),
-        Need::new("privilege", may_load(), format!("user {}", user_id()), "run with sudo"),
+        privilege(),
         Need::new(
             "PID namespace",
             in_first_pid_namespace(),
@@ -95,12 +95,47 @@ pub fn require() -> Result<(), CaptureError> {
     if may_load() { Ok(()) } else { Err(CaptureError::NotPermitted) }
 }
 
+/// What somebody who is not root needs to trace processes of their own, and what for those of others.
+const CAPABILITIES: [(&str, u32); 2] = [("CAP_BPF", 39), ("CAP_PERFMON", 38)];
+const FOR_OTHERS: [(&str, u32); 2] = [("CAP_SYS_PTRACE", 19), ("CAP_DAC_READ_SEARCH", 2)];
+
 /// Root, or somebody who was given the capabilities; what is missing beyond that the kernel will say.
 fn may_load() -> bool {
-    const CAP_BPF: u64 = 1 << 39;
+    is_root() || missing(&CAPABILITIES, effective_capabilities()).is_empty()
+}
+
+fn effective_capabilities() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
-    is_root() || effective.is_some_and(|caps| caps & CAP_BPF != 0)
+    effective.unwrap_or(0)
+}
+
+fn missing(wanted: &[(&'static str, u32)], effective: u64) -> Vec<&'static str> {
+    wanted.iter().filter(|(_, bit)| effective & 1 << bit == 0).map(|(name, _)| *name).collect()
+}
+
+fn privilege() -> Need {
+    let user = user_id();
+    if is_root() {
+        return Need::new("privilege", true, format!("user {user}"), "");
+    }
+    let path = std::env::current_exe().unwrap_or_else(|_| "gpuwhy".into());
+    privilege_of(&user.to_string(), effective_capabilities(), &path)
+}
+
+fn privilege_of(user: &str, effective: u64, path: &Path) -> Need {
+    let lacks = missing(&CAPABILITIES, effective);
+    let lacks_for_others = missing(&FOR_OTHERS, effective);
+    let found = match (lacks.len(), lacks_for_others.is_empty()) {
+        (0, true) => format!("user {user} with capabilities"),
+        (0, false) => format!("user {user} without {}: only their own processes", lacks_for_others.join(", ")),
+        (2, _) => format!("user {user}"),
+        _ => format!("user {user} without {}", lacks.join(", ")),
+    };
+    let names: Vec<_> = CAPABILITIES.iter().chain(&FOR_OTHERS).map(|(name, _)| name.to_lowercase()).collect();
+    let fix =
+        format!("run with sudo, or give the file capabilities: sudo setcap {}+ep {}", names.join(","), path.display());
+    Need::new("privilege", lacks.is_empty(), found, &fix)
 }
 
 fn judge(release: String, has_btf: bool, first_pid_namespace: bool) -> Result<(), CaptureError> {
@@ -219,6 +254,22 @@ fn in_first_pid_namespace() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn which_capabilities_are_missing_is_said() {
+        let of = |effective| {
+            let need = privilege_of("7", effective, Path::new("/opt/gpuwhy"));
+            (need.status, need.found)
+        };
+        let (bpf, perfmon, ptrace, search) = (1u64 << 39, 1u64 << 38, 1u64 << 19, 1u64 << 2);
+        assert_eq!(of(bpf | perfmon | ptrace | search), (Status::Ok, "user 7 with capabilities".into()));
+        let own = "user 7 without CAP_SYS_PTRACE: only their own processes";
+        assert_eq!(of(bpf | perfmon | search), (Status::Ok, own.into()));
+        assert_eq!(of(bpf | ptrace), (Status::Missing, "user 7 without CAP_PERFMON".into()));
+        assert_eq!(of(search), (Status::Missing, "user 7".into()));
+        let fix = privilege_of("7", 0, Path::new("/opt/gpuwhy")).fix.unwrap();
+        assert!(fix.ends_with("setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep /opt/gpuwhy"), "{fix}");
+    }
 
     #[test]
     fn what_is_missing_is_said_in_one_line_with_the_fix() {

@@ -9,10 +9,12 @@ use parts::{GivenUp, Part, without};
 pub(crate) use probes::same_program;
 pub use refusal::Refusal;
 
-use crate::calibrate::Calibrator;
+use crate::arch::FirstInstruction;
+use crate::calibrate::{Calibrator, OwnSite};
 use crate::elf::Site;
 use crate::error::{CaptureError, Result};
 use crate::features::Features;
+use crate::governor::ProbePrice;
 use crate::host::{self, HostOptions, HostParts};
 use crate::libraries::FileId;
 use crate::syscalls;
@@ -22,6 +24,7 @@ use gpuwhy_model::{Decode, LossCause, Op, OpId};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Iter, Link, MapCore, MapFlags, OpenObject, ProgramMut};
 use skeleton::{GpuwhySkel, GpuwhySkelBuilder, OpenGpuwhySkel};
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::sync::LazyLock;
@@ -106,20 +109,18 @@ impl Traps {
     }
 }
 
-/// What a probe costs on this machine, ns.
+/// What a probe costs on this machine.
 #[derive(Debug)]
 pub(crate) struct Calibrated {
-    /// A call followed from entry to return, without a stack.
-    pub(crate) call_ns: f64,
-    /// One that is only counted.
-    pub(crate) counted_ns: f64,
-    /// Of the first, the program's own time at the return.
+    /// By what it stands on.
+    pub(crate) prices: BTreeMap<FirstInstruction, ProbePrice>,
+    /// Of a followed call, the program's own time at the return, ns.
     pub(crate) leave_ns: f64,
-    /// What keeps the probe on gpuwhy's own function.
+    /// What keeps the probes on gpuwhy's own functions.
     pub(crate) links: Vec<Link>,
 }
 
-/// What gpuwhy's own function is probed as: a launch, since only those can be counted. Its arguments are whatever is in
+/// What gpuwhy's own functions are probed as: a launch, since only those can be counted. Its arguments are whatever is in
 /// registers and on the stack.
 pub(crate) static CALIBRATED: LazyLock<&'static Op> = LazyLock::new(|| {
     let launch = |op: &&Op| op.decode == Decode::LaunchDim3;
@@ -307,18 +308,20 @@ impl Programs {
     pub(crate) fn calibrate(&mut self) -> std::result::Result<Calibrated, Box<dyn std::error::Error>> {
         let op = *CALIBRATED;
         let calibrator = Calibrator::new()?;
+        let sites = calibrator.sites();
+        let places: Vec<_> = sites.iter().map(|own| (op, Site { offset: own.offset, first: own.first })).collect();
         self.set_calibrating(true);
-        let measured = calibrator
-            .price_ns(|path, offset| self.attach(path, &[(op, Site { offset, cost: calibrator.site().cost })], false));
+        let attached = self.attach(calibrator.path(), &places, false);
+        let calls: Vec<f64> = sites.iter().map(OwnSite::added_ns).collect();
         let spent = self.traps(op.id);
         // Sampled, all calls but the first are only counted.
         self.set_sampled(op.id, true);
-        let counted_ns = calibrator.again_ns();
+        let price = |(own, call_ns): (&OwnSite, f64)| (own.first, ProbePrice { call_ns, entry_ns: own.added_ns() });
+        let prices = sites.iter().zip(calls).map(price).collect();
         self.set_sampled(op.id, false);
         self.set_calibrating(false);
         self.forget_traps(op.id)?;
-        let (call_ns, links) = measured?;
-        Ok(Calibrated { call_ns, counted_ns, leave_ns: spent.average_ns().unwrap_or(0.0), links })
+        Ok(Calibrated { prices, leave_ns: spent.average_ns().unwrap_or(0.0), links: attached? })
     }
 
     /// None of them was the job's.

@@ -4,6 +4,8 @@
 
 mod cli;
 mod commands;
+#[cfg(target_env = "gnu")]
+mod glibc;
 mod output;
 mod progress;
 mod thinned;

@@ -99,7 +99,8 @@ fn check_without_root_says_sudo() {
     assert_eq!(output.status.code(), Some(1));
     let needs = check(&output);
     let (_, status, fix) = needs.iter().find(|(name, ..)| name == "privilege").unwrap();
-    assert_eq!((status.as_str(), fix.as_deref()), ("missing", Some("run with sudo")));
+    assert_eq!(status, "missing");
+    assert!(fix.as_ref().is_some_and(|fix| fix.starts_with("run with sudo, or ")), "{fix:?}");
 }
 
 #[test]
@@ -119,16 +120,4 @@ fn tracing_without_root_says_sudo_and_leaves_nothing() {
     }
     let left: Vec<_> = std::fs::read_dir(place.dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["gpuwhy"], "no run file was begun");
-}
-
-#[test]
-fn the_binary_needs_nothing_but_the_c_library() {
-    let dynamic = text(&succeed(Command::new("readelf").arg("-dW").arg(GPUWHY)));
-    let needed: Vec<&str> = dynamic.lines().filter(|line| line.contains("(NEEDED)")).collect();
-    assert!(!needed.is_empty(), "{dynamic}");
-    for library in needed {
-        let allowed =
-            ["[libc.so.6]", "[libm.so.6]", "[libgcc_s.so.1]", "[ld-linux-x86-64.so.2]", "[ld-linux-aarch64.so.1]"];
-        assert!(allowed.iter().any(|name| library.ends_with(name)), "{library}");
-    }
 }

@@ -311,3 +311,101 @@ fn a_user_with_the_four_capabilities_needs_no_root_and_the_job_does_not_get_them
     let output = query.output().unwrap();
     assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{}", text(&output));
 }
+
+/// A copy of gpuwhy whose file has capabilities, as `docs/privileges.md` says; root's, so that others may only run it.
+fn with_file_capabilities(place: &Place, capabilities: &str) -> PathBuf {
+    std::fs::set_permissions(place.dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let binary = place.dir.path().join("gpuwhy");
+    std::fs::copy(GPUWHY, &binary).unwrap();
+    std::fs::set_permissions(&binary, Permissions::from_mode(0o755)).unwrap();
+    succeed(Command::new("setcap").arg(capabilities).arg(&binary));
+    binary
+}
+
+/// A user without any capability.
+fn as_somebody_else() -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all", "--ambient-caps=-all"]);
+    command
+}
+
+#[test]
+fn a_file_with_capabilities_lets_anybody_trace_and_the_job_does_not_get_them() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let binary = with_file_capabilities(&place, "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep");
+    let folder = private_folder(&place, "theirs", NOBODY);
+    let check = text(&as_somebody_else().arg(&binary).arg("check").output().unwrap());
+    assert!(check.contains("user 65534 with capabilities") && check.contains("Ready to trace"), "{check}");
+    let script =
+        r#"grep -E '^(Cap|NoNew)' /proc/$$/status; echo "libraries $LD_LIBRARY_PATH"; "$0" --cudart "$1" --calls 100"#;
+    let mut command = as_somebody_else();
+    command.arg(&binary).args(["trace", "--budget", "none", "--quiet", "--db"]).arg(folder.join("run.db"));
+    command.args(["--", "sh", "-c", script]).arg(&sim().simjob).arg(&sim().cudart);
+    let said = text(&succeed(command.env("LD_LIBRARY_PATH", &sim().dir)));
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(said.contains(&format!("{set}:\t0000000000000000\n")), "{said}");
+    }
+    assert!(said.contains("NoNewPrivs:\t0\n"), "{said}");
+    // The dynamic linker takes it from gpuwhy, whose file has capabilities; it is the job's.
+    assert!(said.contains(&format!("libraries {}\n", sim().dir.display())), "{said}");
+    assert!(!said.contains("warning"), "{said}");
+    let db = common::open(&folder.join("run.db"));
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'"), 100);
+}
+
+#[test]
+fn capabilities_that_are_missing_are_named() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let binary = with_file_capabilities(&place, "cap_bpf,cap_sys_ptrace,cap_dac_read_search+ep");
+    let output = as_somebody_else().arg(&binary).arg("check").output().unwrap();
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("without CAP_PERFMON") && said.contains("setcap"), "{said}");
+    let said = refusal(as_somebody_else().arg(&binary).args(["trace", "--pid", "1"]), 125);
+    assert!(said.contains("sudo"), "{said}");
+}
+
+/// Nobody gets anything loaded into a gpuwhy that has capabilities.
+#[test]
+fn a_file_with_capabilities_loads_nothing_that_its_user_names() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    let binary = with_file_capabilities(&place, "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep");
+    let bare = place.dir.path().join("bare");
+    std::fs::copy(GPUWHY, &bare).unwrap();
+    let said = |binary: &Path| {
+        let mut command = as_somebody_else();
+        command.args(["env", "LD_PRELOAD=/nowhere/libpreloaded.so"]).arg(binary).arg("--version");
+        text(&succeed(&mut command))
+    };
+    assert!(!said(&binary).contains("libpreloaded"), "the dynamic linker did not try");
+    assert!(said(&bare).contains("libpreloaded"), "without capabilities it does");
+}
+
+#[test]
+fn two_capabilities_are_enough_for_a_users_own_job() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let binary = with_file_capabilities(&place, "cap_bpf,cap_perfmon+ep");
+    let folder = private_folder(&place, "theirs", NOBODY);
+    let check = text(&as_somebody_else().arg(&binary).arg("check").output().unwrap());
+    let lacks = "without CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH: only their own processes";
+    assert!(check.contains(lacks) && check.contains("Ready to trace"), "{check}");
+    let mut command = as_somebody_else();
+    command.arg(&binary).args(["trace", "--budget", "none", "--quiet", "--db"]).arg(folder.join("run.db")).arg("--");
+    command.arg(&sim().simjob).arg("--cudart").arg(&sim().cudart).args(["--calls", "100"]);
+    let said = text(&succeed(command.env("LD_LIBRARY_PATH", &sim().dir)));
+    assert!(!said.contains("warning"), "{said}");
+    let db = common::open(&folder.join("run.db"));
+    assert_eq!(number(&db, "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'"), 100);
+}

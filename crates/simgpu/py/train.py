@@ -50,12 +50,12 @@ def become(name):
 
 def decode_item(seed, cpu_ms):
     """Prepares one item; takes `cpu_ms` of this thread's CPU time."""
-    deadline = time.thread_time() + cpu_ms / 1000.0
+    deadline = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) + cpu_ms / 1000.0
     value = seed & 0xFFFFFFFF
     while True:
         for _ in range(200):
             value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
-        if time.thread_time() >= deadline:
+        if time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) >= deadline:
             break
     return bytes([value & 0xFF]) * ITEM_BYTES
 

@@ -43,8 +43,8 @@ def become_child(name, cpus):
 def decode(milliseconds):
     """Takes so much of this thread's CPU time."""
     value = 1
-    deadline = time.thread_time() + milliseconds / 1000.0
-    while time.thread_time() < deadline:
+    deadline = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) + milliseconds / 1000.0
+    while time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) < deadline:
         for _ in range(200):
             value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
     return value

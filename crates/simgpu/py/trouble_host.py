@@ -17,9 +17,9 @@ PAUSE_S = 0.0005
 
 def prepare_launch(microseconds):
     """Python's own work before a launch, in CPU time."""
-    deadline = time.thread_time() + microseconds / 1e6
+    deadline = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) + microseconds / 1e6
     value = 1
-    while time.thread_time() < deadline:
+    while time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) < deadline:
         value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
     return value
 
@@ -49,8 +49,8 @@ class LockHolders:
     def hold(self):
         """Computes checksums with the lock held, for so much CPU time."""
         with self.lock:
-            deadline = time.thread_time() + self.milliseconds / 1000.0
-            while time.thread_time() < deadline:
+            deadline = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) + self.milliseconds / 1000.0
+            while time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) < deadline:
                 hashlib.sha256(HASHED).digest()
 
     def wait(self):
@@ -70,9 +70,9 @@ class Computers:
 
     def __init__(self, count):
         self.stopped = False
-        started = time.thread_time()
+        started = time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID)
         hashlib.sha256(HASHED).digest()
-        seconds_per_byte = (time.thread_time() - started) / len(HASHED)
+        seconds_per_byte = (time.clock_gettime(time.CLOCK_THREAD_CPUTIME_ID) - started) / len(HASHED)
         self.checked = bytes(int(self.CHECKSUM_S / seconds_per_byte))
         self.threads = [threading.Thread(target=self.compute, daemon=True) for _ in range(count)]
         for thread in self.threads:

@@ -2,20 +2,45 @@
 //! What capturing costs the job, and following functions less closely where that is too much.
 
 use super::Capture;
+use crate::arch::FirstInstruction;
 use crate::attach;
-use crate::governor::Action;
+use crate::governor::{Action, ProbePrice};
 use crate::programs::{CALIBRATED, Calibrated, Traps};
 use gpuwhy_model::OpId;
+use std::collections::{BTreeMap, BTreeSet};
 
-/// What a probe costs on this machine, ns.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What a probe costs on this machine, as measured.
+#[derive(Debug, Clone, PartialEq)]
 pub struct ProbePrices {
-    /// A call followed from entry to return, without a stack.
-    pub call_ns: f64,
-    /// One that is only counted.
-    pub counted_ns: f64,
-    /// Of the first, the program's own time at the return.
+    /// By what it stands on.
+    pub by_instruction: BTreeMap<FirstInstruction, ProbePrice>,
+    /// Of a followed call, the program's own time at the return, ns.
     pub leave_ns: f64,
+}
+
+impl Default for ProbePrices {
+    /// Of a usual machine, for when measuring fails.
+    fn default() -> Self {
+        Self { by_instruction: BTreeMap::new(), leave_ns: 400.0 }
+    }
+}
+
+impl ProbePrices {
+    /// On this instruction; on one that was not measured, what is usual.
+    pub fn on(&self, first: FirstInstruction) -> ProbePrice {
+        self.by_instruction.get(&first).copied().unwrap_or_default()
+    }
+}
+
+/// What the probes on a function, in every file that has it, have done so far.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpTraps {
+    /// The function.
+    pub op: OpId,
+    /// What its probes stand on: one kind, or several if copies of the library differ.
+    pub first: BTreeSet<FirstInstruction>,
+    /// What they did.
+    pub traps: Traps,
 }
 
 impl Capture {
@@ -29,9 +54,9 @@ impl Capture {
         let lost = self.programs.take_loss();
         self.early_loss.extend(lost.into_iter().filter(|(_, op, _)| *op != Some(CALIBRATED.id)));
         match measured {
-            Ok(Calibrated { call_ns, counted_ns, leave_ns, links }) => {
+            Ok(Calibrated { prices, leave_ns, links }) => {
                 self.calibration = links;
-                Some(ProbePrices { call_ns, counted_ns, leave_ns })
+                Some(ProbePrices { by_instruction: prices, leave_ns })
             }
             Err(error) => {
                 self.warnings.push(format!("what a probe costs could not be measured: {error}"));
@@ -40,11 +65,11 @@ impl Capture {
         }
     }
 
-    /// What probes have cost so far, by the op that has the probe; only those that were hit.
-    pub fn traps(&self) -> Vec<(OpId, Traps)> {
+    /// What probes have done so far, by the op that has the probe; only those that were hit.
+    pub fn traps(&self) -> Vec<OpTraps> {
         let probed = self.probes.ops();
-        let traps = probed.into_iter().map(|op| (op, self.programs.traps(op)));
-        traps.filter(|(_, traps)| traps.entered > 0).collect()
+        let traps = probed.into_iter().map(|(op, first)| OpTraps { op, first, traps: self.programs.traps(op) });
+        traps.filter(|op| op.traps.entered > 0).collect()
     }
 
     /// What following the scheduler has cost so far.

@@ -4,14 +4,35 @@
 use gpuwhy_model::{Class, OpId};
 use std::time::Duration;
 
-/// What things cost, ns; measured at the start ([`crate::calibrate`]).
+/// What a probe on a function adds to a call, ns. That depends on the instruction it stands on, so functions differ by ten
+/// times and more; measured at the start ([`crate::calibrate`]).
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Prices {
+pub struct ProbePrice {
     /// A call of which only the entry is followed.
     pub entry_ns: f64,
     /// A call, entry and return.
     pub call_ns: f64,
-    /// Reading a Python stack, on top.
+}
+
+impl ProbePrice {
+    /// A call that is followed as far as it ever is: an allocator's report only to its entry.
+    pub fn followed_ns(&self, op: OpId) -> f64 {
+        let entry_only = op.get().is_some_and(|op| op.class == Class::Tensor);
+        if entry_only { self.entry_ns } else { self.call_ns }
+    }
+}
+
+impl Default for ProbePrice {
+    /// Of a usual machine, for when measuring fails.
+    fn default() -> Self {
+        Self { entry_ns: 700.0, call_ns: 1_500.0 }
+    }
+}
+
+/// What other things cost, ns.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Prices {
+    /// Reading a Python stack, on top of a call.
     pub stack_ns: f64,
     /// A switch of a traced thread, out and in.
     pub switch_ns: f64,
@@ -20,18 +41,10 @@ pub struct Prices {
     pub record_ns: f64,
 }
 
-impl Prices {
-    /// A call that is followed as far as it ever is: an allocator's report only to its entry.
-    pub(super) fn followed_ns(&self, op: OpId) -> f64 {
-        let entry_only = op.get().is_some_and(|op| op.class == Class::Tensor);
-        if entry_only { self.entry_ns } else { self.call_ns }
-    }
-}
-
 impl Default for Prices {
-    /// Of a usual machine, for when measuring fails.
+    /// Of a usual machine, until they are measured.
     fn default() -> Self {
-        Self { entry_ns: 700.0, call_ns: 1_500.0, stack_ns: 600.0, switch_ns: 600.0, record_ns: 2_000.0 }
+        Self { stack_ns: 600.0, switch_ns: 600.0, record_ns: 2_000.0 }
     }
 }
 
@@ -49,7 +62,7 @@ pub enum Counted {
 }
 
 /// One probed function's hits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OpHits {
     /// The function that has the probe.
     pub op: OpId,
@@ -59,6 +72,16 @@ pub struct OpHits {
     pub full: u64,
     /// Of those, the ones for which a Python stack was read.
     pub stacks: u64,
+    /// What its probe costs.
+    pub price: ProbePrice,
+}
+
+impl OpHits {
+    /// What its probe cost, without stacks, ns.
+    pub fn probe_ns(&self) -> f64 {
+        let full = self.full.min(self.hits);
+        (self.hits - full) as f64 * self.price.entry_ns + full as f64 * self.price.followed_ns(self.op)
+    }
 }
 
 /// What happened since the last time.
@@ -116,12 +139,7 @@ impl Cost {
     }
 
     pub(super) fn of(load: &Load, prices: &Prices) -> Self {
-        let op_ns = |op: &OpHits| {
-            let full = op.full.min(op.hits);
-            (op.hits - full) as f64 * prices.entry_ns
-                + full as f64 * prices.followed_ns(op.op)
-                + op.stacks as f64 * prices.stack_ns
-        };
+        let op_ns = |op: &OpHits| op.probe_ns() + op.stacks as f64 * prices.stack_ns;
         let probes: f64 = load.ops.iter().map(op_ns).sum();
         let switches = load.switches as f64 * prices.switch_ns + load.switch_stacks as f64 * prices.stack_ns;
         let thread_ns = load.thread_ns();

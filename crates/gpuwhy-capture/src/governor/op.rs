@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What the policy knows of one function.
 
-use super::load::{OpHits, Prices};
+use super::load::{OpHits, Prices, ProbePrice};
 use gpuwhy_model::{Class, Decode, Op, OpId};
 
 /// How a function is followed.
@@ -68,6 +68,8 @@ impl Patience {
 pub(super) struct OpState {
     pub(super) op: OpId,
     pub(super) following: Following,
+    /// What its probe costs.
+    probe: ProbePrice,
     /// Hits a second on the threads counted, smoothed.
     pub(super) rate: f64,
     /// The most it was lately.
@@ -94,6 +96,7 @@ impl OpState {
         Self {
             op,
             following: Following::Full,
+            probe: ProbePrice::default(),
             rate: 0.0,
             peak: 0.0,
             stacks: 0.0,
@@ -114,6 +117,7 @@ impl OpState {
             return;
         }
         let (count, full, stacks) = hits.map_or((0, 0, 0), |h| (h.hits, h.full.min(h.hits), h.stacks));
+        self.probe = hits.map_or(self.probe, |hits| hits.price);
         let now = count as f64 / seconds;
         let weight = if std::mem::take(&mut self.fresh) { 1.0 } else { weight };
         self.rate += (now - self.rate) * weight;
@@ -169,12 +173,13 @@ impl OpState {
     }
 
     fn price(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
-        let whole = prices.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
-        let part = |followed: f64| prices.entry_ns + followed * (whole - prices.entry_ns).max(0.0);
+        let entry_ns = self.probe.entry_ns;
+        let whole = self.probe.followed_ns(self.op) + self.stacks * prices.stack_ns + own_ns;
+        let part = |followed: f64| entry_ns + followed * (whole - entry_ns).max(0.0);
         match following {
             // Every report is told of, but few with their stack.
             Following::Sampled if self.class() == Some(Class::Tensor) => {
-                prices.entry_ns + self.sampled_stacks * prices.stack_ns + own_ns
+                entry_ns + self.sampled_stacks * prices.stack_ns + own_ns
             }
             Following::Full => part(self.followed),
             Following::Sampled => {

@@ -8,8 +8,10 @@ fn id(function: &str) -> OpId {
     ops::by_function(function).unwrap().id
 }
 
-const PRICES: Prices =
-    Prices { entry_ns: 500.0, call_ns: 1_200.0, stack_ns: 800.0, switch_ns: 500.0, record_ns: 2_000.0 };
+const PRICES: Prices = Prices { stack_ns: 800.0, switch_ns: 500.0, record_ns: 2_000.0 };
+/// Of a probe on an instruction that the kernel emulates, and on one that it single-steps.
+const CHEAP: ProbePrice = ProbePrice { entry_ns: 500.0, call_ns: 1_200.0 };
+const EXPENSIVE: ProbePrice = ProbePrice { entry_ns: 12_000.0, call_ns: 13_000.0 };
 
 /// Calls of one function.
 struct Calls {
@@ -20,10 +22,11 @@ struct Calls {
     boring: f64,
     /// The part of them that Python made.
     python: f64,
+    price: ProbePrice,
 }
 
 fn calls(function: &'static str, rate: fn(f64) -> f64) -> Calls {
-    Calls { function, rate, boring: 0.95, python: 0.0 }
+    Calls { function, rate, boring: 0.95, python: 0.0, price: CHEAP }
 }
 
 /// A job and its tracer.
@@ -87,7 +90,8 @@ impl Job {
             };
             records += full;
             let stacks = (full * calls.python) as u64;
-            hits.push(OpHits { op: id(calls.function), hits: count as u64, full: full as u64, stacks });
+            let (op, price) = (id(calls.function), calls.price);
+            hits.push(OpHits { op, hits: count as u64, full: full as u64, stacks, price });
         }
         let switches = self.switches * wall;
         let verdict = self.governor.feed(&Load {
@@ -342,7 +346,7 @@ fn without_a_budget_nothing_is_given_up() {
 fn totals_are_spread_over_busy_threads() {
     let load = |counted| Load {
         wall: Duration::from_secs(1),
-        ops: vec![OpHits { op: id("cuLaunchKernel"), hits: 80_000, full: 80_000, stacks: 0 }],
+        ops: vec![OpHits { op: id("cuLaunchKernel"), hits: 80_000, full: 80_000, stacks: 0, price: CHEAP }],
         switches: 0,
         switch_stacks: 0,
         counted,
@@ -368,4 +372,21 @@ fn what_could_not_be_done_is_not_taken_as_done_nor_tried_for_ever() {
     job.run(60.0);
     assert_eq!(job.following("cuLaunchKernel"), Following::Full);
     assert_eq!(job.actions().len(), 2, "there is nothing left to do");
+}
+
+#[test]
+fn a_function_whose_probe_is_expensive_costs_its_own_price_and_goes_first() {
+    let both = || vec![calls("cuMemcpyAsync", |_| 10_000.0), calls("cuMemsetD8Async", |_| 1_000.0)];
+    let mut cheap = Job::new("2%", both());
+    cheap.run(20.0);
+    assert_eq!(cheap.actions(), [], "1.3 % of the job's time are within the budget");
+    let mut job = Job::new("2%", both());
+    job.calls[1].price = EXPENSIVE;
+    job.step();
+    let cost = job.history[0].1;
+    // Called ten times less often, it costs as much again: 1,000 times 13 microseconds a second. gpuwhy's own part is small.
+    assert!((0.025..0.030).contains(&cost), "{cost}");
+    job.run(20.0);
+    assert_eq!(job.actions(), [Action::Detach(id("cuMemsetD8Async"))]);
+    assert!(job.last_cost() < 0.02);
 }

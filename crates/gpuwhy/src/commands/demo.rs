@@ -6,7 +6,7 @@ use crate::cli::{Demo, Scenario};
 use crate::commands::explain as command;
 use crate::output;
 use crate::trace::sudo::Caller;
-use crate::trace::{self, AlertSettings, Display, Settings};
+use crate::trace::{self, AlertSettings, Display, Settings, privileges};
 use anyhow::{Context, bail};
 use gpuwhy_ask::{Part, explain, memory};
 use gpuwhy_capture::governor::Budget;
@@ -203,7 +203,8 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
         budget: Budget::default(),
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
         samples: true,
-        nvml: Some(sim.nvml.clone()),
+        // It lies in a folder of the user's.
+        nvml: (!privileges::is_trusted_with_more()).then(|| sim.nvml.clone()),
         command: play.command(sim, args.duration),
         extra_env: environment.into_iter().map(|(name, value)| (OsString::from(name), value)).collect(),
         duration: None,

@@ -14,7 +14,7 @@ pub(crate) struct OwnCost {
 }
 
 /// Everything that tracing cost, as the run file keeps it.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Serialize)]
 pub(crate) struct Costs {
     #[serde(flatten)]
     pub(crate) own: OwnCost,

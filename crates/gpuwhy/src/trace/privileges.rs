@@ -217,6 +217,13 @@ pub(crate) fn leave_to_job() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether gpuwhy can do more than the user who started it: its file has capabilities. Then nothing that this user may
+/// change must be loaded into it.
+pub(crate) fn is_trusted_with_more() -> bool {
+    // SAFETY: reads a number.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
+}
+
 fn is_root() -> bool {
     // SAFETY: reads a number.
     unsafe { libc::geteuid() == 0 }

@@ -346,7 +346,10 @@ impl Recorder {
                 notes.push("the CUDA runtime is part of this file".to_owned());
             }
             if library.slow_functions > 0 {
-                notes.push(format!("{} functions are dear to probe", library.slow_functions));
+                notes.push(format!(
+                    "{} functions are expensive to probe: the kernel cannot emulate their first instruction",
+                    library.slow_functions
+                ));
             }
             if library.refused > 0 {
                 notes.push(format!("{} functions could not be probed", library.refused));
@@ -376,6 +379,7 @@ impl Recorder {
         while self.drain_some() > 0 {}
         self.capture.report_last();
         while self.drain_some() > 0 {}
+        self.budgeting.finish(&self.capture, self.alerts.aside_ns());
         self.capture.stop();
         while self.drain_some() > 0 {}
         self.host.finish(&mut self.alerts, &self.writer);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The user who called sudo: the job runs as they would have run it, and the run file is theirs.
 
+use crate::trace::privileges;
 use gpuwhy_store::Owner;
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
@@ -42,12 +43,29 @@ impl Caller {
 /// replaces PATH and HOME and with them the virtual environment whose python3 was meant; variables given
 /// to sudo itself (`sudo A=1 gpuwhy …`) stay.
 pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsString)> {
-    let ours: Vec<_> = std::env::vars_os().collect();
+    let ours = own_environment();
     let theirs = caller.and_then(|_| environment_of_sudo());
     match theirs {
         None => ours,
         Some(theirs) => merge(ours, theirs),
     }
+}
+
+/// The environment gpuwhy was started with. Where its file has capabilities, the dynamic linker takes LD_LIBRARY_PATH and
+/// others like it out of what a program sees, so that nobody can load code into it. The job, which has no capabilities, gets
+/// them: they were meant for it.
+fn own_environment() -> Vec<(OsString, OsString)> {
+    let whole = privileges::is_trusted_with_more().then(|| std::fs::read("/proc/self/environ").ok()).flatten();
+    whole.map_or_else(|| std::env::vars_os().collect(), |bytes| parse_environment(&bytes))
+}
+
+/// As `/proc/PID/environ` has it.
+fn parse_environment(bytes: &[u8]) -> Vec<(OsString, OsString)> {
+    let pairs = bytes.split(|b| *b == 0).filter_map(|entry| {
+        let at = entry.iter().position(|b| *b == b'=')?;
+        Some((OsString::from_vec(entry[..at].to_vec()), OsString::from_vec(entry[at + 1..].to_vec())))
+    });
+    pairs.collect()
 }
 
 /// What sudo sets for itself rather than passes on.
@@ -76,12 +94,7 @@ fn environment_of_sudo() -> Option<Vec<(OsString, OsString)>> {
     if name.trim() != "sudo" {
         return None;
     }
-    let bytes = std::fs::read(format!("/proc/{parent}/environ")).ok()?;
-    let pairs = bytes.split(|b| *b == 0).filter_map(|entry| {
-        let at = entry.iter().position(|b| *b == b'=')?;
-        Some((OsString::from_vec(entry[..at].to_vec()), OsString::from_vec(entry[at + 1..].to_vec())))
-    });
-    Some(pairs.collect())
+    std::fs::read(format!("/proc/{parent}/environ")).ok().map(|bytes| parse_environment(&bytes))
 }
 
 /// A variable of an environment.
