@@ -142,16 +142,19 @@ fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert
     Ok(rows.filter_map(alert).collect())
 }
 
-/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
-/// that allocate is accounted for there already.
+/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time, and whatever costs
+/// time, which is accounted for there, too.
 pub(crate) fn findings(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
     let mut found = examine_unless(stop, reader, part)?.report.findings;
-    found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
+    found.retain(|finding| finding.severity >= Severity::Medium || finding.lost_ns > 0);
     Ok(found)
 }
 
 fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo]) -> Facts {
-    let process = |one: gpuwhy_store::Process| (one.pid, ProcessFact { pid: one.pid, name: one.name });
+    let process = |one: gpuwhy_store::Process| {
+        let ended_ns = one.ended.map(|at| at.max(0).cast_unsigned());
+        (one.pid, ProcessFact { pid: one.pid, name: one.name, ended_ns })
+    };
     Facts {
         from_ns,
         to_ns,
