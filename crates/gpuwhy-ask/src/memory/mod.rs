@@ -25,11 +25,6 @@ use source::Sources;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
-/// Frames of the user's that are looked at for what stands around their loops.
-const OWN_FRAMES: usize = 4;
-/// What matters there, as [`gpuwhy_memory::HINTS`] has it.
-const AUTOCAST: &str = "autocast(";
-
 /// What is known, and the run it is of.
 #[derive(Debug, Clone)]
 pub struct Examined {
@@ -114,8 +109,8 @@ impl Asked {
 
 /// Stacks in words; those the file does not know are missing.
 fn sites(reader: &Reader, ids: &[u64]) -> Result<HashMap<u64, SiteFact>> {
-    let mut sources = Sources::default();
-    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, Some(&mut sources)))).collect())
+    let sources = Sources::of(reader)?;
+    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, &sources))).collect())
 }
 
 /// What people were alerted of in that time; of these processes, and of whole GPUs.
@@ -215,27 +210,16 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     notes
 }
 
-/// Whether one of the innermost of the user's own frames stands in a loop in a block that has this word.
-fn is_loop_in(frames: &[gpuwhy_store::StackFrame], sources: &mut Sources, word: &'static str) -> bool {
-    let own = frames.iter().filter(|frame| !frame.file.contains("/site-packages/") && frame.file.starts_with('/'));
-    own.take(OWN_FRAMES)
-        .any(|frame| frame.line.is_some_and(|line| sources.is_loop_in(&frame.file, line as usize, word)))
-}
-
-/// A stack in the words of the analysis; without sources, their text is not looked at.
-fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
+/// A stack in the words of the analysis.
+fn site(trace: StackTrace, sources: &Sources) -> SiteFact {
     let place = trace.top_line;
-    let (mut line, mut function, mut source) = (None, None, None);
+    let (mut line, mut function, mut top) = (None, None, None);
     if let Some((at, name)) = place.as_deref().and_then(|place| place.rsplit_once(' ')) {
         line = Some(at.rsplit('/').next().unwrap_or(at).to_owned());
         function = Some(name.to_owned());
-        if let (Some((file, number)), Some(sources)) = (at.rsplit_once(':'), sources) {
-            source = number.parse().ok().and_then(|number| sources.line(file, number));
-            if is_loop_in(&trace.frames, sources, AUTOCAST) {
-                source.get_or_insert_default().push_str(AUTOCAST);
-            }
-        }
+        top = at.rsplit_once(':').and_then(|(file, number)| Some((file, number.parse().ok()?)));
     }
+    let source = sources.of_stack(top, &trace.frames);
     let frame = |frame: gpuwhy_store::StackFrame| {
         let line = frame.line.map_or_else(|| "?".to_owned(), |line| line.to_string());
         format!("{}:{line} {}", frame.file, frame.function)
