@@ -78,6 +78,12 @@ fn circumstances(pid: u32, samples: &[ProcessSample], report: &Report) -> Circum
     let known = Circumstances {
         swapped: own().filter_map(|sample| sample.swapped).max().unwrap_or(0),
         major_faults: (sum(|sample| sample.major_faults), sum(|sample| sample.span_ns)),
+        leaks: report
+            .findings
+            .iter()
+            .filter(|found| found.kind == "memory_leak" && found.pid == Some(pid))
+            .map(|found| found.title.clone())
+            .collect(),
         ..Circumstances::default()
     };
     let threads = report.threads.iter().filter(|thread| thread.pid == pid);

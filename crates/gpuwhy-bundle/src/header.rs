@@ -78,6 +78,9 @@ pub struct Process {
     pub pid: u32,
     /// Its name.
     pub name: String,
+    /// When it ended, where the run knows.
+    #[serde(default)]
+    pub ended_ns: Option<u64>,
 }
 
 /// A GPU.
@@ -252,7 +255,8 @@ impl Header {
             GpuProcess { at_ns: one.at_ns, gpu: one.gpu, pid: one.pid, bytes: one.bytes, name, ..GpuProcess::default() }
         };
         let wanted = |pid: Option<u32>| pids.is_empty() || pid.is_none_or(|pid| pids.contains(&pid));
-        let process = |one: &Process| (one.pid, ProcessFact { pid: one.pid, name: one.name.clone() });
+        let process =
+            |one: &Process| (one.pid, ProcessFact { pid: one.pid, name: one.name.clone(), ended_ns: one.ended_ns });
         Facts {
             from_ns: self.part.from_ns,
             to_ns: self.part.to_ns,

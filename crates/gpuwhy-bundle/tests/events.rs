@@ -105,7 +105,7 @@ fn header() -> Header {
         lost: 3,
         unreported: vec![Unreported { from_ns: 9_500, to_ns: 9_600 }],
         notes: vec!["a note".into()],
-        processes: vec![Process { pid: PID, name: EVIL.into() }],
+        processes: vec![Process { pid: PID, name: EVIL.into(), ended_ns: Some(7) }],
         steps: vec![Steps::new(PID, &steps, |stack| Some(stack as u32 - 7))],
         sites: vec![Site::new(0, 7, Some(&fact)), Site::new(1, 8, Some(&fact)), Site::new(2, 9, None)],
         alerts: vec![Alert {

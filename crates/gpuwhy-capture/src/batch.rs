@@ -8,6 +8,17 @@ use crate::told_record::{self, RawName, ToldRecord};
 use gpuwhy_model::{Call, Communicator, CpuRun, FunctionName, MovedWait, OffCpu, TensorEvent, ThreadSums, Transfer};
 use gpuwhy_stacks::Stack;
 
+/// A stack in words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedStack {
+    /// The id that calls and times off the CPU have.
+    pub id: u64,
+    /// The process in which it was seen.
+    pub pid: u32,
+    /// The words.
+    pub stack: Stack,
+}
+
 /// What came in at once.
 #[derive(Debug, Default)]
 pub struct Batch {
@@ -31,8 +42,8 @@ pub struct Batch {
     pub communicators: Vec<Communicator>,
     /// Names of functions.
     pub names: Vec<FunctionName>,
-    /// Stacks seen for the first time, by the id that calls and times off the CPU have.
-    pub stacks: Vec<(u64, Stack)>,
+    /// Stacks seen for the first time.
+    pub stacks: Vec<NamedStack>,
     pub(crate) python: Vec<PythonRecord>,
     pub(crate) raw_names: Vec<RawName>,
     /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.

@@ -33,6 +33,7 @@ pub mod record;
 pub mod sample;
 pub mod secrets;
 mod sockets;
+pub mod source_lines;
 mod syscalls;
 pub mod system;
 mod told_record;

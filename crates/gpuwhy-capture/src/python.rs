@@ -2,6 +2,7 @@
 //! Python stacks: tells the kernel where a process's interpreter keeps its frames, and turns the frames that the kernel
 //! sends into files, functions and lines.
 
+use crate::batch::NamedStack;
 use gpuwhy_stacks::python::{self, Code, Memory, PyCode, PyError, PyFrame, PyProcess, Version};
 use gpuwhy_stacks::{Frame, Stack};
 use std::collections::{HashMap, VecDeque};
@@ -176,7 +177,7 @@ impl Pythons {
     }
 
     /// Takes note of what the kernel sent; a stack that gets a name is given back under its id.
-    pub(crate) fn take(&mut self, record: PythonRecord) -> Option<(u64, Stack)> {
+    pub(crate) fn take(&mut self, record: PythonRecord) -> Option<NamedStack> {
         match record {
             PythonRecord::Code(raw) => {
                 if self.codes_known < MAX_CODES {
@@ -206,7 +207,7 @@ impl Pythons {
                     oldest.and_then(|oldest| self.ids.remove(&oldest));
                     self.forgotten.extend(oldest);
                 }
-                Some((id, stack))
+                Some(NamedStack { id, pid: raw.pid, stack })
             }
         }
     }
@@ -266,7 +267,7 @@ mod tests {
         let Some(PythonRecord::Stack(raw)) = parse(&bytes) else { panic!() };
         assert_eq!((raw.key, raw.pid, raw.frames.len(), raw.frames[1].lasti), (42, 7, 2, -2));
         let mut pythons = Pythons::default();
-        let (id, stack) = pythons.take(PythonRecord::Stack(raw)).unwrap();
+        let NamedStack { id, stack, .. } = pythons.take(PythonRecord::Stack(raw)).unwrap();
         assert_eq!(stack.frames.lines().count(), 2);
         assert_eq!((pythons.id_of(42), pythons.id_of(43)), (Some(id), None));
     }

@@ -311,6 +311,8 @@ impl Analyser {
                 source: key.source,
                 allocated: space.allocated,
                 reserved: space.reserved,
+                ended_ns: self.ooms.ends.get(&key.pid).map(|ended| ended.at_ns),
+                last_look: space.last_look,
                 peak_allocated: space.peak.0,
                 peak_allocated_at_ns: space.peak.1,
                 peak_reserved: space.peak_reserved.0,
@@ -393,7 +395,9 @@ impl Analyser {
                     .unwrap_or_default(),
             }
         };
-        let by_signal = |end: &&EndRecord| end.signal != 0 && !end.held.is_empty();
+        // Of those without GPU memory, only what the kernel chose matters: a data worker, mostly.
+        let killed = |end: &EndRecord| self.ooms.killed_for_memory.contains(&end.pid);
+        let by_signal = |end: &&EndRecord| end.signal != 0 && (!end.held.is_empty() || killed(end));
         self.ooms.ends.values().filter(by_signal).map(told).collect()
     }
 

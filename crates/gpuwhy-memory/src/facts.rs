@@ -13,6 +13,8 @@ pub struct ProcessFact {
     pub pid: u32,
     /// Its name.
     pub name: String,
+    /// When it ended, where the recording knows: also after the span that is asked about.
+    pub ended_ns: Option<u64>,
 }
 
 /// A time in which the allocator's reports were let go, to stay within the budget.

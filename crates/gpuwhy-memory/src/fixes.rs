@@ -169,6 +169,13 @@ pub(crate) fn hidden(gap: &Gap) -> Vec<Fix> {
     fixes
 }
 
+/// What to do about main memory that ran out.
+pub(crate) fn killed() -> Vec<Fix> {
+    let text = "use less main memory (fewer data workers, smaller prefetch queues and caches), or raise the limit of the job's \
+                cgroup or container";
+    vec![fix(text.to_owned(), 0)]
+}
+
 /// What to do before memory runs out.
 pub(crate) fn risk(total: u64) -> Vec<Fix> {
     let text = format!(

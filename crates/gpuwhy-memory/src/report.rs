@@ -35,7 +35,7 @@ pub struct Report {
     pub ooms: Vec<Oom>,
     /// How often memory ran out.
     pub oom_count: u64,
-    /// Processes that a signal ended, and what they held.
+    /// Processes that a signal ended, and what they held: those with GPU memory, and those killed for want of main memory.
     pub ends: Vec<End>,
     /// Alerts that were raised while it was recorded, in the order of time.
     pub alerts: Vec<Alert>,
@@ -66,10 +66,14 @@ pub struct SpaceReport {
     pub device: Option<u32>,
     /// Who took it.
     pub source: Source,
-    /// Bytes in use at the end.
+    /// Bytes in use at the end of the span, or when its process ended: by then a process that ends well has freed everything.
     pub allocated: u64,
-    /// Bytes that PyTorch had from the driver at the end; as `allocated` of other memory.
+    /// Bytes that PyTorch had from the driver at that moment; as `allocated` of other memory.
     pub reserved: u64,
+    /// When its process ended, if that is in the span.
+    pub ended_ns: Option<u64>,
+    /// What was in use when lines were last looked at for growth; `None` where that never happened.
+    pub last_look: Option<LastLook>,
     /// The most in use at any moment, exactly.
     pub peak_allocated: u64,
     /// When that was reached first.
@@ -86,7 +90,7 @@ pub struct SpaceReport {
     pub balance: Balance,
     /// What was in use at the peak, by line, most first. Adds up to `peak_allocated`, with `peak_preexisting`.
     pub at_peak: Vec<Holder>,
-    /// The same at the end of the span, or of the process's work.
+    /// The same at the last look; without one, at the end.
     pub at_end: Vec<Holder>,
     /// Over time.
     pub timeline: Vec<TimelinePoint>,
@@ -94,6 +98,17 @@ pub struct SpaceReport {
     /// report that is read, and so no part of its JSON.
     #[serde(skip)]
     pub live: Option<LiveTimeline>,
+}
+
+/// The last time at which a process's memory was looked at for growth: at the end of its last whole step, while it worked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct LastLook {
+    /// When.
+    pub at_ns: u64,
+    /// Bytes in use.
+    pub allocated: u64,
+    /// Bytes that PyTorch had from the driver; as `allocated` of other memory.
+    pub reserved: u64,
 }
 
 /// Allocations and frees of the span: `live_before` + `alloc_bytes` − `free_bytes` = `live_bytes`.
@@ -230,14 +245,16 @@ pub struct Leak {
     pub onset_ns: u64,
     /// In which step.
     pub onset_step: Option<u64>,
-    /// Kept since then.
+    /// Kept since then, at the last look.
     pub grown_bytes: u64,
+    /// When that look was.
+    pub last_look_ns: u64,
     /// Steps (or parts of the time) since then that were looked at.
     pub looks: u64,
     /// Of them, those that kept something.
     pub looks_with_growth: u64,
     /// When memory will have run out at this rate, all leaks of the device together, counted from the end; `None` where
-    /// the device's size is not known.
+    /// the device's size is not known, and where nothing can run out any more: it did already, or the process has ended.
     pub out_of_memory_in_ns: Option<u64>,
     /// The same in steps.
     pub out_of_memory_in_steps: Option<u64>,

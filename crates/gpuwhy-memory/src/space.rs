@@ -8,7 +8,7 @@
 use crate::grid::Grid;
 use crate::parts::Parts;
 use crate::recent::Recent;
-use crate::report::{Balance, Source};
+use crate::report::{Balance, LastLook, Source};
 use crate::timeline::{DETAILED_PARTS, PARTS, Timeline};
 use std::collections::HashMap;
 
@@ -96,6 +96,8 @@ pub(crate) struct Space {
     pub(crate) last_stack: Option<u64>,
     /// What was live at the last look; until then nothing.
     pub(crate) at_last_look: Option<Vec<Held>>,
+    /// The totals then.
+    pub(crate) last_look: Option<LastLook>,
     /// Allocations and frees until then, from the first look on.
     pub(crate) between_looks: (u64, u64),
     from_ns: u64,
@@ -127,6 +129,7 @@ impl Space {
             recent: Recent::default(),
             last_stack: None,
             at_last_look: None,
+            last_look: None,
             between_looks: (0, 0),
             from_ns,
             live: HashMap::new(),
@@ -309,6 +312,8 @@ impl Space {
             let (before, freed_before) = self.at_first_look;
             self.between_looks = (allocs.saturating_sub(before), frees.saturating_sub(freed_before));
             self.at_last_look = Some(self.held());
+            let at_ns = self.grid.at.last().copied().unwrap_or_default();
+            self.last_look = Some(LastLook { at_ns, allocated: self.allocated, reserved: self.reserved });
         }
     }
 

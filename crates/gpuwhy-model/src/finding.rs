@@ -10,6 +10,8 @@ use std::fmt::Write;
 
 /// The least and the most columns that who did what in a chain takes before its time.
 const SAID_WIDTH: (usize, usize) = (64, 96);
+/// Kinds of findings about what ended a process, where they are critical.
+const ENDINGS: [&str; 2] = ["oom", "killed_for_memory"];
 
 /// How bad it is, by what it cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -28,6 +30,16 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// How bad it is to lose this share of the time.
+    pub fn of_share(share: f64) -> Self {
+        match share {
+            share if share >= 0.10 => Self::High,
+            share if share >= 0.03 => Self::Medium,
+            share if share >= 0.01 => Self::Low,
+            _ => Self::Info,
+        }
+    }
+
     /// As printed in brackets: `HIGH`.
     pub fn label(self) -> &'static str {
         match self {
@@ -176,9 +188,14 @@ impl Finding {
         }
     }
 
-    /// Worst first: by severity, then by what was lost.
+    /// Worst first: by severity, then what has ended a job before what may, then by what was lost.
     pub fn sort(findings: &mut [Self]) {
-        findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.lost_ns, f.lost_bytes)));
+        findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.ended_job(), f.lost_ns, f.lost_bytes)));
+    }
+
+    /// Whether it is what ended the job.
+    pub fn ended_job(&self) -> bool {
+        self.severity == Severity::Critical && ENDINGS.contains(&self.kind.as_str())
     }
 
     /// The finding as a block of plain text. Names from the traced world are made safe to print.

@@ -43,6 +43,7 @@ mod reserve;
 mod rows;
 mod samples;
 pub mod schema;
+mod source_lines;
 mod stacks;
 mod told;
 mod unsaved;

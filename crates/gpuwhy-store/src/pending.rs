@@ -8,8 +8,9 @@ use crate::aggregate::{Aggregator, CellKey, OpTotals};
 use crate::ledger;
 use crate::rows::RowWriter;
 use crate::samples::Waiting;
+use crate::source_lines;
 use crate::told::Told;
-use gpuwhy_model::{Histogram, LossCause, OpId};
+use gpuwhy_model::{Histogram, LossCause, OpId, SourceLine};
 use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
@@ -71,6 +72,7 @@ pub(crate) struct Pending {
     libraries: Vec<(LibraryRow, i64)>,
     machine: Option<Machine>,
     stacks: Vec<(i64, StackText)>,
+    source_lines: Vec<SourceLine>,
     pub(crate) ledger: ledger::Waiting,
     pub(crate) host: Waiting,
     pub(crate) told: Told,
@@ -104,6 +106,10 @@ impl Pending {
         self.stacks.push((id, text));
     }
 
+    pub(crate) fn add_source_line(&mut self, line: SourceLine) {
+        self.source_lines.push(line);
+    }
+
     pub(crate) fn set_machine(&mut self, machine: Machine) {
         self.machine = Some(machine);
     }
@@ -117,6 +123,7 @@ impl Pending {
         self.write_loss(db)?;
         self.write_libraries(db)?;
         self.write_stacks(db)?;
+        source_lines::write(db, &self.source_lines)?;
         self.machine.as_ref().map_or(Ok(()), |machine| write_machine(db, machine))
     }
 

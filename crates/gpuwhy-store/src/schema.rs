@@ -3,7 +3,8 @@
 //!
 //! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql` and `tensors.sql`), `views.sql` and
 //! `host_views.sql` the public interface; `told.sql` has both of what libraries tell beside their calls, `findings.sql` of
-//! what analysis adds, `merge.sql` of which runs a file was made, `alerts.sql` of what people were alerted of.
+//! what analysis adds, `merge.sql` of which runs a file was made, `alerts.sql` of what people were alerted of,
+//! `source_lines.sql` of lines of source.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -16,11 +17,11 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 ///
 /// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
 /// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in
-/// `system_seconds` and `governor`. 5: `alerts`.
-pub const VERSION: i32 = 5;
+/// `system_seconds` and `governor`. 5: `alerts`. 6: `source_lines`.
+pub const VERSION: i32 = 6;
 
 /// The public views, in the order people meet them.
-pub const VIEWS: [&str; 35] = [
+pub const VIEWS: [&str; 36] = [
     "events",
     "inner_events",
     "process_names",
@@ -45,6 +46,7 @@ pub const VIEWS: [&str; 35] = [
     "gpus",
     "libraries",
     "stack_traces",
+    "source_lines",
     "allocations",
     "collectives",
     "communicators",
@@ -73,6 +75,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("findings.sql"))?;
     db.execute_batch(include_str!("merge.sql"))?;
     db.execute_batch(include_str!("alerts.sql"))?;
+    db.execute_batch(include_str!("source_lines.sql"))?;
     for op in ops::table() {
         insert_op(db, op.id)?;
     }
@@ -118,7 +121,10 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
         db.execute_batch(include_str!("upgrade_4.sql"))?;
         db.execute_batch(include_str!("merge.sql"))?;
     }
-    db.execute_batch(include_str!("alerts.sql"))?;
+    if version < 5 {
+        db.execute_batch(include_str!("alerts.sql"))?;
+    }
+    db.execute_batch(include_str!("source_lines.sql"))?;
     db.pragma_update(None, "user_version", VERSION)
 }
 

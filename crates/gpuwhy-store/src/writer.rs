@@ -19,7 +19,7 @@ use crate::place::{self, Claim, Owner};
 use crate::rows::RowWriter;
 use crate::unsaved::{Tally, Unsaved};
 use crate::{Error, Result, reserve, schema};
-use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, SourceLine, ThreadSums};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -306,6 +306,11 @@ impl Writer {
     /// Puts a stack's frames into words. Its id is what [`Call::stack`] says.
     pub fn add_stack(&mut self, id: u64, text: StackText) {
         self.pending.add_stack(id.cast_signed(), text);
+    }
+
+    /// Keeps a line of source that a stack names.
+    pub fn add_source_line(&mut self, line: SourceLine) {
+        self.pending.add_source_line(line);
     }
 
     /// Replaces what is known of the machine (some of it is learned from the traced program).

@@ -26,7 +26,7 @@ pub fn lines(comparison: &Comparison, width: usize, style: Style) -> Vec<String>
     }
     let at_end = |run: &LineInRun| run.at_end;
     let at_peak = |run: &LineInRun| run.at_peak;
-    by_line(&mut lines, comparison, "In use at the end of the last step, by line", at_end, (width, style));
+    by_line(&mut lines, comparison, "In use at the last look, by line", at_end, (width, style));
     by_line(&mut lines, comparison, "In use at the peak, by line", at_peak, (width, style));
     let notes = list(&comparison.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
     section(&mut lines, "To know when comparing", notes, style);
@@ -65,7 +65,7 @@ fn figures(comparison: &Comparison, columns: &[usize]) -> Table {
     if comparison.runs.iter().any(|run| run.peak_direct > 0) {
         row("past PyTorch", &|run| units::bytes(run.peak_direct));
     }
-    row("allocated at end", &|run| units::bytes(run.allocated_at_end));
+    row("at the last look", &|run| units::bytes(run.allocated_at_end));
     row("length", &|run| units::time(run.wall_ns));
     row("steps", &|run| run.steps.map_or_else(|| "none found".to_owned(), units::count));
     row("growth", &|run| growth(run.growth).to_owned());

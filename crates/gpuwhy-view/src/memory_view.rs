@@ -43,7 +43,7 @@ pub enum MemorySection {
 impl MemorySection {
     fn kinds(self) -> &'static [&'static str] {
         match self {
-            Self::Oom => &["oom", "oom_risk"],
+            Self::Oom => &["oom", "oom_risk", "killed_for_memory"],
             Self::Leaks => &["memory_leak"],
             Self::AtPeak => &[],
             Self::Fragmentation => &["fragmentation", "alloc_latency"],
@@ -142,20 +142,22 @@ fn indented(table: &Table, width: usize, style: Style) -> Vec<String> {
 /// The exact peaks, and a chart.
 fn over_time(space: &SpaceReport, width: usize, style: Style) -> Vec<String> {
     let exact = units::count(space.peak_allocated);
-    let mut lines = vec![format!(
-        "  peak {} ({exact} bytes) at {}; at the end {}",
-        units::bytes(space.peak_allocated),
-        units::time(space.peak_allocated_at_ns),
-        units::bytes(space.allocated)
-    )];
+    let peak_at = units::time(space.peak_allocated_at_ns);
+    let mut lines = vec![format!("  peak {} ({exact} bytes) at {peak_at}", units::bytes(space.peak_allocated))];
     if space.source == Source::Torch {
-        lines.push(format!(
-            "  reserved at most {}, at the end {}: {} of it cached for later tensors",
-            units::bytes(space.peak_reserved),
-            units::bytes(space.reserved),
-            units::bytes(space.reserved.saturating_sub(space.allocated))
-        ));
+        lines.push(format!("  reserved at most {}", units::bytes(space.peak_reserved)));
     }
+    lines.extend(space.last_look.map(|look| {
+        let at = format!("at the last look, at {}", units::time(look.at_ns));
+        in_use(&at, space.source, look.allocated, look.reserved)
+    }));
+    lines.push(match space.ended_ns {
+        // What was cached then went with it.
+        Some(at) => {
+            format!("  when the process ended, at {}: {} in use", units::time(at), units::bytes(space.allocated))
+        }
+        None => in_use("at the end of the recording", space.source, space.allocated, space.reserved),
+    });
     if space.preexisting > 0 {
         lines.push(format!(
             "  pre-existing {}: allocated before the first report was seen",
@@ -164,6 +166,15 @@ fn over_time(space: &SpaceReport, width: usize, style: Style) -> Vec<String> {
     }
     lines.extend(chart(&space.timeline, width, style));
     lines
+}
+
+/// What was in use at a moment, and what was kept for later tensors then.
+fn in_use(when: &str, source: Source, allocated: u64, reserved: u64) -> String {
+    let cached = match source {
+        Source::Torch => format!(", {} cached for later tensors", units::bytes(reserved.saturating_sub(allocated))),
+        Source::Driver => String::new(),
+    };
+    format!("  {when}: {} in use{cached}", units::bytes(allocated))
 }
 
 /// Rows of blocks: in use in full, reserved in grey.
@@ -314,24 +325,39 @@ fn balance_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
         ("", Align::Left),
         ("allocated", Align::Right),
         ("freed", Align::Right),
-        ("live", Align::Right),
-        ("reserved", Align::Right),
+        ("left at end", Align::Right),
+        ("at last look", Align::Right),
         ("cached, no leak", Align::Right),
     ];
     let mut table = table(heads);
+    let mut times = Vec::new();
     for space in &report.spaces {
         let balance = &space.balance;
-        let cached = if space.source == Source::Torch { space.reserved.saturating_sub(space.allocated) } else { 0 };
+        let look = space.last_look;
+        let cached = look.filter(|_| space.source == Source::Torch);
         table.push(vec![
             space_title(space),
             format!("{} × {}", units::bytes(balance.alloc_bytes), units::count(balance.allocs)),
             format!("{} × {}", units::bytes(balance.free_bytes), units::count(balance.frees)),
             units::bytes(balance.live_bytes),
-            units::bytes(space.reserved),
-            units::bytes(cached),
+            look.map_or_else(String::new, |look| units::bytes(look.allocated)),
+            cached.map_or_else(String::new, |look| units::bytes(look.reserved.saturating_sub(look.allocated))),
         ]);
+        times.extend(when(space).filter(|when| !times.contains(when)));
     }
-    indented(&table, width, style)
+    let mut lines = indented(&table, width, style);
+    lines.extend(times.into_iter().map(|when| style.dim(&format!("  {when}"))));
+    lines
+}
+
+/// When the figures of a process are of.
+fn when(space: &SpaceReport) -> Option<String> {
+    let look = units::time(space.last_look?.at_ns);
+    let end = match space.ended_ns {
+        Some(at) => format!("the process ended at {}", units::time(at)),
+        None => "the end is that of the recording".to_owned(),
+    };
+    Some(format!("process {}: the last look was at {look}; {end}", space.pid))
 }
 
 fn driver_lines(report: &Report, width: usize, style: Style) -> Vec<String> {

@@ -19,6 +19,8 @@ fn space() -> SpaceReport {
         source: Source::Torch,
         allocated: 9_000_000,
         reserved: 16_000_000,
+        ended_ns: None,
+        last_look: None,
         peak_allocated: 10_000_512,
         peak_allocated_at_ns: 9_500_000_000,
         peak_reserved: 16_000_000,

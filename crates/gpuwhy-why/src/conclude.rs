@@ -4,7 +4,7 @@
 use crate::blame::{SLICES, Slice, Slices};
 use crate::explain::Explainer;
 use crate::facts::StackFact;
-use crate::gpu_rules::{self, severity};
+use crate::gpu_rules;
 use crate::kind::Kind;
 use crate::ledger::ThreadLedger;
 use crate::report::{GpuReport, HeldBy, LossReport, ProcessReport, Report, ThreadReport};
@@ -200,7 +200,7 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
 /// A story as a finding, if it is worth one.
 fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     let lost_ns = (story.ns / scene.gpus).min(scene.steady_ns);
-    let mut severity = severity(scene.share(lost_ns));
+    let mut severity = Severity::of_share(scene.share(lost_ns));
     if lost_ns < WORTH_ACTING_NS.max(scene.facts.wall_ns() / 100) {
         severity = severity.min(Severity::Low);
     }

@@ -2,7 +2,7 @@
 //! What to do about a story, specific to what was measured. `saves_ns` is an upper bound: what the story cost, or the
 //! part of it that the change can reach.
 
-use crate::holders::{Program, base, programs};
+use crate::holders::{self, NAMED, Program, base, programs};
 use crate::kind::Kind;
 use crate::scene::{LITTLE_PART, Scene};
 use crate::story::{Part, Story, most};
@@ -184,17 +184,21 @@ fn contention(part: &Part, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
     let cores = scene.facts.cores;
     let idle = scene.idle_cores.unwrap_or(0.0);
     let mut fixes = Vec::new();
-    if let Some(program) = others.first() {
+    // Stopping one of many saves what that one had.
+    let named = &others[..others.len().min(NAMED)];
+    if !named.is_empty() {
         let where_to = if idle >= 1.0 {
             format!("{idle:.1} of {cores} cores are idle: keep them apart with taskset or cpusets")
         } else {
-            let pids: Vec<String> = program.pids.iter().take(MOST_PIDS).map(u32::to_string).collect();
-            let pids = pids.join(" ");
+            let pids: Vec<String> =
+                named.iter().flat_map(|one| &one.pids).take(MOST_PIDS).map(u32::to_string).collect();
+            let (pids, it) = (pids.join(" "), if named.len() > 1 { "them" } else { "it" });
             format!(
-                "all {cores} cores are busy: stop it, give it a lower priority (renice 19 -p {pids}) or another machine"
+                "all {cores} cores are busy: stop {it}, give {it} a lower priority (renice 19 -p {pids}) or another machine"
             )
         };
-        fixes.push(fix(format!("{} takes the CPU of {whose}; {where_to}", program.words()), sum(&others)));
+        let take = if named.len() > 1 { "take" } else { "takes" };
+        fixes.push(fix(format!("{} {take} the CPU of {whose}; {where_to}", holders::named(named)), sum(named)));
     }
     if let Some(program) = own.first().filter(|_| sum(&own) > sum(&others)) {
         let text = format!(

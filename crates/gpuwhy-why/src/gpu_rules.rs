@@ -82,7 +82,7 @@ fn throttled_one(gpu: u32, samples: &[&gpuwhy_model::sample::GpuSample], scene: 
     let per_sample = scene.facts.wall_ns() / samples.len().max(1) as u64;
     let slower = |mhz: u32| per_sample as f64 * (1.0 - f64::from(mhz) / f64::from(best.max(1)));
     let lost = held.iter().filter_map(|sample| sample.sm_mhz).map(slower).sum::<f64>() as u64;
-    let severity = severity(scene.share(lost));
+    let severity = Severity::of_share(scene.share(lost));
     if held.is_empty() || severity < Severity::Low {
         return None;
     }
@@ -110,16 +110,6 @@ fn throttled_one(gpu: u32, samples: &[&gpuwhy_model::sample::GpuSample], scene: 
     found.confidence = Confidence::Medium;
     found.confidence_reason = "the time is estimated from the clocks, which are looked at once a second".into();
     Some(found)
-}
-
-/// How bad a share of the steady state is.
-pub(crate) fn severity(share: f64) -> Severity {
-    match share {
-        share if share >= 0.10 => Severity::High,
-        share if share >= 0.03 => Severity::Medium,
-        share if share >= 0.01 => Severity::Low,
-        _ => Severity::Info,
-    }
 }
 
 /// The GPU is the limit, if that can be said: nothing else was found, and it is known to be busy.
@@ -251,7 +241,7 @@ fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let used = (busy.min(1.0) * scene.steady_ns as f64) as u64;
     // What others used costs the job only while it waited for the GPU.
     let lost = used.min(scene.steady.waited_ns / scene.gpus);
-    let severity = severity(scene.share(lost));
+    let severity = Severity::of_share(scene.share(lost));
     let (pid, gpu) = others.iter().max_by(|a, b| a.1.0.total_cmp(&b.1.0)).map(|(pid, (_, gpu))| (*pid, *gpu))?;
     if severity < Severity::Low {
         return None;

@@ -6,7 +6,7 @@ use crate::story::Part;
 use std::collections::BTreeMap;
 
 /// Programs named in a sentence.
-const NAMED: usize = 2;
+pub(crate) const NAMED: usize = 2;
 
 /// A program that had the CPU: all processes of one name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -72,7 +72,7 @@ pub struct OpCalls {
 }
 
 /// What is known of a process besides its calls.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Circumstances {
     /// Its memory in swap, at most.
     pub swapped: u64,
@@ -80,6 +80,8 @@ pub struct Circumstances {
     pub major_faults: (u64, u64),
     /// How long its launching thread had no CPU, and how long it was watched, ns.
     pub ready: (u64, u64),
+    /// Lines of it that leak, in words: titles of findings.
+    pub leaks: Vec<String>,
 }
 
 impl Circumstances {
@@ -134,7 +136,10 @@ impl ProcessCalls {
         let (allocated_bytes, freed_bytes) = (sum(|op| op.allocated_bytes), sum(|op| op.freed_bytes));
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let balance_bytes = signed(allocated_bytes) - signed(freed_bytes);
-        let warnings = balance(balance_bytes).into_iter().chain(of_process(circumstances)).collect();
+        let leaks = &circumstances.leaks;
+        // A leak says more than what the calls balance to, and that this is no leak would be wrong.
+        let balance = balance(balance_bytes).filter(|_| balance_bytes < 0 || leaks.is_empty());
+        let warnings = leaks.iter().cloned().chain(balance).chain(of_process(circumstances)).collect();
         Self { pid, name, allocated_bytes, freed_bytes, balance_bytes, warnings, ops }
     }
 
@@ -224,15 +229,29 @@ mod tests {
         assert_eq!(launches().finish(Some(Class::Copy), Some(fell)).warnings, none);
         let burst = Course { peak: 120.0, early: 40.0, last: 40.0 };
         assert_eq!(launches().finish(Some(Class::Launch), Some(burst)).warnings, none);
-        let short = Circumstances { swapped: 3_000_000, major_faults: (50, 2_000_000_000), ready: (1, 8) };
+        let short = Circumstances {
+            swapped: 3_000_000,
+            major_faults: (50, 2_000_000_000),
+            ready: (1, 8),
+            ..Circumstances::default()
+        };
         let expected = [
             "its launching thread was ready without a CPU 12 % of the time",
             "up to 3.00 MB of its memory were in swap",
             "25 page faults a second needed the disk",
         ];
         assert_eq!(process(vec![launches()], &short).warnings, expected);
-        let well = Circumstances { swapped: 0, major_faults: (3, 2_000_000_000), ready: (1, 20) };
+        let well = Circumstances { major_faults: (3, 2_000_000_000), ready: (1, 20), ..Circumstances::default() };
         assert_eq!(process(vec![launches()], &well).all_warnings(), none);
+    }
+
+    #[test]
+    fn a_leak_is_told_and_not_denied() {
+        let leaks = vec!["a.py:3 leaks 1.00 MB a step: 203 MB since step 4".to_owned()];
+        let ops = || vec![op("cudaMalloc", 3, [1, 1, 1], [7, 0])];
+        let leaking = Circumstances { leaks: leaks.clone(), ..Circumstances::default() };
+        assert_eq!(process(ops(), &leaking).warnings, leaks);
+        assert!(process(ops(), &Circumstances::default()).warnings[0].contains("no leak by itself"));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The explanation of a run: what every view shows. Its JSON is `gpuwhy.explain/1` (docs/explain-json.md).
 
+use crate::verdict::{besides, urgent};
 use gpuwhy_model::{Finding, Severity};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -38,6 +39,18 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Of a run with several jobs, each of them, the worst first; all else is then of all of them together.
     pub jobs: Vec<JobReport>,
+}
+
+impl Report {
+    /// Adds what was found elsewhere: with the job's memory. What ended the job, or will, opens the verdict; what is serious
+    /// besides ends it.
+    pub fn add_findings(&mut self, mut findings: Vec<Finding>) {
+        Finding::sort(&mut findings);
+        self.verdict.insert_str(0, &urgent(&findings));
+        self.verdict.push_str(&besides(&findings));
+        self.findings.append(&mut findings);
+        Finding::sort(&mut self.findings);
+    }
 }
 
 /// One job of several.

@@ -18,13 +18,10 @@ const NAMED: usize = 3;
 /// The verdict: what nvidia-smi would say, what is true, and why. It is about the steady state; the start is told apart.
 pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> String {
     let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
-        return no_work(report);
+        return format!("{}{}", urgent(&report.findings), no_work(report));
     };
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
-    let mut text = String::new();
-    for fault in serious.iter().filter(|found| found.severity == Severity::Critical) {
-        text.push_str(&format!("{} ", sentence(&fault.title)));
-    }
+    let mut text = urgent(&report.findings);
     let start = steady_from.saturating_sub(report.from_ns);
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
     let of_job = if scene.has_neighbours { " of this job" } else { "" };
@@ -64,6 +61,18 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> 
     text
 }
 
+/// What ended the job or will, worst first: it is said before where the time went. Each sentence ends with a space.
+pub(crate) fn urgent(findings: &[Finding]) -> String {
+    let critical = findings.iter().filter(|found| found.severity == Severity::Critical);
+    critical.map(|found| format!("{} ", sentence(&capital(&found.title)))).collect()
+}
+
+/// What costs no time and is serious all the same. Each sentence begins with a space.
+pub(crate) fn besides(findings: &[Finding]) -> String {
+    let serious = findings.iter().filter(|found| found.severity == Severity::High && found.lost_ns == 0);
+    serious.map(|found| format!(" {}", sentence(&capital(&found.title)))).collect()
+}
+
 fn nothing_serious(report: &Report, idle: f64) -> String {
     let bound = report.findings.iter().find(|found| found.kind == Kind::GpuBound.name());
     let most = report.gpu_idle_max_ns.unwrap_or(report.wall_ns) as f64 / report.wall_ns.max(1) as f64;
@@ -79,8 +88,10 @@ fn nothing_serious(report: &Report, idle: f64) -> String {
 }
 
 fn capital(text: &str) -> String {
-    match text.strip_prefix("the ") {
-        Some(rest) => format!("The {rest}"),
+    let mut rest = text.chars();
+    // A sentence may begin with a file's name, which has no capital.
+    match text.split(' ').next().filter(|word| word.chars().all(char::is_lowercase)).and(rest.next()) {
+        Some(first) => first.to_uppercase().chain(rest).collect(),
         None => text.to_owned(),
     }
 }

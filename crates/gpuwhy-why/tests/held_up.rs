@@ -93,6 +93,16 @@ fn programs_of_others_come_before_the_jobs_own() {
     assert!(!advice.contains("the job's own"), "{advice}");
 }
 
+#[test]
+fn a_fix_saves_what_those_it_names_had() {
+    let report = squeezed(&[(999, "sh", 9 * MS), (998, "cc1", 6 * MS), (997, "ld", 3 * MS)]);
+    let starved = found(&report, "input_starved");
+    let told = starved.fixes.iter().find(|fix| fix.text.contains("the CPU of")).unwrap();
+    assert!(told.text.starts_with("sh 999 and cc1 998 take the CPU of pt_data_worker:0 200"), "{}", told.text);
+    assert!(told.text.contains("renice 19 -p 999 998"), "{}", told.text);
+    assert_eq!(told.saves_ns / MS, 15 * STEPS, "{told:#?}");
+}
+
 /// The main thread waits for a worker; other children of the job stood at the end of some chains for a moment.
 fn with_children(idle_cores: f64) -> Report {
     let mut story = Story::new();

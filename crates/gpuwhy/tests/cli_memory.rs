@@ -159,6 +159,35 @@ fn one_tensor_a_step_is_a_leak_from_the_step_it_began_in() {
     assert!(peak.contains(&told.line("model")) && !peak.contains("Growth"), "{peak}");
 }
 
+/// The answer is the same on a machine that has not the job's files.
+#[test]
+fn a_leak_is_fixed_the_same_way_once_the_source_is_gone() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let own = simgpu::install(&place.dir.path().join("sim")).unwrap();
+    let mut command = place.trace();
+    command.env("LD_LIBRARY_PATH", &own.dir);
+    command.args(["--quiet", "--", "python3"]).arg(&own.memjob_py).args(["leak", "--steps", "80", "--onset", "20"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    let source = std::fs::read_to_string(&own.memjob_py).unwrap();
+    std::fs::remove_dir_all(&own.dir).unwrap();
+    let told = Told::of(place, &output);
+    let fix = told.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
+    assert!(fix.contains("detached clone"), "{fix}");
+    // What is kept is what stood there, line by line.
+    let file = told.place.run_file();
+    let mut rows = file.prepare("SELECT line, text FROM source_lines WHERE file LIKE '%/memjob.py'").unwrap();
+    let kept = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    let kept: Vec<(u32, String)> = kept.collect::<Result<_, _>>().unwrap();
+    assert!(kept.len() > 3, "{kept:?}");
+    for (line, text) in kept {
+        assert_eq!(text, source.lines().nth(line as usize - 1).unwrap().trim(), "line {line}");
+    }
+}
+
 #[test]
 fn the_same_leak_at_half_the_step_rate_leaks_as_much_a_step() {
     if !can_trace() {

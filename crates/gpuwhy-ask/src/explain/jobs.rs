@@ -12,6 +12,10 @@ use std::collections::BTreeMap;
 /// Jobs explained at most, those with most launches: each takes memory of its own.
 const MOST: usize = 16;
 
+/// Kinds of findings about time in calls that allocate and free: what it cost the GPU, and what the calls took.
+const ALLOC_CHURN: &str = "alloc_churn";
+const ALLOC_LATENCY: &str = "alloc_latency";
+
 /// A job and its report.
 #[derive(Debug, Clone)]
 pub(super) struct Explained {
@@ -44,25 +48,26 @@ pub(super) fn worth(reader: &Reader, asked: &Asked) -> Result<Vec<Option<Job>>> 
 pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) -> Report {
     let several = explained.len() > 1;
     let mut nobodys = Vec::new();
+    let mut of_each: Vec<Vec<Finding>> = vec![Vec::new(); explained.len()];
     for finding in findings {
-        let is_of = |one: &&mut Explained| match (&one.job, finding.pid) {
+        let is_of = |one: &Explained| match (&one.job, finding.pid) {
             (Some(job), Some(pid)) => job.pids.contains(&pid),
             (Some(_), None) => !several,
             (None, _) => true,
         };
-        match explained.iter_mut().find(is_of) {
-            Some(one) => one.report.findings.push(finding),
-            None => nobodys.push(finding),
-        }
+        let own = explained.iter().position(is_of).and_then(|place| of_each.get_mut(place));
+        own.unwrap_or(&mut nobodys).push(finding);
     }
-    explained.iter_mut().for_each(|one| Finding::sort(&mut one.report.findings));
+    if let [own] = of_each.as_mut_slice() {
+        // Also what is wrong with a job that launched nothing.
+        own.append(&mut nobodys);
+    }
+    for (one, own) in explained.iter_mut().zip(of_each) {
+        let own = absorb(&mut one.report.findings, own);
+        one.report.add_findings(own);
+    }
     match explained.pop() {
-        Some(mut only) if explained.is_empty() => {
-            // What is wrong with a job that launched nothing.
-            only.report.findings.append(&mut nobodys);
-            Finding::sort(&mut only.report.findings);
-            only.report
-        }
+        Some(only) if explained.is_empty() => only.report,
         Some(last) => {
             explained.push(last);
             all(explained, nobodys)
@@ -71,7 +76,27 @@ pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) ->
     }
 }
 
-fn all(mut explained: Vec<Explained>, mut findings: Vec<Finding>) -> Report {
+/// Time in calls that allocate and free was found from both sides: by what it did to the GPU, and by what it did with memory.
+/// That is one finding, as bad as `gpuwhy memory` says it is. Returns what else is worth telling of memory.
+fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
+    let mut others = Vec::new();
+    for finding in of_memory {
+        let same = |found: &&mut Finding| found.kind == ALLOC_CHURN && found.pid == finding.pid;
+        match findings.iter_mut().find(same).filter(|_| finding.lost_ns > 0) {
+            Some(found) => {
+                found.severity = finding.severity;
+                found.effect.push(finding.title);
+            }
+            // What cost the GPU nothing is a matter of `gpuwhy memory` alone.
+            None if finding.kind == ALLOC_LATENCY => {}
+            None => others.extend(Some(finding).filter(|finding| finding.severity >= Severity::Medium)),
+        }
+    }
+    others
+}
+
+fn all(mut explained: Vec<Explained>, nobodys: Vec<Finding>) -> Report {
+    let mut findings = Vec::new();
     let lost = |report: &Report| report.findings.iter().map(|finding| finding.lost_ns).max();
     explained.sort_by_key(|one| Reverse((worst(&one.report), lost(&one.report))));
     let jobs: Vec<JobReport> = explained.iter().map(job_report).collect();
@@ -88,12 +113,13 @@ fn all(mut explained: Vec<Explained>, mut findings: Vec<Finding>) -> Report {
     }
     let mut known = std::collections::BTreeSet::new();
     whole.loss.notes.retain(|note| known.insert(note.clone()));
+    // Those of the jobs have their places in the verdict.
     whole.findings.append(&mut findings);
-    Finding::sort(&mut whole.findings);
     // What is well with one job may be wrong with another, and no steady part is that of all.
     whole.healthy.clear();
     whole.steady = None;
     whole.verdict = verdict(&jobs, &whole.verdict);
+    whole.add_findings(nobodys);
     whole.jobs = jobs;
     whole
 }
@@ -136,4 +162,63 @@ fn verdict(jobs: &[JobReport], of_worst: &str) -> String {
     let many = units::count(jobs.len() as u64);
     let who = jobs.first().map(|job| format!("{} {}", job.name, job.pid)).unwrap_or_default();
     format!("{many} jobs were recorded. The worst is {who}: {of_worst}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn costing(kind: &str, severity: Severity) -> Finding {
+        Finding { pid: Some(7), lost_ns: 5, ..Finding::new(kind, severity, format!("{kind} cost time")) }
+    }
+
+    fn explained(findings: Vec<Finding>) -> Vec<Explained> {
+        let report = Report { findings, verdict: "The launching thread slept.".into(), ..Report::default() };
+        vec![Explained { job: None, report }]
+    }
+
+    #[test]
+    fn one_trouble_is_as_bad_in_every_answer() {
+        for kind in ["fragmentation", ALLOC_LATENCY] {
+            for severity in [Severity::Low, Severity::High] {
+                let time = explained(vec![costing(ALLOC_CHURN, Severity::Medium)]);
+                let report = together(time, vec![costing(kind, severity)]);
+                assert_eq!(report.findings.len(), 1, "{:#?}", report.findings);
+                assert_eq!((report.findings[0].kind.as_str(), report.findings[0].severity), (ALLOC_CHURN, severity));
+                assert_eq!(report.findings[0].effect, [format!("{kind} cost time")]);
+            }
+        }
+        // Of memory that is reserved for nothing the time says nothing; and what cost no GPU time stays with memory.
+        let unused = Finding { lost_ns: 0, ..costing("fragmentation", Severity::High) };
+        let report = together(explained(vec![costing(ALLOC_CHURN, Severity::Medium)]), vec![unused]);
+        assert_eq!(report.findings.len(), 2);
+        let report = together(explained(Vec::new()), vec![costing(ALLOC_LATENCY, Severity::High)]);
+        assert_eq!(report.findings, []);
+    }
+
+    #[test]
+    fn what_ended_the_job_opens_the_verdict() {
+        let leak = Finding { lost_bytes: 9, ..Finding::new("memory_leak", Severity::Critical, "a.py:3 leaks".into()) };
+        let oom = Finding::new("oom", Severity::Critical, "out of memory at 3.07 s: a.py:3 asked for 1 MB".into());
+        let slept = Finding { lost_ns: 1 << 40, ..Finding::new("host_sleep", Severity::High, "slept".into()) };
+        let report = together(explained(vec![slept.clone()]), vec![leak.clone(), oom]);
+        let kinds: Vec<&str> = report.findings.iter().map(|found| found.kind.as_str()).collect();
+        assert_eq!(kinds, ["oom", "memory_leak", "host_sleep"]);
+        let verdict = "Out of memory at 3.07 s: a.py:3 asked for 1 MB. a.py:3 leaks. The launching thread slept.";
+        assert_eq!(report.verdict, verdict);
+        // What ended nothing comes after what cost the time.
+        let report = together(explained(vec![slept]), vec![Finding { severity: Severity::High, ..leak }]);
+        assert_eq!(report.verdict, "The launching thread slept. a.py:3 leaks.");
+    }
+
+    #[test]
+    fn what_ended_a_job_that_launched_nothing_is_said_first() {
+        let job = |pid: u32| {
+            let job = Job { pids: [pid].into(), ..Job::default() };
+            Explained { job: Some(job), report: Report { verdict: format!("About {pid}."), ..Report::default() } }
+        };
+        let oom = Finding { pid: Some(9), ..Finding::new("oom", Severity::Critical, "out of memory at 1 s".into()) };
+        let report = together(vec![job(7), job(8)], vec![oom]);
+        assert!(report.verdict.starts_with("Out of memory at 1 s. 2 jobs were recorded."), "{}", report.verdict);
+    }
 }

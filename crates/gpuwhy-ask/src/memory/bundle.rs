@@ -104,7 +104,11 @@ fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, ve
         name: gpu.name.clone(),
         uuid: gpu.uuid.clone(),
     };
-    let process = |one: &gpuwhy_memory::ProcessFact| gpuwhy_bundle::Process { pid: one.pid, name: one.name.clone() };
+    let process = |one: &gpuwhy_memory::ProcessFact| gpuwhy_bundle::Process {
+        pid: one.pid,
+        name: one.name.clone(),
+        ended_ns: one.ended_ns,
+    };
     let steps = first.steps.iter().map(|(pid, steps)| Steps::new(*pid, steps, |stack| number_of.get(&stack).copied()));
     let mut header = Header {
         gpuwhy: version.to_owned(),

@@ -5,6 +5,7 @@
 //! reader, and the lock that tells whether somebody writes can be looked at in between.
 
 use super::site;
+use super::source::Sources;
 use crate::{Error, Result, Stop};
 use gpuwhy_memory::live::{Picture, Tracker};
 use gpuwhy_memory::report::Report;
@@ -178,7 +179,7 @@ impl Following {
         }
         tracker.devices(&samples, &processes);
         let unnamed: Vec<u64> = tracker.stacks().into_iter().filter(|id| !self.sites.contains_key(id)).collect();
-        let named = reader.stack_text(&unnamed)?.into_iter().map(|(id, trace)| (id, site(trace, None)));
+        let named = reader.stack_text(&unnamed)?.into_iter().map(|(id, trace)| (id, site(trace, &Sources::default())));
         self.sites.extend(named);
         if !unnamed.is_empty() {
             tracker.set_backward(backward_stacks(&self.sites));

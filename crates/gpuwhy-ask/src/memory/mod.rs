@@ -25,11 +25,6 @@ use source::Sources;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
-/// Frames of the user's that are looked at for what stands around their loops.
-const OWN_FRAMES: usize = 4;
-/// What matters there, as [`gpuwhy_memory::HINTS`] has it.
-const AUTOCAST: &str = "autocast(";
-
 /// What is known, and the run it is of.
 #[derive(Debug, Clone)]
 pub struct Examined {
@@ -114,8 +109,8 @@ impl Asked {
 
 /// Stacks in words; those the file does not know are missing.
 fn sites(reader: &Reader, ids: &[u64]) -> Result<HashMap<u64, SiteFact>> {
-    let mut sources = Sources::default();
-    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, Some(&mut sources)))).collect())
+    let sources = Sources::of(reader)?;
+    Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, &sources))).collect())
 }
 
 /// What people were alerted of in that time; of these processes, and of whole GPUs.
@@ -142,16 +137,19 @@ fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert
     Ok(rows.filter_map(alert).collect())
 }
 
-/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time. Time lost in calls
-/// that allocate is accounted for there already.
+/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time, and whatever costs
+/// time, which is accounted for there, too.
 pub(crate) fn findings(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
     let mut found = examine_unless(stop, reader, part)?.report.findings;
-    found.retain(|finding| finding.severity >= Severity::Medium && finding.kind != "alloc_latency");
+    found.retain(|finding| finding.severity >= Severity::Medium || finding.lost_ns > 0);
     Ok(found)
 }
 
 fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo]) -> Facts {
-    let process = |one: gpuwhy_store::Process| (one.pid, ProcessFact { pid: one.pid, name: one.name });
+    let process = |one: gpuwhy_store::Process| {
+        let ended_ns = one.ended.map(|at| at.max(0).cast_unsigned());
+        (one.pid, ProcessFact { pid: one.pid, name: one.name, ended_ns })
+    };
     Facts {
         from_ns,
         to_ns,
@@ -212,27 +210,16 @@ fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
     notes
 }
 
-/// Whether one of the innermost of the user's own frames stands in a loop in a block that has this word.
-fn is_loop_in(frames: &[gpuwhy_store::StackFrame], sources: &mut Sources, word: &'static str) -> bool {
-    let own = frames.iter().filter(|frame| !frame.file.contains("/site-packages/") && frame.file.starts_with('/'));
-    own.take(OWN_FRAMES)
-        .any(|frame| frame.line.is_some_and(|line| sources.is_loop_in(&frame.file, line as usize, word)))
-}
-
-/// A stack in the words of the analysis; without sources, their text is not looked at.
-fn site(trace: StackTrace, sources: Option<&mut Sources>) -> SiteFact {
+/// A stack in the words of the analysis.
+fn site(trace: StackTrace, sources: &Sources) -> SiteFact {
     let place = trace.top_line;
-    let (mut line, mut function, mut source) = (None, None, None);
+    let (mut line, mut function, mut top) = (None, None, None);
     if let Some((at, name)) = place.as_deref().and_then(|place| place.rsplit_once(' ')) {
         line = Some(at.rsplit('/').next().unwrap_or(at).to_owned());
         function = Some(name.to_owned());
-        if let (Some((file, number)), Some(sources)) = (at.rsplit_once(':'), sources) {
-            source = number.parse().ok().and_then(|number| sources.line(file, number));
-            if is_loop_in(&trace.frames, sources, AUTOCAST) {
-                source.get_or_insert_default().push_str(AUTOCAST);
-            }
-        }
+        top = at.rsplit_once(':').and_then(|(file, number)| Some((file, number.parse().ok()?)));
     }
+    let source = sources.of_stack(top, &trace.frames);
     let frame = |frame: gpuwhy_store::StackFrame| {
         let line = frame.line.map_or_else(|| "?".to_owned(), |line| line.to_string());
         format!("{}:{line} {}", frame.file, frame.function)

@@ -86,6 +86,7 @@ impl Analyser {
             onset_ns: fit.onset_ns,
             onset_step: self.step_at(key.pid, fit.onset_ns),
             grown_bytes: fit.grown_bytes,
+            last_look_ns: space.grid.at.last().copied().unwrap_or_default(),
             looks: fit.looks as u64,
             looks_with_growth: fit.keeping as u64,
             out_of_memory_in_ns: None,
@@ -94,13 +95,22 @@ impl Analyser {
         }
     }
 
+    /// Whether memory cannot run out any more: it has, or whoever leaks is gone.
+    fn is_over(&self, leak: &Leak) -> bool {
+        let ran_out = |key: SpaceKey| (key.pid, key.device()) == (leak.pid, leak.device);
+        let ended = self.facts.processes.get(&leak.pid).and_then(|process| process.ended_ns);
+        ended.is_some()
+            || self.ooms.ends.contains_key(&leak.pid)
+            || self.ooms.records().any(|record| ran_out(record.key))
+    }
+
     /// When memory runs out: what the device has left, and what PyTorch has and does not use, over all leaks' rates.
     fn foretell(&self, leaks: &mut [Leak]) {
         let mut rates: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
         for leak in leaks.iter() {
             *rates.entry((leak.pid, leak.device)).or_default() += leak.bytes_per_second;
         }
-        for leak in leaks {
+        for leak in leaks.iter_mut().filter(|leak| !self.is_over(leak)) {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
             // Not at the very end: the process may be gone by then. Looks end where reports do.

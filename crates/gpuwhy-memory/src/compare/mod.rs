@@ -117,7 +117,7 @@ pub struct LineInRun {
     pub line: Option<String>,
     /// Bytes in use when most was.
     pub at_peak: u64,
-    /// Bytes in use at the end of the last step.
+    /// Bytes in use at the last look.
     pub at_end: u64,
     /// What each step keeps there; `None` where it does not leak, or there are no steps.
     pub bytes_per_step: Option<f64>,

@@ -26,6 +26,8 @@ fn run(lines: &[Line], steps: u64) -> Report {
         source: Source::Torch,
         allocated: 0,
         reserved: peak,
+        ended_ns: None,
+        last_look: None,
         peak_allocated: peak,
         peak_allocated_at_ns: 5,
         peak_reserved: peak,

@@ -36,13 +36,18 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
     } else {
         format!("{} of {reserved} reserved were not in use at the peak", units::bytes(unused))
     };
+    let share = if churns { (one.churn_ns as f64 / late.max(1.0)).min(1.0) } else { 0.0 };
+    let severity = match ran_out {
+        true => Severity::High,
+        false => Severity::of_share(share).max(Severity::Low),
+    };
     let time = (one.driver_ns > 0).then(|| format!("{} in calls that allocate and free", units::time(one.driver_ns)));
     let left = format!("left {} of {reserved} unused", units::percent(unused as f64, one.peak_reserved as f64));
     let state = format!("{} segments, {} given back", units::count(one.segments), units::count(one.returned));
     Some(Finding {
         lost_ns: if churns { one.churn_ns } else { 0 },
         lost_bytes: unused,
-        share: if churns { (one.churn_ns as f64 / late.max(1.0)).min(1.0) } else { 0.0 },
+        share,
         pid: Some(one.pid),
         chain: vec![memory_link(who(facts, one.pid, one.device), left, None, state, None)],
         root_cause: RootCause { pid: Some(one.pid), name: Some(facts.name(one.pid)), ..cause(one, churns) },
@@ -51,7 +56,7 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
         confidence: if churns { Confidence::High } else { Confidence::Medium },
         confidence_reason:
             "reserved and allocated are PyTorch's own figures; which free blocks fit which request is not seen".into(),
-        ..Finding::new("fragmentation", if ran_out { Severity::High } else { Severity::Low }, title)
+        ..Finding::new("fragmentation", severity, title)
     })
 }
 
@@ -82,11 +87,7 @@ pub(super) fn latency(one: &Fragmentation, facts: &Facts) -> Option<Finding> {
     let ending = if slower { ", which become slower" } else { "" };
     let title = format!("{} in calls that allocate and free GPU memory{ending}", units::time(lost));
     let evidence = "SELECT second, op, calls, total_ns, max_ns FROM seconds WHERE op IN ('cudaMalloc', 'cudaFree')";
-    let severity = match share {
-        share if share >= 0.1 => Severity::High,
-        share if share >= 0.03 => Severity::Medium,
-        _ => Severity::Low,
-    };
+    let severity = Severity::of_share(share).max(Severity::Low);
     Some(Finding {
         lost_ns: lost,
         share: share.min(1.0),

@@ -6,7 +6,7 @@ use crate::backward::calls_backward;
 use crate::facts::Facts;
 use crate::fixes;
 use crate::lines::Lines;
-use crate::report::{Leak, Report};
+use crate::report::{Leak, Oom, Report};
 use crate::steps::Certainty;
 use gpuwhy_model::{Confidence, Finding, RootCause, Severity, units};
 
@@ -36,7 +36,13 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
         pid: Some(leak.pid),
         chain: vec![
             memory_link(who(facts, leak.pid, leak.device), more, None, stayed(leak), None),
-            memory_link(line.clone(), pieces.clone(), None, "allocated, never freed".into(), stack),
+            memory_link(
+                line.clone(),
+                pieces.clone(),
+                None,
+                format!("not freed by {}, the last look", units::time(leak.last_look_ns)),
+                stack,
+            ),
         ],
         root_cause: RootCause {
             kind: "kept_tensors".into(),
@@ -45,7 +51,7 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
             detail: format!("{line} {pieces}"),
             line: leak.line.clone(),
         },
-        effect: effect(leak),
+        effect: effect(leak, report),
         fixes: fixes::leak(leak, &report.leaks, lines),
         confidence,
         confidence_reason,
@@ -77,13 +83,26 @@ fn pieces(leak: &Leak) -> String {
     }
 }
 
-fn effect(leak: &Leak) -> Vec<String> {
+fn effect(leak: &Leak, report: &Report) -> Vec<String> {
     let mut effect = vec![format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64))];
+    effect.extend(course(leak, report));
     if let Some(ns) = leak.out_of_memory_in_ns {
         let steps = leak.out_of_memory_in_steps.map(|n| format!(" ({} steps)", units::count(n))).unwrap_or_default();
         effect.push(format!("memory runs out {}{steps} after the end of this recording", units::time(ns)));
     }
     effect
+}
+
+/// How far it got where it cannot go on: memory ran out, or the process ended.
+fn course(leak: &Leak, report: &Report) -> Option<String> {
+    let of_it = |oom: &&Oom| (oom.pid, oom.device) == (leak.pid, leak.device);
+    if let Some(oom) = report.ooms.iter().find(of_it) {
+        return Some(format!("memory ran out at {}", units::time(oom.at_ns)));
+    }
+    let space = report.spaces.iter().find(|space| (space.pid, space.device) == (leak.pid, leak.device))?;
+    let (ended, look) = (space.ended_ns?, space.last_look?);
+    let (used, at) = (units::bytes(look.allocated), units::time(look.at_ns));
+    Some(format!("{used} were in use at {at}; the process ended at {} with room left", units::time(ended)))
 }
 
 /// From how much of the time something stayed.

@@ -3,6 +3,7 @@
 
 mod device;
 mod driver;
+mod killed;
 mod leak;
 mod oom;
 
@@ -15,6 +16,7 @@ use gpuwhy_model::{Finding, Link, units};
 pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding> {
     let mut found: Vec<Finding> = report.leaks.iter().map(|one| leak::finding(one, report, facts, lines)).collect();
     found.extend(report.ooms.last().map(|one| oom::finding(one, report, facts)));
+    found.extend(report.ends.iter().filter_map(killed::finding));
     found.extend(report.fragmentation.iter().filter_map(|one| driver::fragmentation(one, report, facts)));
     found.extend(report.fragmentation.iter().filter_map(|one| driver::latency(one, facts)));
     found.extend(report.gaps.iter().filter_map(device::hidden));
@@ -48,6 +50,8 @@ pub(crate) fn rate(leak: &Leak) -> String {
 /// The report in a few sentences.
 pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
     let mut said = Vec::new();
+    let killed = report.ends.iter().filter(|end| end.oom_killed);
+    said.extend(killed.map(|end| format!("The kernel killed {} {}: main memory ran out.", end.name, end.pid)));
     if let Some(oom) = report.ooms.last() {
         let times = if report.oom_count > 1 { format!(" {} times", report.oom_count) } else { String::new() };
         let line = oom.line.as_deref().unwrap_or(NO_LINE);
@@ -58,7 +62,7 @@ pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
         let since = leak.onset_step.map_or_else(|| units::time(leak.onset_ns), |step| format!("step {step}"));
         said.push(format!("{line} leaks {} since {since}.", rate(leak)));
     }
-    if said.is_empty() && !report.spaces.is_empty() {
+    if report.oom_count == 0 && report.leaks.is_empty() && !report.spaces.is_empty() {
         said.push("No leak was found.".to_owned());
     }
     if let Some(space) = report.spaces.iter().find(|space| space.source == Source::Torch).or(report.spaces.first()) {

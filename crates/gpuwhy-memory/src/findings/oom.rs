@@ -18,7 +18,9 @@ pub(super) fn finding(oom: &Oom, report: &Report, facts: &Facts) -> Finding {
     )];
     chain.extend(oom.live.iter().take(3).map(|holder| held_link(holder, oom.allocated)));
     let severity = if oom.fatal { Severity::Critical } else { Severity::High };
-    let title = format!("out of memory at {}: {} asked for {asked}", units::time(oom.at_ns), named(oom.line.as_ref()));
+    let ended = if oom.fatal { "; the process ended" } else { "" };
+    let title =
+        format!("out of memory at {}: {} asked for {asked}{ended}", units::time(oom.at_ns), named(oom.line.as_ref()));
     Finding {
         lost_bytes: oom.asked,
         pid: Some(oom.pid),
@@ -74,7 +76,7 @@ fn cause(oom: &Oom, report: &Report) -> RootCause {
 }
 
 fn effect(oom: &Oom, report: &Report) -> Vec<String> {
-    let mut effect = vec![if oom.fatal { "the process ended".to_owned() } else { "the process went on".to_owned() }];
+    let mut effect = vec![if oom.fatal { "it ended the process".to_owned() } else { "the process went on".to_owned() }];
     effect.extend(oom.device_words());
     if report.oom_count > 1 {
         effect.push(format!("memory ran out {} times", units::count(report.oom_count)));

@@ -132,7 +132,7 @@ impl Job {
     }
 
     pub fn facts(&self) -> Facts {
-        let process = ProcessFact { pid: PID, name: "python3".into() };
+        let process = ProcessFact { pid: PID, name: "python3".into(), ended_ns: None };
         Facts { to_ns: self.now, processes: BTreeMap::from([(PID, process)]), ..Facts::default() }
     }
 

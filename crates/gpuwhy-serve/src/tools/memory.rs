@@ -90,9 +90,19 @@ struct Space {
     device: Option<u32>,
     /// torch: tensors of PyTorch's allocator; driver: calls to CUDA past it
     source: String,
-    /// In use, and had from the driver, at the end
+    /// In use, and had from the driver, when the process ended (ended_ns), else at the end of the recording
     allocated: u64,
     reserved: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    ended_ns: Option<u64>,
+    /// In use when lines were last looked at for growth: leaks are of this moment
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    allocated_at_last_look: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
+    last_look_ns: Option<u64>,
     /// The most in use at any moment, exactly, and when
     peak_allocated: u64,
     peak_allocated_at_ns: u64,
@@ -134,6 +144,9 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Memory, 
         source: format!("{:?}", space.source).to_ascii_lowercase(),
         allocated: space.allocated,
         reserved: space.reserved,
+        ended_ns: space.ended_ns,
+        allocated_at_last_look: space.last_look.map(|look| look.allocated),
+        last_look_ns: space.last_look.map(|look| look.at_ns),
         peak_allocated: space.peak_allocated,
         peak_allocated_at_ns: space.peak_allocated_at_ns,
         preexisting: space.preexisting,

@@ -122,7 +122,7 @@ pub(super) const EVENTS: [Table; 3] = [
 ];
 
 /// Everything else but the run itself and its findings.
-pub(super) const TABLES: [Table; 28] = [
+pub(super) const TABLES: [Table; 29] = [
     // No process is in two runs; who was told of as process 0, which is nobody, is nobody in all.
     Table {
         name: "process_",
@@ -240,6 +240,12 @@ pub(super) const TABLES: [Table; 28] = [
         since: 1,
         columns: &[("id", Int), ("frames", Text), ("top_line", Text)],
         conflict: "ON CONFLICT (id) DO NOTHING",
+    },
+    Table {
+        name: "source_line_",
+        since: 6,
+        columns: &[("file", Text), ("line", Int), ("text", Text), ("around", Text)],
+        conflict: crate::source_lines::CONFLICT,
     },
     table(
         "system_second_",

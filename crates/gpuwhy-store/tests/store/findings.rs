@@ -218,7 +218,8 @@ pub(crate) fn make_version_2(path: &Path) {
 
 /// Makes a file what version 4 wrote.
 fn make_version_4(path: &Path) {
-    let sql = "DROP VIEW alerts; DROP TABLE alert_; PRAGMA user_version = 4;";
+    let sql = "DROP VIEW source_lines; DROP TABLE source_line_; DROP VIEW alerts; DROP TABLE alert_;
+               PRAGMA user_version = 4;";
     Connection::open(path).unwrap().execute_batch(sql).unwrap();
 }
 
@@ -257,7 +258,7 @@ fn a_file_of_version_1_is_read_and_takes_findings() {
     assert_plain(&path);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM causal_chains WHERE tid = 201"), 1);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), events);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM allocations"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(sm_percent) FROM gpu_processes"), 0);
     assert_eq!(reader.ledger().unwrap(), []);
@@ -273,7 +274,7 @@ fn a_file_of_version_2_is_read_and_takes_findings() {
     let session = reader.session().unwrap();
     assert_eq!((session.thinned, session.max_size), (0, None));
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT thinned FROM sessions WHERE max_size IS NULL"), 0);
     assert_eq!(reader.session().unwrap(), session);
 }
@@ -291,7 +292,7 @@ fn a_file_of_version_3_is_read_and_takes_findings() {
     assert!(facts.unwatched.len() > 2);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM system_seconds"), 0);
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
@@ -310,10 +311,23 @@ fn a_file_of_version_4_is_read_and_takes_findings() {
     let facts = reader.facts(0, None).unwrap();
     assert_eq!(reader.alerts(0, u64::MAX).unwrap(), []);
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
-    assert_eq!(number(&reader, "PRAGMA user_version"), 5);
+    assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM alerts"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
     assert_eq!(reader.facts(0, None).unwrap(), facts);
+}
+
+#[test]
+fn a_file_of_version_5_takes_findings() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(500, 3));
+    let sql = "DROP VIEW source_lines; DROP TABLE source_line_; PRAGMA user_version = 5;";
+    Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
+    let reader = Reader::open(&path).unwrap();
+    assert_eq!(number(&reader, "PRAGMA user_version"), 6);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM source_lines"), 0);
 }
 
 #[test]

@@ -18,6 +18,7 @@ mod replay;
 mod round_trip;
 mod run_facts;
 mod size;
+mod source_lines;
 mod stacks;
 mod support;
 mod survival;

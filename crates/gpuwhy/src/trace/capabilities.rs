@@ -16,6 +16,9 @@ const MOST: u32 = 64;
 /// What attaching to a library that is loaded later needs: probes, and looking into the process and its files.
 pub(crate) const KEPT: u64 = 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_SYS_PTRACE | 1 << CAP_DAC_READ_SEARCH;
 
+/// What following `/proc/PID/root` of somebody else's process needs.
+pub(crate) const SEE_PROCESSES: u64 = 1 << CAP_SYS_PTRACE;
+
 /// A thread's sets, a bit for each capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct CapSets {

@@ -17,6 +17,7 @@ pub(crate) mod privileges;
 mod processes;
 mod recorder;
 mod screen;
+mod sources;
 pub(crate) mod sudo;
 mod summary;
 mod writer;

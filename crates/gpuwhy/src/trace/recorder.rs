@@ -14,6 +14,7 @@ use crate::trace::ledger::LiveLedger;
 use crate::trace::limits;
 use crate::trace::privileges::{self, Circumstances};
 use crate::trace::processes::Processes;
+use crate::trace::sources::Sources;
 use crate::trace::sudo::Caller;
 use crate::trace::summary::UnwatchedTime;
 use crate::trace::writer::{Snapshot, WriterThread};
@@ -89,9 +90,11 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let alerts = Alerting::start(settings, shell, created.writer.path(), start_ns, &progress);
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
     let machine = machine();
+    let writer = WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?;
     let mut recorder = Recorder {
         capture,
-        writer: WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?,
+        sources: Sources::start(&writer),
+        writer,
         batch: Batch::default(),
         budgeting,
         processes: Processes::new(machine.clone()),
@@ -175,6 +178,7 @@ struct Recorder {
     budgeting: Budgeting,
     processes: Processes,
     host: HostSide,
+    sources: Sources,
     alerts: Alerting,
     libraries_noted: usize,
     lost_by_op: HashMap<OpId, u64>,
@@ -283,6 +287,7 @@ impl Recorder {
         self.host.note(&self.batch);
         self.alerts.note(&self.batch);
         self.budgeting.note(&self.batch);
+        self.sources.note(&self.batch);
         let next = self.writer.spare();
         self.writer.batch(std::mem::replace(&mut self.batch, next));
         records
@@ -390,6 +395,7 @@ impl Recorder {
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
+        self.sources.finish();
         let own = OwnCost::so_far(self.ring_bytes);
         let stacks = self.capture.stack_counts();
         let end = RunEnd {

@@ -3,8 +3,8 @@
 //! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
 
 use crate::trace::ledger::LiveLedger;
-use gpuwhy_capture::batch::Batch;
-use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, Unwatched};
+use gpuwhy_capture::batch::{Batch, NamedStack};
+use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, SourceLine, TensorEvent, Unwatched};
 use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
@@ -25,6 +25,7 @@ enum Message {
     Unwatched(Unwatched),
     Governor(GovernorRow),
     Alert(Box<AlertRow>),
+    Source(SourceLine),
     Machine(Machine),
     Tick(Duration),
     Finish(RunEnd),
@@ -111,6 +112,12 @@ impl WriterThread {
 
     pub(crate) fn alert(&self, row: AlertRow) {
         self.send(Message::Alert(Box::new(row)));
+    }
+
+    /// For a thread that finds lines of source: how they get into the file. False when the file is closed.
+    pub(crate) fn source_lines(&self) -> impl Fn(SourceLine) -> bool + Send + use<> {
+        let queue = self.queue.clone();
+        move |line| queue.send(Message::Source(line)).is_ok()
     }
 
     pub(crate) fn machine(&self, machine: Machine) {
@@ -207,6 +214,7 @@ impl Owner {
                 Message::Unwatched(row) => self.writer.add_unwatched(row),
                 Message::Governor(row) => self.writer.add_governor(row),
                 Message::Alert(row) => self.writer.add_alert(*row),
+                Message::Source(line) => self.writer.add_source_line(line),
                 Message::Machine(machine) => self.writer.set_machine(machine),
                 Message::Tick(elapsed) => self.tick(elapsed),
                 Message::Finish(end) => {
@@ -232,7 +240,7 @@ impl Owner {
         self.writer.add_transfers(&batch.transfers);
         self.writer.add_communicators(&batch.communicators);
         self.writer.add_function_names(batch.names.drain(..));
-        for (id, stack) in batch.stacks.drain(..) {
+        for NamedStack { id, stack, .. } in batch.stacks.drain(..) {
             self.writer.add_stack(id, StackText { frames: stack.frames, top_line: stack.top_line });
         }
         batch.clear();
