@@ -71,4 +71,4 @@ pub use stacks::{
     StackSums, StackTrace, StackUnit,
 };
 pub use told::GovernorRow;
-pub use writer::{Created, Finished, NewRun, RunEnd, Writer};
+pub use writer::{Created, Finished, Missing, NewRun, RunEnd, Writer};

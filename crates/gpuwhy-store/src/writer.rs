@@ -21,6 +21,7 @@ use crate::unsaved::{Tally, Unsaved};
 use crate::{Error, Result, reserve, schema};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -93,8 +94,19 @@ pub struct Finished {
     pub thinned: u64,
     /// What was lost in writing, by cause; also in the file.
     pub lost: Vec<(LossCause, u64)>,
+    /// The same by op.
+    pub lost_by_op: BTreeMap<OpId, u64>,
     /// What could not be done; the file is readable all the same.
     pub problem: Option<Error>,
+}
+
+/// Events that have no row in the file, by op.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Given up by the writer: there was no room for them.
+    pub lost: BTreeMap<OpId, u64>,
+    /// In memory, because the disk fails now; lost if it fails to the end.
+    pub waiting: BTreeMap<OpId, u64>,
 }
 
 /// Counts of events for the session's row.
@@ -133,6 +145,8 @@ pub struct Writer {
     sums: Aggregator,
     pending: Pending,
     counts: Counts,
+    /// What the writer itself has given up, by op.
+    given_up: BTreeMap<OpId, u64>,
     origin_ns: u64,
     /// Space to end the run with when the disk is full.
     reserve: Option<File>,
@@ -159,6 +173,7 @@ impl Writer {
             sums: Aggregator::new(run.start_monotonic_ns),
             pending: Pending::default(),
             counts: Counts::default(),
+            given_up: BTreeMap::new(),
             origin_ns: run.start_monotonic_ns,
             reserve,
         };
@@ -329,6 +344,12 @@ impl Writer {
         lost_before + write_failed + size_cap
     }
 
+    /// Events without a row in the file, as of now. What an open transaction holds counts only while the disk fails.
+    pub fn missing(&self) -> Missing {
+        let waiting = if self.failing { self.unsaved.by_op() } else { BTreeMap::new() };
+        Missing { lost: self.given_up.clone(), waiting }
+    }
+
     /// Makes everything so far durable: after `kill -9` the file opens and has it. While it cannot, the run goes on in
     /// memory; the error says how much is kept there.
     pub fn commit(&mut self) -> Result<()> {
@@ -355,7 +376,7 @@ impl Writer {
         if let Err(source) = merge_wal(&self.db) {
             problem = problem.or(Some(Error::NotMerged { path: self.claim.path.clone(), source }));
         }
-        let Self { db, claim, counts, .. } = self;
+        let Self { db, claim, counts, given_up, .. } = self;
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
         let lost = [(LossCause::WriteFailed, counts.write_failed), (LossCause::SizeCap, counts.size_cap)];
@@ -364,6 +385,7 @@ impl Writer {
             stored: counts.committed.events,
             thinned: counts.committed.thinned,
             lost: lost.into_iter().filter(|(_, events)| *events > 0).collect(),
+            lost_by_op: given_up,
             problem,
             path: claim.path.clone(),
         }

@@ -5,7 +5,7 @@
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, Unwatched};
-use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
+use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, Missing, OpTotals, RunEnd, StackText, Writer};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -49,8 +49,11 @@ pub(crate) struct Snapshot {
     /// The moment, since the run began.
     pub(crate) elapsed: Duration,
     pub(crate) totals: Vec<(OpId, OpTotals)>,
+    /// Events in the file; those that wait in memory for a full disk are not.
     pub(crate) stored: u64,
     pub(crate) lost: u64,
+    /// Events without a row in the file, of those that came as far as the writer.
+    pub(crate) missing: Missing,
     /// The newest thing that went wrong with the file since the snapshot before.
     pub(crate) trouble: Option<String>,
 }
@@ -61,6 +64,13 @@ pub(crate) struct WriterThread {
     snapshots: Receiver<Snapshot>,
     empty: Receiver<Batch>,
     thread: JoinHandle<Option<(Finished, Snapshot)>>,
+}
+
+impl Snapshot {
+    /// Events in memory that the disk does not take now.
+    pub(crate) fn unsaved(&self) -> u64 {
+        self.missing.waiting.values().sum()
+    }
 }
 
 impl WriterThread {
@@ -294,11 +304,13 @@ impl Owner {
     }
 
     fn snapshot(&self, elapsed: Duration) -> Snapshot {
+        let missing = self.writer.missing();
         Snapshot {
             elapsed,
             totals: self.writer.totals().map(|(op, totals)| (op, totals.clone())).collect(),
-            stored: self.writer.stored(),
+            stored: self.writer.stored().saturating_sub(missing.waiting.values().sum()),
             lost: self.writer.lost(),
+            missing,
             trouble: self.trouble.clone(),
         }
     }
