@@ -38,11 +38,13 @@ pub mod overview;
 mod pending;
 mod place;
 mod reader;
+mod repair;
 mod replay;
 mod reserve;
 mod rows;
 mod samples;
 pub mod schema;
+mod side_files;
 mod stacks;
 mod told;
 mod unsaved;
@@ -65,6 +67,7 @@ pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::{Owner, is_written};
 pub use reader::Reader;
+pub use repair::{RepairRequest, Repaired, main_file, repair};
 pub use replay::{LetGo, MemoryFollow};
 pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,

@@ -18,7 +18,7 @@ use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_mach
 use crate::place::{self, Claim, Owner};
 use crate::rows::RowWriter;
 use crate::unsaved::{Tally, Unsaved};
-use crate::{Error, Result, reserve, schema};
+use crate::{Error, Result, reserve, schema, side_files};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, ThreadSums};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
 use std::collections::BTreeMap;
@@ -156,10 +156,9 @@ impl Writer {
     /// Creates the run file. A file that has the name already is moved aside, with its -wal and -shm.
     pub fn create(path: &Path, run: &NewRun) -> Result<Created> {
         let claim = place::claim(path, run.owner)?;
-        let db = open_new(&claim.path, run).map_err(|source| {
+        let db = open_new(&claim, run).inspect_err(|_| {
             // The empty file is ours and of no use; an error in removing it would only hide the first.
             let _ = std::fs::remove_file(&claim.path);
-            write_error(&claim.path, 0, source)
         })?;
         let moved_to = claim.moved.clone();
         let reserve = claim.path.parent().and_then(reserve::take);
@@ -363,6 +362,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Moves what was committed from the -wal into the main file, as far as nobody reads it: whoever copies that file alone
+    /// has everything up to here. What cannot be moved now stays in the -wal, and is no loss.
+    pub fn checkpoint(&mut self) {
+        if !self.failing {
+            let _ = self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        }
+    }
+
     /// Ends the run and closes the file into one plain SQLite file. Does as much as the disk allows.
     pub fn finish(mut self, end: &RunEnd) -> Finished {
         let mut problem = self.commit().err();
@@ -373,9 +380,10 @@ impl Writer {
         if let Err(source) = self.write_end(end) {
             problem = problem.or(Some(self.write_error(source)));
         }
-        if let Err(source) = merge_wal(&self.db) {
-            problem = problem.or(Some(Error::NotMerged { path: self.claim.path.clone(), source }));
-        }
+        let merged = side_files::take_journal(&self.claim.path).and_then(|_journal| {
+            merge_wal(&self.db).map_err(|source| Error::NotMerged { path: self.claim.path.clone(), source })
+        });
+        problem = problem.or(merged.err());
         let Self { db, claim, counts, given_up, .. } = self;
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
@@ -457,15 +465,25 @@ impl Writer {
     }
 }
 
-/// Opens the claimed, empty file and makes it a run file.
-fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let db = Connection::open_with_flags(path, flags)?;
-    db.busy_timeout(BUSY)?;
-    db.set_prepared_statement_cache_capacity(STATEMENTS);
+/// Makes the claimed, empty file a run file and opens it.
+fn open_new(claim: &Claim, run: &NewRun) -> Result<Connection> {
+    let failed = |source| write_error(&claim.path, 0, source);
+    make_empty_run(&claim.path, run).map_err(failed)?;
+    claim.mark_wal().map_err(|source| Error::CannotCreate { path: claim.path.clone(), source })?;
+    // From here on SQLite would use what it finds beside the file.
+    let (sides, journal) = side_files::take(&claim.path, run.owner)?;
+    let db = open_for_writing(&claim.path, SizeCap(run.max_size)).map_err(failed)?;
+    sides.keep();
+    drop(journal);
+    Ok(db)
+}
+
+/// Beside an empty file SQLite uses nothing that it finds, and in this mode it makes nothing.
+fn make_empty_run(path: &Path, run: &NewRun) -> rusqlite::Result<()> {
+    let db = open(path)?;
+    db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     db.pragma_update(None, "page_size", stored(PAGE_BYTES))?;
-    db.pragma_update(None, "cache_size", -4000)?;
-    db.pragma_update(None, "synchronous", "NORMAL")?;
+    db.query_row("PRAGMA journal_mode = OFF", [], |_| Ok(()))?;
     schema::create(&db)?;
     db.execute(
         "INSERT INTO session_ (id, version, start_unix_ns, start_monotonic_ns, command, flags, max_size)
@@ -481,8 +499,22 @@ fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
     )?;
     write_machine(&db, &run.machine)?;
     db.execute_batch("COMMIT")?;
+    db.close().map_err(|(_, source)| source)
+}
+
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.busy_timeout(BUSY)?;
+    db.set_prepared_statement_cache_capacity(STATEMENTS);
+    db.pragma_update(None, "cache_size", -4000)?;
+    Ok(db)
+}
+
+fn open_for_writing(path: &Path, cap: SizeCap) -> rusqlite::Result<Connection> {
+    let db = open(path)?;
+    db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "journal_mode", "WAL")?;
-    let cap = SizeCap(run.max_size);
     db.pragma_update(None, "wal_autocheckpoint", stored(cap.part(64 * PAGE_BYTES, 16, CHECKPOINT_PAGES)))?;
     db.pragma_update(None, "journal_size_limit", stored(cap.part(16, 64 << 10, WAL_BYTES)))?;
     Ok(db)

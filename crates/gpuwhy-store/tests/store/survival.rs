@@ -278,7 +278,8 @@ fn even_a_tiny_full_disk_says_what_was_lost() {
     let mut writer = create(&path);
     let functions = ["cudaMalloc", "cudaFree", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize"];
     for second in 0..60u64 {
-        let of = |i: u64| Call { pid: 100 + (i % 8) as u32, ..call(functions[i as usize % 5], second * SECOND + i, 10) };
+        let of =
+            |i: u64| Call { pid: 100 + (i % 8) as u32, ..call(functions[i as usize % 5], second * SECOND + i, 10) };
         let mut calls: Vec<Call> = (0..1_000).map(of).collect();
         for stack in 0..20 {
             let frames = format!("/home/me/model.py:{stack} {}\n", "forward".repeat(100));

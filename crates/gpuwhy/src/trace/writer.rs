@@ -5,13 +5,17 @@
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, TensorEvent, Unwatched};
-use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, Missing, OpTotals, RunEnd, StackText, Writer};
+use gpuwhy_store::{
+    AlertRow, Finished, GovernorRow, LibraryRow, Machine, Missing, OpTotals, RunEnd, StackText, Writer,
+};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Batches that may wait: with at most 8k records each, about 12 MB.
 const QUEUE: usize = 16;
+/// Ticks between times at which the main file gets what only its -wal has: a file copied alone lacks as much.
+const CHECKPOINT_TICKS: u64 = 8;
 /// Rows gathered before they are written: sorted together they make a denser file.
 const GATHER: usize = 32 * 1024;
 
@@ -288,6 +292,9 @@ impl Owner {
         if self.ticks.is_multiple_of(2) {
             let outcome = self.writer.commit();
             self.note(outcome);
+        }
+        if self.ticks.is_multiple_of(CHECKPOINT_TICKS) {
+            self.writer.checkpoint();
         }
         if self.ticks.is_multiple_of(4) {
             // One that has not been looked at yet is newer than a second; that will do.
