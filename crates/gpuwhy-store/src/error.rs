@@ -195,6 +195,14 @@ pub enum Error {
         /// Why not.
         what: String,
     },
+    /// No copy of a run can be made for others.
+    #[error("cannot copy {}: {what}", .path.display())]
+    CannotShare {
+        /// The run file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
     /// There is something where the merged run should be.
     #[error("{} exists already, and is not overwritten: choose another name with -o, or move it away", .path.display())]
     Exists {

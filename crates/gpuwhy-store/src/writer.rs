@@ -469,9 +469,9 @@ impl Writer {
 fn open_new(claim: &Claim, run: &NewRun) -> Result<Connection> {
     let failed = |source| write_error(&claim.path, 0, source);
     make_empty_run(&claim.path, run).map_err(failed)?;
-    claim.mark_wal().map_err(|source| Error::CannotCreate { path: claim.path.clone(), source })?;
     // From here on SQLite would use what it finds beside the file.
     let (sides, journal) = side_files::take(&claim.path, run.owner)?;
+    claim.mark_wal().map_err(|source| Error::CannotCreate { path: claim.path.clone(), source })?;
     let db = open_for_writing(&claim.path, SizeCap(run.max_size)).map_err(failed)?;
     sides.keep();
     drop(journal);

@@ -158,6 +158,7 @@ pub(crate) fn conclude(
         ..Report::default()
     };
     if lost.is_too_much() {
+        report.loss.too_much = true;
         report.healthy.clear();
     }
     report.verdict = verdict::verdict(&report, &scene, &told, lost);
@@ -398,7 +399,7 @@ fn loss(explainer: &Explainer) -> LossReport {
             units::time(blind)
         ));
     }
-    LossReport { events, notes }
+    LossReport { events, notes, too_much: false }
 }
 
 fn processes(explainer: &Explainer) -> Vec<ProcessReport> {

@@ -4,7 +4,7 @@
 mod files;
 mod values;
 
-pub(crate) use files::{Merge, Repair};
+pub(crate) use files::{Merge, Repair, Share};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpuwhy_ask::Part;
@@ -31,6 +31,7 @@ Examples:
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
   gpuwhy merge -o all.db node0.db node1.db       one run file of several
+  gpuwhy share gpuwhy.db                         a copy that can be given to others
   gpuwhy mcp                                     let an AI assistant ask"
 )]
 pub(crate) struct Cli {
@@ -56,6 +57,8 @@ pub(crate) enum Command {
     Merge(Merge),
     /// Make one closed file of what a killed gpuwhy left
     Repair(Repair),
+    /// Copy a run file without what others should not see: arguments, folders, names of users
+    Share(Share),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
     /// Let an AI assistant ask: an MCP server on standard input and output, or over HTTP

@@ -26,6 +26,37 @@ pub(crate) struct Repair {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
+A run file holds command lines, paths and names. The copy keeps times, sizes and counts, so that it is explained
+like the original, and of names what an answer needs:
+  gone      arguments of commands, gpuwhy's flags, folders, names of users in /home, ids of containers, cgroups and
+            GPUs, findings (explaining the copy finds them again), lines of source unless --source is given
+  left      programs (python3), files without folders (train.py; of packages from site-packages/ on), functions, GPU
+            kernels, threads, process ids, when it ran, models of CPU and GPU, versions
+It says which programs and files are named in it: look these over before you pass it on.
+
+Examples:
+  gpuwhy share run.db                                makes run-shared.db
+  gpuwhy share run.db -o report.db --hide acme       and acme is not in it, wherever it stood
+  gpuwhy explain report.db                           what others will see
+  gpuwhy query --db report.db \"SELECT frames FROM stack_traces\"")]
+pub(crate) struct Share {
+    /// The run file
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// The copy; by default RUN with -shared before its ending
+    #[arg(long, short, value_name = "FILE")]
+    pub(crate) output: Option<PathBuf>,
+    /// Hide this word wherever it stands: the name of a project, a machine, a user (may be given several times). This
+    /// machine's name and yours are hidden anyhow
+    #[arg(long, value_name = "WORD")]
+    pub(crate) hide: Vec<String>,
+    /// Keep lines of source, if the run has any
+    #[arg(long)]
+    pub(crate) source: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
 Times are aligned by the wall clocks of the machines. Processes and threads of the second run have
 numbers from 4194304 on, those of the third from 8388608 on, and so forth; CPUs and GPUs are
 numbered on. The view merged tells what came from where (docs/run-file.md). The result is made whole

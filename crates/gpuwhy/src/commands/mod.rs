@@ -11,6 +11,7 @@ mod merge;
 mod profile;
 mod query;
 mod repair;
+mod share;
 mod stacks;
 mod trace;
 
@@ -36,6 +37,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Query(args) => query::run(&args),
         Command::Merge(args) => merge::run(&args),
         Command::Repair(args) => repair::run(&args),
+        Command::Share(args) => share::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mcp(args) => mcp::run(args),
         Command::Demo(args) => demo::run(&args),
@@ -46,7 +48,7 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
 /// Commands that look at files, for which nobody needs root's rights.
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
-    let files = matches!(command, Command::Merge(_) | Command::Repair(_));
+    let files = matches!(command, Command::Merge(_) | Command::Repair(_) | Command::Share(_));
     explains || files || matches!(command, Command::Query(_) | Command::Profile(_) | Command::Mcp(_))
 }
 

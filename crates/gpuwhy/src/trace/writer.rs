@@ -10,12 +10,14 @@ use gpuwhy_store::{
 };
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Batches that may wait: with at most 8k records each, about 12 MB.
 const QUEUE: usize = 16;
-/// Ticks between times at which the main file gets what only its -wal has: a file copied alone lacks as much.
-const CHECKPOINT_TICKS: u64 = 8;
+/// How often the main file gets what only its -wal has: a file copied alone lacks as much.
+const CHECKPOINT: Duration = Duration::from_secs(2);
+/// And for which part of the time at most: a slow disk is waited for, and meanwhile nothing is written.
+const CHECKPOINT_PART: u32 = 20;
 /// Rows gathered before they are written: sorted together they make a denser file.
 const GATHER: usize = 32 * 1024;
 
@@ -85,7 +87,10 @@ impl WriterThread {
         let (publish, snapshots) = sync_channel(1);
         let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
             let gathered = Gathered::default();
-            Owner { writer, gathered, ledger, publish, give_back, ticks: 0, trouble: None }.run(&messages)
+            let next_checkpoint = Instant::now() + CHECKPOINT;
+            let owner =
+                Owner { writer, gathered, ledger, publish, give_back, ticks: 0, next_checkpoint, trouble: None };
+            owner.run(&messages)
         })?;
         Ok(Self { queue, snapshots, empty, thread })
     }
@@ -206,6 +211,7 @@ struct Owner {
     publish: SyncSender<Snapshot>,
     give_back: SyncSender<Batch>,
     ticks: u64,
+    next_checkpoint: Instant,
     trouble: Option<String>,
 }
 
@@ -293,8 +299,10 @@ impl Owner {
             let outcome = self.writer.commit();
             self.note(outcome);
         }
-        if self.ticks.is_multiple_of(CHECKPOINT_TICKS) {
+        if Instant::now() >= self.next_checkpoint {
+            let began = Instant::now();
             self.writer.checkpoint();
+            self.next_checkpoint = Instant::now() + CHECKPOINT.max(began.elapsed() * CHECKPOINT_PART);
         }
         if self.ticks.is_multiple_of(4) {
             // One that has not been looked at yet is newer than a second; that will do.
