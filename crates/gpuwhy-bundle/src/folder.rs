@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// The manifest's name and version.
@@ -106,7 +107,8 @@ impl Folder {
             }
             Ok(_) => return Err(Error::NotAFolder { path: path.into() }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(path).map_err(cannot)?;
+                // Like a run file, it has command lines and paths: who else may read it decides `chmod`.
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
                 true
             }
             Err(source) => return Err(cannot(source)),
@@ -123,7 +125,7 @@ impl Folder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(error)),
             _ => {}
         }
-        let file = OpenOptions::new().write(true).create_new(true).open(&path).map_err(cannot)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(cannot)?;
         self.unnamed.push(name);
         Ok(Output { name, out: BufWriter::with_capacity(1 << 18, file), bytes: 0, hash: Sha256::new() })
     }

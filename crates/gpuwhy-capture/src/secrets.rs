@@ -17,17 +17,21 @@ const CLOSERS: [char; 5] = ['"', '\'', '\\', ']', ')'];
 /// A command as one line, for the run file: words quoted where a shell would need it, values that look secret replaced.
 pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
     let mut out = Vec::new();
-    let mut before = Says::Nothing;
+    let (mut before, mut runs) = (Says::Nothing, false);
     for word in words {
         let word = word.as_ref();
+        // What gpuwhy itself is told to run sends messages, and where to is often all that it takes to send one.
+        let command = runs || word.starts_with("--on-alert=");
         let is_value = match before {
             // `--use-auth-token --model x`: a flag that has no value.
             Says::Secret => !word.starts_with("--"),
             Says::Perhaps => shapes::random(word),
             Says::Nothing => false,
         };
-        out.push(if is_value { HIDDEN.to_owned() } else { quote(&hide(word)) });
+        let hidden = if command { hide(&hide_addresses(word)) } else { hide(word) };
+        out.push(if is_value { HIDDEN.to_owned() } else { quote(&hidden) });
         before = says_of_next(word, before);
+        runs = word == "--on-alert";
     }
     out.join(" ")
 }
@@ -42,6 +46,27 @@ fn says_of_next(word: &str, before: Says) -> Says {
         _ if word.starts_with("--") && before == Says::Perhaps => before,
         _ => Says::Nothing,
     }
+}
+
+/// Of each address only the host stays.
+fn hide_addresses(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + "://".len());
+        let end = after.find(|c: char| c.is_whitespace() || "\"'<>|;".contains(c)).unwrap_or(after.len());
+        let path = after[..end].find(['/', '?', '#']);
+        out.push_str(before);
+        match path {
+            Some(path) if path + 1 < end => {
+                out.push_str(&after[..=path]);
+                out.push_str(HIDDEN);
+            }
+            _ => out.push_str(&after[..end]),
+        }
+        rest = &after[end..];
+    }
+    out + rest
 }
 
 /// Text of any kind (an argument, a process's title, a line of code) with secrets replaced.
@@ -74,6 +99,11 @@ fn hide_first(rest: &str, out: &mut String) -> Option<usize> {
     if shape > 0 {
         out.push_str(HIDDEN);
         return Some(shape);
+    }
+    if let Some((shown, taken)) = shapes::webhook(rest) {
+        out.push_str(&rest[..shown]);
+        out.push_str(HIDDEN);
+        return Some(taken);
     }
     if let Some(taken) = hide_login(rest, out) {
         return Some(taken);

@@ -13,5 +13,5 @@ pub mod python;
 mod stack;
 
 pub use bounded::Bounded;
-pub use owner::{Owner, frame_owner, owner};
+pub use owner::{Owner, frame_owner, owner, without_place};
 pub use stack::{Frame, Stack};

@@ -69,6 +69,43 @@ pub fn frame_owner(file: &str, function: &str) -> Owner {
     if generated { Owner::Torch } else { owner(file) }
 }
 
+/// The part of a file's name that does not tell whose machine it is on: from the package on for what is installed, the last
+/// part for all else. It is [`owner`]'s all the same.
+pub fn without_place(file: &str) -> String {
+    let name = file.rsplit('/').next().unwrap_or(file);
+    if let Some(inner) = file.strip_prefix('<') {
+        return inner.split_once('/').map_or_else(|| file.to_owned(), |(kind, _)| format!("<{kind}>"));
+    }
+    if is_native(file) {
+        return name.to_owned();
+    }
+    for installed in ["site-packages/", "dist-packages/"] {
+        if let Some((before, package)) = file.rsplit_once(installed) {
+            let slash = if before.ends_with('/') { "/" } else { "" };
+            return format!("{slash}{installed}{package}");
+        }
+    }
+    if let Some(part) = LIBRARY.iter().find(|part| file.contains(**part)) {
+        // Next comes the user's name.
+        let inductor = part.contains("inductor").then(|| format!("{part}/{name}"));
+        return inductor.unwrap_or_else(|| from(file, part));
+    }
+    if file.starts_with("torch/") {
+        return file.to_owned();
+    }
+    if let Some((before, rest)) = file.split_once(".zip/").filter(|_| in_library_zip(file)) {
+        return format!("{}.zip/{rest}", before.rsplit('/').next().unwrap_or(before));
+    }
+    if let Some(part) = CHECKED_OUT.iter().find(|part| file.contains(**part)) {
+        return from(file, part);
+    }
+    if is_installed_command(file) { format!("bin/{name}") } else { name.to_owned() }
+}
+
+fn from(file: &str, part: &str) -> String {
+    file.split_once(part).map_or_else(|| file.to_owned(), |(_, rest)| format!("{part}{rest}"))
+}
+
 fn is_native(file: &str) -> bool {
     let name = file.rsplit('/').next().unwrap_or(file);
     let extension = name.rsplit_once('.').map_or("", |(_, extension)| extension);
@@ -126,6 +163,26 @@ mod tests {
             ("", Owner::Native),
         ] {
             assert_eq!(owner(file), expected, "{file}");
+            assert_eq!(owner(&without_place(file)), expected, "{file} without its place");
+        }
+    }
+
+    #[test]
+    fn without_their_places_names_tell_nothing_of_the_machine() {
+        for (file, left) in [
+            ("/home/ann/train/train.py", "train.py"),
+            ("/home/ann/.venv/lib/python3.12/site-packages/torch/nn/linear.py", "/site-packages/torch/nn/linear.py"),
+            ("/home/ann/py/lib/python3.12/threading.py", "/lib/python3.12/threading.py"),
+            ("/home/ann/python312.zip/json/decoder.py", "python312.zip/json/decoder.py"),
+            ("/tmp/torchinductor_ann/ab/cab.py", "/torchinductor_/cab.py"),
+            ("/home/ann/vllm/vllm/engine.py", "/vllm/vllm/engine.py"),
+            ("/home/ann/bin/torchrun", "bin/torchrun"),
+            ("/home/ann/build/libmine.so.2", "libmine.so.2"),
+            ("<doctest /home/ann/x>", "<doctest >"),
+            ("<frozen runpy>", "<frozen runpy>"),
+            ("", ""),
+        ] {
+            assert_eq!(without_place(file), left, "{file}");
         }
     }
 

@@ -86,6 +86,33 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
+    /// Somebody else has put a file where SQLite keeps what belongs to a run file.
+    #[error(
+        "{} {what}, and gpuwhy would read it together with {}: remove it, or use a folder where only you can create files",
+        .side.display(), .path.display()
+    )]
+    Planted {
+        /// The run file.
+        path: PathBuf,
+        /// The file beside it.
+        side: PathBuf,
+        /// What is wrong with that.
+        what: String,
+    },
+    /// A run file that somebody else owns.
+    #[error("{} belongs to another user: nothing is added to it", .path.display())]
+    NotYours {
+        /// The path.
+        path: PathBuf,
+    },
+    /// A run file could not be made one closed file.
+    #[error("cannot repair {}: {what}", .path.display())]
+    CannotRepair {
+        /// The run file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
     /// Nothing could be added to a run file.
     #[error("cannot add findings to {}: {source}; the file is as it was, check that you may write to it", .path.display())]
     CannotAdd {
@@ -103,6 +130,24 @@ pub enum Error {
     /// The file is not an SQLite database.
     #[error("{} is not a gpuwhy run file (not an SQLite database): name another with --db", .path.display())]
     NotSqlite {
+        /// The path.
+        path: PathBuf,
+    },
+    /// There is nothing in the file.
+    #[error(
+        "{} is empty: its gpuwhy was killed before it stored anything, or the file was not copied whole; copy it again, \
+         together with {}-wal", .path.display(), .path.display()
+    )]
+    Empty {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The file of a killed gpuwhy whose events all are in another.
+    #[error(
+        "{} has no events: its gpuwhy was killed, and what it recorded is in {}-wal, which is not here; copy that file \
+         beside it, then run `gpuwhy repair {}`", .path.display(), .path.display(), .path.display()
+    )]
+    WithoutWal {
         /// The path.
         path: PathBuf,
     },
@@ -145,6 +190,14 @@ pub enum Error {
     /// A run cannot be merged with others.
     #[error("cannot merge {}: {what}", .path.display())]
     CannotMerge {
+        /// The run file.
+        path: PathBuf,
+        /// Why not.
+        what: String,
+    },
+    /// No copy of a run can be made for others.
+    #[error("cannot copy {}: {what}", .path.display())]
+    CannotShare {
         /// The run file.
         path: PathBuf,
         /// Why not.

@@ -5,10 +5,12 @@
 
 use crate::pending::stored;
 use crate::reader::{check_marks, read_error};
-use crate::{Error, Result, schema};
+use crate::{Error, Result, schema, side_files};
 use gpuwhy_model::{Finding, Fix, Link, units};
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior, params};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -19,11 +21,15 @@ const RETRIES: i32 = 5_000;
 
 /// Adds findings about the run's time from `from_ns` to `to_ns`, made at `detected_at_ns` (all in nanoseconds since the
 /// run began), to a run file, finished or being written. If the newest answer about that span is the same in every word,
-/// nothing is added. Returns how many were. A file of an earlier version becomes one of this.
+/// nothing is added. Returns how many were. A file of an earlier version becomes one of this. Only who owns a file adds to it.
 pub fn add_findings(path: &Path, from_ns: u64, to_ns: u64, detected_at_ns: u64, findings: &[Finding]) -> Result<usize> {
-    if !path.exists() {
-        return Err(Error::NotFound { path: path.into() });
+    let Ok(found) = fs::metadata(path) else { return Err(Error::NotFound { path: path.into() }) };
+    // SAFETY: asks for a number.
+    if found.uid() != unsafe { libc::geteuid() } {
+        return Err(Error::NotYours { path: path.into() });
     }
+    side_files::check(path)?;
+    let _journal = side_files::take_journal(&fs::canonicalize(path).unwrap_or_else(|_| path.into()))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut db = Connection::open_with_flags(path, flags).map_err(|source| read_error(path, source))?;
     db.busy_handler(Some(wait_a_moment)).map_err(|source| read_error(path, source))?;

@@ -12,7 +12,7 @@
 //! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
 //!   keeps read-only, bounded in time and rows, with [`functions`] that SQLite lacks.
 //!
-//! [`merge`] makes one file of several runs.
+//! [`merge`] makes one file of several runs, [`repair`] one of what a killed gpuwhy left, [`share`] one for others.
 //!
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
 
@@ -38,12 +38,15 @@ pub mod overview;
 mod pending;
 mod place;
 mod reader;
+mod repair;
 mod replay;
 mod reserve;
 mod rows;
 mod samples;
 pub mod schema;
 mod source_lines;
+mod share;
+mod side_files;
 mod stacks;
 mod told;
 mod unsaved;
@@ -66,10 +69,12 @@ pub use overview::{LibraryInfo, LossRow, OpSummary, Process, Session};
 pub use pending::{LibraryRow, Machine, StackText};
 pub use place::{Owner, is_written};
 pub use reader::Reader;
+pub use repair::{RepairRequest, Repaired, main_file, repair};
 pub use replay::{LetGo, MemoryFollow};
+pub use share::{ShareRequest, Shared, share};
 pub use stacks::{
     GroupKey, PartSums, Span, StackAnswer, StackError, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackTrace, StackUnit,
 };
 pub use told::GovernorRow;
-pub use writer::{Created, Finished, NewRun, RunEnd, Writer};
+pub use writer::{Created, Finished, Missing, NewRun, RunEnd, Writer};

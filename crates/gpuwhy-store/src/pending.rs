@@ -132,6 +132,11 @@ impl Pending {
         *self = Self::default();
     }
 
+    /// Forgets everything but what was lost.
+    pub(crate) fn keep_loss_alone(&mut self) {
+        *self = Self { loss: std::mem::take(&mut self.loss), ..Self::default() };
+    }
+
     fn write_stacks(&self, db: &Connection) -> rusqlite::Result<()> {
         let mut insert =
             db.prepare_cached("INSERT OR IGNORE INTO stack_ (id, frames, top_line) VALUES (?1, ?2, ?3)")?;

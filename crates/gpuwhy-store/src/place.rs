@@ -10,13 +10,13 @@
 //! closed the file ([`Claim`] is dropped last), and a file this process writes is recognised by its inode,
 //! without opening it ([`WRITTEN_HERE`]).
 
-use crate::{Error, Result, utc};
+use crate::{Error, Result, side_files, utc};
 use std::ffi::CString;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
@@ -39,8 +39,15 @@ pub(crate) struct Claim {
     /// Where the file that stood there was moved.
     pub(crate) moved: Option<PathBuf>,
     identity: (u64, u64),
-    // Held for its lock.
-    _file: File,
+    /// Held for its lock.
+    file: File,
+}
+
+impl Claim {
+    /// Says in the file's head that it is in WAL mode; nobody must have it open.
+    pub(crate) fn mark_wal(&self) -> io::Result<()> {
+        self.file.write_all_at(&[2, 2], 18)
+    }
 }
 
 impl Drop for Claim {
@@ -53,13 +60,15 @@ impl Drop for Claim {
 pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
     let path = resolve(path)?;
     refuse_if_written(&path)?;
+    side_files::check_new(&path, owner)?;
     let moved = move_aside(&path)?;
     let cannot_create = |source| Error::CannotCreate { path: path.clone(), source };
     let file = OpenOptions::new()
         .read(true)
         .write(true)
         .create_new(true)
-        .mode(0o644)
+        // Command lines and paths are for who recorded them; who may read more decides `chmod`.
+        .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(&path)
         .map_err(cannot_create)?;
@@ -73,7 +82,7 @@ pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
         fchown(&file, Some(uid), Some(gid)).map_err(cannot_create)?;
     }
     WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).push(identity(&ours));
-    Ok(Claim { path, moved, identity: identity(&ours), _file: file })
+    Ok(Claim { path, moved, identity: identity(&ours), file })
 }
 
 /// The path with its folder made absolute and free of symbolic links; the last part stays as it is.
@@ -111,6 +120,12 @@ fn refuse_if_written(path: &Path) -> Result<()> {
         .open(path)
         .map_err(|source| Error::CannotMoveAside { path: path.into(), source })?;
     if is_locked(&file) { Err(Error::BeingWritten { path: path.into() }) } else { Ok(()) }
+}
+
+/// Whether this process writes the file at `path` now.
+pub(crate) fn is_written_here(path: &Path) -> bool {
+    let written = || WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner);
+    fs::metadata(path).is_ok_and(|found| written().contains(&identity(&found)))
 }
 
 /// Whether a gpuwhy writes the file at `path` now, as far as the file system can tell. Before SQLite opens the file in
@@ -151,7 +166,7 @@ fn is_locked(file: &File) -> bool {
 
 /// What a run file consists of while it is written, or when its writer was killed: the last part of such a
 /// run is in the -wal.
-const PARTS: [&str; 3] = ["", "-wal", "-shm"];
+const PARTS: [&str; 4] = ["", side_files::ENDS[0], side_files::ENDS[1], side_files::ENDS[2]];
 
 /// Renames the file at `path` and what belongs to it to a free name that tells when it was last written.
 fn move_aside(path: &Path) -> Result<Option<PathBuf>> {

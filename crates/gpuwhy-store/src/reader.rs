@@ -2,12 +2,14 @@
 //! Opening a run file to read it: finished, being written, or left behind by a killed gpuwhy.
 
 use crate::guarded::{CACHE, Guard};
-use crate::place::with_end;
-use crate::{Error, Result, functions, schema};
+use crate::place::{self, with_end};
+use crate::{Error, Result, functions, schema, side_files};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fmt::Write;
+use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,20 +22,27 @@ pub struct Reader {
     pub(crate) db: Connection,
     pub(crate) path: PathBuf,
     pub(crate) guard: Arc<Guard>,
+    lacks_wal: bool,
 }
 
 impl Reader {
     /// Opens a run file and checks that it is one this gpuwhy can read.
     pub fn open(path: &Path) -> Result<Self> {
+        let lacks_wal = is_without_wal(path);
         let mut db = open_read_only(path)?;
         let guard = Guard::install(&mut db, CACHE).map_err(|source| read_error(path, source))?;
         functions::install(&db).map_err(|source| read_error(path, source))?;
-        Ok(Self { db, path: path.into(), guard })
+        Ok(Self { db, path: path.into(), guard, lacks_wal })
     }
 
     /// From now on every question fails after this long in all: the file, and its views, may be anybody's.
     pub fn give_up_after(&self, time: Duration) {
         self.guard.give_up_after(time);
+    }
+
+    /// Whether this is the file of a killed gpuwhy without the -wal that belongs to it: the run's last seconds may be missing.
+    pub fn lacks_wal(&self) -> bool {
+        self.lacks_wal
     }
 
     /// Where the file is.
@@ -52,15 +61,35 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     match std::fs::metadata(path) {
         // A pipe would keep whoever opens it waiting for its other end.
         Ok(found) if !found.is_file() => return Err(Error::NotSqlite { path: path.into() }),
+        // SQLite would take its -wal for that of another file, and remove it.
+        Ok(found) if found.len() == 0 => return Err(Error::Empty { path: path.into() }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NotFound { path: path.into() }),
         _ => {}
     }
+    if is_without_wal(path) {
+        // Nobody writes it. SQLite would make an empty -wal, and what is missing could not be told any more.
+        let db = open_checked(path, true)?;
+        let empty = "SELECT NOT EXISTS (SELECT 1 FROM call_) AND NOT EXISTS (SELECT 1 FROM off_)
+            AND (SELECT stop_unix_ns IS NULL FROM session_)";
+        let empty = db.query_row(empty, [], |row| row.get(0)).map_err(|source| read_error(path, source))?;
+        return if empty { Err(Error::WithoutWal { path: path.into() }) } else { Ok(db) };
+    }
+    side_files::check(path)?;
+    let had_wal = with_end(path, "-wal").symlink_metadata().is_ok();
     match open_checked(path, false) {
+        Ok(db) if !had_wal && in_wal_mode(&db, path)? => Err(side_files::appeared(path)),
         // In a folder we may not write to, a file left in WAL mode cannot get its -shm. Without a -wal
         // nobody writes it and the main file is complete, so it can be read as it stands.
         Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
         other => other,
     }
+}
+
+/// Whether SQLite has found a -wal.
+fn in_wal_mode(db: &Connection, path: &Path) -> Result<bool> {
+    let mode: String =
+        db.pragma_query_value(None, "journal_mode", |row| row.get(0)).map_err(|source| read_error(path, source))?;
+    Ok(mode == "wal")
 }
 
 fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
@@ -113,6 +142,18 @@ fn immutable_uri(path: &Path) -> String {
         }
     }
     uri + "?immutable=1"
+}
+
+/// Whether a file needs a -wal beside it and has none: that of a killed gpuwhy, copied alone.
+pub(crate) fn is_without_wal(path: &Path) -> bool {
+    // While somebody writes it, it must not be opened here: closing the descriptor would drop SQLite's locks in this process.
+    if with_end(path, "-wal").symlink_metadata().is_ok() || place::is_written_here(path) {
+        return false;
+    }
+    // The two bytes that say how to read and to write the file; 2 stands for WAL.
+    let mut versions = [0; 2];
+    let read = File::open(path).and_then(|file| file.read_exact_at(&mut versions, 18));
+    read.is_ok() && versions == [2, 2]
 }
 
 fn has_wal(path: &Path) -> bool {

@@ -123,6 +123,18 @@ impl Unsaved {
         tally
     }
 
+    /// Its events by op.
+    pub(crate) fn by_op(&self) -> BTreeMap<OpId, u64> {
+        let mut by_op = BTreeMap::new();
+        let mut add = |op: OpId, events: u64| *by_op.entry(op).or_default() += events;
+        self.calls.iter().filter(|call| !call.flags.inner).for_each(|call| add(call.op, call.calls()));
+        if !self.offs.is_empty() {
+            add(ops::kernel_op(KernelOp::SchedSwitch), self.offs.iter().map(OffCpu::times).sum());
+        }
+        self.tensors.iter().for_each(|event| add(event.op, 1));
+        by_op
+    }
+
     /// Forgets the rows, because they are stored now.
     pub(crate) fn clear(&mut self) {
         empty(&mut self.calls);

@@ -18,9 +18,10 @@ use crate::pending::{LibraryRow, Machine, Pending, StackText, stored, write_mach
 use crate::place::{self, Claim, Owner};
 use crate::rows::RowWriter;
 use crate::unsaved::{Tally, Unsaved};
-use crate::{Error, Result, reserve, schema};
+use crate::{Error, Result, reserve, schema, side_files};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, SourceLine, ThreadSums};
 use rusqlite::{Connection, ErrorCode, OpenFlags, params};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -93,8 +94,19 @@ pub struct Finished {
     pub thinned: u64,
     /// What was lost in writing, by cause; also in the file.
     pub lost: Vec<(LossCause, u64)>,
+    /// The same by op.
+    pub lost_by_op: BTreeMap<OpId, u64>,
     /// What could not be done; the file is readable all the same.
     pub problem: Option<Error>,
+}
+
+/// Events that have no row in the file, by op.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Given up by the writer: there was no room for them.
+    pub lost: BTreeMap<OpId, u64>,
+    /// In memory, because the disk fails now; lost if it fails to the end.
+    pub waiting: BTreeMap<OpId, u64>,
 }
 
 /// Counts of events for the session's row.
@@ -133,6 +145,8 @@ pub struct Writer {
     sums: Aggregator,
     pending: Pending,
     counts: Counts,
+    /// What the writer itself has given up, by op.
+    given_up: BTreeMap<OpId, u64>,
     origin_ns: u64,
     /// Space to end the run with when the disk is full.
     reserve: Option<File>,
@@ -142,10 +156,9 @@ impl Writer {
     /// Creates the run file. A file that has the name already is moved aside, with its -wal and -shm.
     pub fn create(path: &Path, run: &NewRun) -> Result<Created> {
         let claim = place::claim(path, run.owner)?;
-        let db = open_new(&claim.path, run).map_err(|source| {
+        let db = open_new(&claim, run).inspect_err(|_| {
             // The empty file is ours and of no use; an error in removing it would only hide the first.
             let _ = std::fs::remove_file(&claim.path);
-            write_error(&claim.path, 0, source)
         })?;
         let moved_to = claim.moved.clone();
         let reserve = claim.path.parent().and_then(reserve::take);
@@ -159,6 +172,7 @@ impl Writer {
             sums: Aggregator::new(run.start_monotonic_ns),
             pending: Pending::default(),
             counts: Counts::default(),
+            given_up: BTreeMap::new(),
             origin_ns: run.start_monotonic_ns,
             reserve,
         };
@@ -334,6 +348,12 @@ impl Writer {
         lost_before + write_failed + size_cap
     }
 
+    /// Events without a row in the file, as of now. What an open transaction holds counts only while the disk fails.
+    pub fn missing(&self) -> Missing {
+        let waiting = if self.failing { self.unsaved.by_op() } else { BTreeMap::new() };
+        Missing { lost: self.given_up.clone(), waiting }
+    }
+
     /// Makes everything so far durable: after `kill -9` the file opens and has it. While it cannot, the run goes on in
     /// memory; the error says how much is kept there.
     pub fn commit(&mut self) -> Result<()> {
@@ -347,6 +367,14 @@ impl Writer {
         Ok(())
     }
 
+    /// Moves what was committed from the -wal into the main file, as far as nobody reads it: whoever copies that file alone
+    /// has everything up to here. What cannot be moved now stays in the -wal, and is no loss.
+    pub fn checkpoint(&mut self) {
+        if !self.failing {
+            let _ = self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
+        }
+    }
+
     /// Ends the run and closes the file into one plain SQLite file. Does as much as the disk allows.
     pub fn finish(mut self, end: &RunEnd) -> Finished {
         let mut problem = self.commit().err();
@@ -357,10 +385,11 @@ impl Writer {
         if let Err(source) = self.write_end(end) {
             problem = problem.or(Some(self.write_error(source)));
         }
-        if let Err(source) = merge_wal(&self.db) {
-            problem = problem.or(Some(Error::NotMerged { path: self.claim.path.clone(), source }));
-        }
-        let Self { db, claim, counts, .. } = self;
+        let merged = side_files::take_journal(&self.claim.path).and_then(|_journal| {
+            merge_wal(&self.db).map_err(|source| Error::NotMerged { path: self.claim.path.clone(), source })
+        });
+        problem = problem.or(merged.err());
+        let Self { db, claim, counts, given_up, .. } = self;
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
         let lost = [(LossCause::WriteFailed, counts.write_failed), (LossCause::SizeCap, counts.size_cap)];
@@ -369,6 +398,7 @@ impl Writer {
             stored: counts.committed.events,
             thinned: counts.committed.thinned,
             lost: lost.into_iter().filter(|(_, events)| *events > 0).collect(),
+            lost_by_op: given_up,
             problem,
             path: claim.path.clone(),
         }
@@ -440,15 +470,25 @@ impl Writer {
     }
 }
 
-/// Opens the claimed, empty file and makes it a run file.
-fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
-    let db = Connection::open_with_flags(path, flags)?;
-    db.busy_timeout(BUSY)?;
-    db.set_prepared_statement_cache_capacity(STATEMENTS);
+/// Makes the claimed, empty file a run file and opens it.
+fn open_new(claim: &Claim, run: &NewRun) -> Result<Connection> {
+    let failed = |source| write_error(&claim.path, 0, source);
+    make_empty_run(&claim.path, run).map_err(failed)?;
+    // From here on SQLite would use what it finds beside the file.
+    let (sides, journal) = side_files::take(&claim.path, run.owner)?;
+    claim.mark_wal().map_err(|source| Error::CannotCreate { path: claim.path.clone(), source })?;
+    let db = open_for_writing(&claim.path, SizeCap(run.max_size)).map_err(failed)?;
+    sides.keep();
+    drop(journal);
+    Ok(db)
+}
+
+/// Beside an empty file SQLite uses nothing that it finds, and in this mode it makes nothing.
+fn make_empty_run(path: &Path, run: &NewRun) -> rusqlite::Result<()> {
+    let db = open(path)?;
+    db.pragma_update(None, "locking_mode", "EXCLUSIVE")?;
     db.pragma_update(None, "page_size", stored(PAGE_BYTES))?;
-    db.pragma_update(None, "cache_size", -4000)?;
-    db.pragma_update(None, "synchronous", "NORMAL")?;
+    db.query_row("PRAGMA journal_mode = OFF", [], |_| Ok(()))?;
     schema::create(&db)?;
     db.execute(
         "INSERT INTO session_ (id, version, start_unix_ns, start_monotonic_ns, command, flags, max_size)
@@ -464,8 +504,22 @@ fn open_new(path: &Path, run: &NewRun) -> rusqlite::Result<Connection> {
     )?;
     write_machine(&db, &run.machine)?;
     db.execute_batch("COMMIT")?;
+    db.close().map_err(|(_, source)| source)
+}
+
+fn open(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
+    let db = Connection::open_with_flags(path, flags)?;
+    db.busy_timeout(BUSY)?;
+    db.set_prepared_statement_cache_capacity(STATEMENTS);
+    db.pragma_update(None, "cache_size", -4000)?;
+    Ok(db)
+}
+
+fn open_for_writing(path: &Path, cap: SizeCap) -> rusqlite::Result<Connection> {
+    let db = open(path)?;
+    db.pragma_update(None, "synchronous", "NORMAL")?;
     db.pragma_update(None, "journal_mode", "WAL")?;
-    let cap = SizeCap(run.max_size);
     db.pragma_update(None, "wal_autocheckpoint", stored(cap.part(64 * PAGE_BYTES, 16, CHECKPOINT_PAGES)))?;
     db.pragma_update(None, "journal_size_limit", stored(cap.part(16, 64 << 10, WAL_BYTES)))?;
     Ok(db)

@@ -60,7 +60,7 @@ fn report() -> Report {
             basis: "NVML's samples".into(),
             ..Default::default()
         }],
-        loss: LossReport { events: 3, notes: vec!["3 events were lost".into()] },
+        loss: LossReport { events: 3, notes: vec!["3 events were lost".into()], too_much: false },
         threads: vec![thread.clone(), thread.clone(), thread.clone(), thread.clone(), thread],
         findings: vec![starved()],
         ..Default::default()

@@ -134,7 +134,10 @@ pub(crate) fn conclude(
     let neighbour = explainer.neighbours.most_shared();
     findings.extend(gpu_rules::shared(&scene, &launchers(&explainer), shared_ns, neighbour));
     let worst = findings.iter().map(|found| found.severity).max().unwrap_or(Severity::Info);
-    findings.extend(gpu_rules::bound(&scene, &gpus, worst));
+    let lost = verdict::Lost::of(&explainer.facts, explainer.counts.events);
+    if !lost.is_too_much() {
+        findings.extend(gpu_rules::bound(&scene, &gpus, worst));
+    }
     findings.extend(cold_start(&phases, &scene));
     Finding::sort(&mut findings);
     let idlest = gpus.iter().filter(used).max_by_key(|gpu| gpu.idle_min_ns);
@@ -154,7 +157,11 @@ pub(crate) fn conclude(
         findings,
         ..Report::default()
     };
-    report.verdict = verdict::verdict(&report, &scene, &told);
+    if lost.is_too_much() {
+        report.loss.too_much = true;
+        report.healthy.clear();
+    }
+    report.verdict = verdict::verdict(&report, &scene, &told, lost);
     report
 }
 
@@ -392,7 +399,7 @@ fn loss(explainer: &Explainer) -> LossReport {
             units::time(blind)
         ));
     }
-    LossReport { events, notes }
+    LossReport { events, notes, too_much: false }
 }
 
 fn processes(explainer: &Explainer) -> Vec<ProcessReport> {

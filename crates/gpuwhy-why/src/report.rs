@@ -113,6 +113,9 @@ pub struct LossReport {
     pub events: u64,
     /// What that means for the answer.
     pub notes: Vec<String>,
+    /// Whether that is so much that nobody can say that all is well.
+    #[serde(skip)]
+    pub too_much: bool,
 }
 
 /// A process.

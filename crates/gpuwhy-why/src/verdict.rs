@@ -10,18 +10,73 @@ use crate::scene::Scene;
 use crate::state::State;
 use crate::story::Story;
 use gpuwhy_model::sample::SystemSample;
-use gpuwhy_model::{Finding, Severity, units};
+use gpuwhy_model::{Finding, LossCause, Severity, units};
+use std::collections::BTreeMap;
 
 /// Causes named in the verdict.
 const NAMED: usize = 3;
 
-/// The verdict: what nvidia-smi would say, what is true, and why. It is about the steady state; the start is told apart.
-pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> String {
+/// Loss worth a word in the verdict, of all events.
+const LOSS_TOLD: f64 = 0.01;
+/// With as much loss as this nobody can say that all is well.
+const LOSS_TOO_MUCH: f64 = 0.1;
+
+/// How much of what happened has no row in the run file.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lost {
+    events: u64,
+    all: u64,
+    /// The cause that lost most.
+    why: &'static str,
+}
+
+impl Lost {
+    pub(crate) fn of(facts: &Facts, kept: u64) -> Self {
+        let lost = || facts.loss.iter().filter(|loss| loss.loses_event);
+        let events = lost().map(|loss| loss.count).sum();
+        let mut causes: BTreeMap<&str, u64> = BTreeMap::new();
+        lost().for_each(|loss| *causes.entry(&loss.cause).or_default() += loss.count);
+        let most = causes.into_iter().max_by_key(|(_, count)| *count).map_or("", |(cause, _)| cause);
+        let is = |cause: LossCause| cause.name() == most;
+        let why = if is(LossCause::WriteFailed) {
+            "the disk was full or could not be written to"
+        } else if is(LossCause::SizeCap) {
+            "the run file had reached --max-size"
+        } else if is(LossCause::RingFull) {
+            "gpuwhy could not keep up with the job"
+        } else {
+            "gpuwhy could not follow them"
+        };
+        Self { events, all: events.saturating_add(kept), why }
+    }
+
+    fn share(self) -> f64 {
+        self.events as f64 / (self.all as f64).max(1.0)
+    }
+
+    /// Whether so much is missing that silence means nothing.
+    pub(crate) fn is_too_much(self) -> bool {
+        self.share() >= LOSS_TOO_MUCH
+    }
+
+    /// What comes before a verdict that rests on what is left; nothing where hardly anything was lost.
+    fn sentence(self) -> String {
+        if self.share() < LOSS_TOLD {
+            return String::new();
+        }
+        let (events, all, why) = (units::count(self.events), units::count(self.all), self.why);
+        format!("{events} of {all} events were lost because {why}; this is about the others only. ")
+    }
+}
+
+/// The verdict: what was lost, what nvidia-smi would say, what is true, and why. It is about the steady state; the start is
+/// told apart.
+pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], lost: Lost) -> String {
     let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
-        return format!("{}{}", urgent(&report.findings), no_work(report));
+        return urgent(&report.findings) + &lost.sentence() + &no_work(report);
     };
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
-    let mut text = urgent(&report.findings);
+    let mut text = urgent(&report.findings) + &lost.sentence();
     let start = steady_from.saturating_sub(report.from_ns);
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
     let of_job = if scene.has_neighbours { " of this job" } else { "" };
@@ -55,8 +110,10 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story]) -> 
         let share = units::percent(lost_track, 1.0);
         text.push_str(&format!(" {share} could not be followed to a cause."));
     }
-    if serious.is_empty() && lost_track < 0.03 {
-        text.push_str(&nothing_serious(report, idle));
+    match (serious.is_empty() && lost_track < 0.03, lost.is_too_much()) {
+        (true, true) => text.push_str(" Too much was lost to say whether anything held it up."),
+        (true, false) => text.push_str(&nothing_serious(report, idle)),
+        (false, _) => {}
     }
     text
 }

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The command line.
 
+mod files;
 mod values;
+
+pub(crate) use files::{Merge, Repair, Share};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use gpuwhy_ask::Part;
@@ -28,6 +31,7 @@ Examples:
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
   gpuwhy merge -o all.db node0.db node1.db       one run file of several
+  gpuwhy share gpuwhy.db                         a copy that can be given to others
   gpuwhy mcp                                     let an AI assistant ask"
 )]
 pub(crate) struct Cli {
@@ -54,6 +58,10 @@ pub(crate) enum Command {
     Query(Query),
     /// Make one run file of several: ranks, nodes
     Merge(Merge),
+    /// Make one closed file of what a killed gpuwhy left
+    Repair(Repair),
+    /// Copy a run file without what others should not see: arguments, folders, names of users
+    Share(Share),
     /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
     Profile(Profile),
     /// Let an AI assistant ask: an MCP server on standard input and output, or over HTTP
@@ -441,26 +449,6 @@ pub(crate) struct Query {
     /// One SELECT statement
     #[arg(required_unless_present = "schema")]
     pub(crate) sql: Option<String>,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Times are aligned by the wall clocks of the machines. Processes and threads of the second run have
-numbers from 4194304 on, those of the third from 8388608 on, and so forth; CPUs and GPUs are
-numbered on. The view merged tells what came from where (docs/run-file.md). The result is made whole
-or not at all, and never in the place of another file. Runs that are still recorded are refused.
-
-Examples:
-  gpuwhy merge -o all.db node0.db node1.db
-  gpuwhy merge -o ranks.db rank*.db && gpuwhy explain --db ranks.db
-  gpuwhy query --db all.db \"SELECT input, path, pid_offset, human_time(clock_offset_ns) FROM merged\"")]
-pub(crate) struct Merge {
-    /// The run file to make
-    #[arg(long, short, value_name = "FILE")]
-    pub(crate) output: PathBuf,
-    /// The run files to merge
-    #[arg(required = true, num_args = 2.., value_name = "RUN")]
-    pub(crate) runs: Vec<PathBuf>,
 }
 
 #[derive(Debug, Args)]

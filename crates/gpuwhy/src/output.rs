@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where text goes, and in which colours.
 
+use gpuwhy_store::Reader;
 use gpuwhy_view::{Style, fold};
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use unicode_width::UnicodeWidthChar;
@@ -101,6 +103,18 @@ pub(crate) fn patiently<T>(what: &str, work: impl FnOnce() -> T) -> T {
         drop(done);
         answer
     })
+}
+
+/// Opens a run file for an answer to people. Tells of a -wal that is missing; the rest is answered all the same.
+pub(crate) fn open(path: &Path) -> gpuwhy_store::Result<Reader> {
+    let reader = Reader::open(path)?;
+    if reader.lacks_wal() {
+        let path = gpuwhy_model::units::safe(&path.display().to_string(), 500);
+        say_aside(&format!(
+            "gpuwhy: {path}-wal is not beside {path}, whose gpuwhy was killed: the last two seconds or so are missing"
+        ));
+    }
+    Ok(reader)
 }
 
 /// An error and what it came from, as one line without control characters.

@@ -122,7 +122,7 @@ fn with_sudo_the_result_belongs_to_its_caller() {
     let all = place.dir.path().join("all.db");
     succeed(merge(&all, &inputs).env("SUDO_UID", "65534").env("SUDO_GID", "65534"));
     let owner = std::fs::metadata(&all).unwrap();
-    assert_eq!((owner.uid(), owner.gid(), owner.mode() & 0o777), (65_534, 65_534, 0o644));
+    assert_eq!((owner.uid(), owner.gid(), owner.mode() & 0o777), (65_534, 65_534, 0o600));
     assert_eq!(std::fs::read_dir(place.dir.path()).unwrap().count(), 3);
     // Not where only root may write.
     chown(place.dir.path(), Some(0), Some(0)).unwrap();

@@ -154,6 +154,7 @@ fn job_report(explained: &Explained) -> JobReport {
 fn summary(report: &Report) -> String {
     match report.findings.first().filter(|finding| finding.severity > Severity::Info) {
         Some(worst) => worst.title.clone(),
+        None if report.loss.too_much => "too much was lost to say".to_owned(),
         None => "no cause costs 1 % or more".to_owned(),
     }
 }

@@ -76,6 +76,37 @@ impl Then {
     }
 }
 
+/// Hosts to which whoever knows the address may send messages, and where in it the secret begins.
+const WEBHOOKS: [(&str, &str); 13] = [
+    ("hooks.slack.com", "/"),
+    ("hooks.slack-gov.com", "/"),
+    ("discord.com", "/api/webhooks/"),
+    ("discordapp.com", "/api/webhooks/"),
+    ("webhook.office.com", "/"),
+    ("outlook.office.com", "/webhook"),
+    ("logic.azure.com", "/"),
+    ("chat.googleapis.com", "/v1/spaces/"),
+    ("api.telegram.org", "/bot"),
+    ("hooks.zapier.com", "/"),
+    ("maker.ifttt.com", "/"),
+    ("open.feishu.cn", "/open-apis/bot/"),
+    ("qyapi.weixin.qq.com", "/cgi-bin/webhook/"),
+];
+
+/// How many bytes of an address of a webhook may be shown, and how many it has.
+pub(super) fn webhook(text: &str) -> Option<(usize, usize)> {
+    let scheme = ["https://", "http://"].into_iter().find(|scheme| text.starts_with(scheme))?.len();
+    let end = text.find(|c: char| c.is_whitespace() || "\"'<>|;)".contains(c)).unwrap_or(text.len());
+    let host_end = scheme + text[scheme..end].find('/')?;
+    let host = text[scheme..host_end].split(':').next()?;
+    let (_, path) = WEBHOOKS.iter().find(|(known, path)| {
+        let is_host = host.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'));
+        is_host && text[host_end..end].starts_with(path)
+    })?;
+    let shown = host_end + path.len();
+    (shown < end && !text[shown..end].starts_with("***")).then_some((shown, end))
+}
+
 /// `sk-…` also begins names (`sk-learn-pipeline-2`); keys have capitals and digits, and few dashes.
 fn openai(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("sk-")?;

@@ -144,3 +144,31 @@ fn nothing_makes_it_fail() {
         let _ = command_line(&[text, text]);
     }
 }
+
+#[test]
+fn whoever_knows_a_webhook_may_use_it() {
+    for (address, shown) in [
+        ("https://hooks.slack.com/services/T0/B0/abc", "https://hooks.slack.com/***"),
+        ("https://discord.com/api/webhooks/123/abc-DEF", "https://discord.com/api/webhooks/***"),
+        ("https://acme.webhook.office.com/webhookb2/1@2/IncomingWebhook/3", "https://acme.webhook.office.com/***"),
+        ("https://api.telegram.org/bot123:abc/sendMessage?chat_id=1", "https://api.telegram.org/bot***"),
+        ("https://chat.googleapis.com/v1/spaces/A/messages?key=1", "https://chat.googleapis.com/v1/spaces/***"),
+        ("https://discord.com/channels/1", "https://discord.com/channels/1"),
+        ("https://example.com/hooks.slack.com/x", "https://example.com/hooks.slack.com/x"),
+        ("https://nothooks.slack.com.evil/x", "https://nothooks.slack.com.evil/x"),
+    ] {
+        assert_eq!(hide(address), shown);
+        assert_eq!(hide(&format!("curl -d 'x' {address}; true")), format!("curl -d 'x' {shown}; true"));
+    }
+}
+
+#[test]
+fn of_what_is_run_for_an_alert_no_address_stays() {
+    let says =
+        line(&["trace", "--on-alert", "curl -d x https://ntfy.example/topic && wget http://h?k=1", "--pid", "5"]);
+    assert_eq!(says, "trace --on-alert 'curl -d x https://ntfy.example/*** && wget http://h?***' --pid 5");
+    assert_eq!(line(&["--on-alert=curl https://h.example/t/5"]), "'--on-alert=curl https://h.example/***'");
+    let slack = line(&["trace", "--on-alert", "curl https://hooks.slack.com/services/T/B/x", "--db", "/data/x.db"]);
+    assert_eq!(slack, "trace --on-alert 'curl https://hooks.slack.com/***' --db /data/x.db");
+    assert_eq!(line(&["--on-alert", "logger \"$GPUWHY_ALERT_TEXT\""]), "--on-alert 'logger \"$GPUWHY_ALERT_TEXT\"'");
+}

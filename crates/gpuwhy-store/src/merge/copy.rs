@@ -3,11 +3,13 @@
 
 use super::input::{Input, PIDS, Shift};
 use super::tables::{Ids, Kind, Table, read_as};
+use crate::share::Reducer;
 use crate::{Error, Result};
 use gpuwhy_model::{Histogram, units};
 use rusqlite::fallible_streaming_iterator::FallibleStreamingIterator;
 use rusqlite::types::{ToSqlOutput, Value, ValueRef};
 use rusqlite::{Connection, ErrorCode, Row, Rows, Statement};
+use std::cell::RefCell;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::Path;
@@ -19,16 +21,18 @@ const LATEST: i64 = i64::MAX / 2;
 const SECOND: i64 = 1_000_000_000;
 
 /// Where rows go.
-pub(super) struct Copier<'a> {
-    pub(super) db: &'a Connection,
-    pub(super) path: &'a Path,
-    pub(super) go_on: &'a mut dyn FnMut() -> bool,
-    pub(super) rows: u64,
+pub(crate) struct Copier<'a> {
+    pub(crate) db: &'a Connection,
+    pub(crate) path: &'a Path,
+    pub(crate) go_on: &'a mut dyn FnMut() -> bool,
+    pub(crate) rows: u64,
+    /// For a copy that is given to others.
+    pub(crate) reducer: Option<&'a RefCell<Reducer>>,
 }
 
 impl<'a> Copier<'a> {
     /// Copies a table of one run.
-    pub(super) fn table(&mut self, input: &Input, table: &Table) -> Result<()> {
+    pub(crate) fn table(&mut self, input: &Input, table: &Table) -> Result<()> {
         if !input.has(table.since) {
             return Ok(());
         }
@@ -46,7 +50,7 @@ impl<'a> Copier<'a> {
     }
 
     /// Copies rows whose id is their time, of all runs in one order. Of two at the same time one is moved on.
-    pub(super) fn events(&mut self, inputs: &[Input], table: &Table) -> Result<()> {
+    pub(crate) fn events(&mut self, inputs: &[Input], table: &Table) -> Result<()> {
         let mut insert = self.prepare(table)?;
         let inputs: Vec<&Input> = inputs.iter().filter(|input| input.has(table.since)).collect();
         let mut selects = inputs
@@ -114,6 +118,11 @@ impl<'a> Copier<'a> {
         row: &Row<'_>,
     ) -> Result<()> {
         let value = row.get_ref(place).map_err(|source| input.failed(source))?;
+        let reducer = self.reducer.map(RefCell::borrow_mut);
+        if let (Some(mut reducer), ValueRef::Text(text), Some(says)) = (reducer, value, kind.says()) {
+            let reduced = reducer.reduce(says, &String::from_utf8_lossy(text));
+            return insert.raw_bind_parameter(place + 1, reduced).map_err(|source| self.failed(source));
+        }
         let Some(value) = mapped(kind, value, &input.shift) else {
             let what = format!("{}.{column} has {}, which cannot be", table.name, shown(value));
             return Err(input.refuse(what));
@@ -149,14 +158,14 @@ fn select(input: &Input, table: &Table) -> String {
 /// What a value becomes; `None` if it is none that its column can hold.
 fn mapped<'v>(kind: Kind, value: ValueRef<'v>, shift: &Shift) -> Option<ToSqlOutput<'v>> {
     let number = match (kind, value) {
-        (_, ValueRef::Null) | (Kind::Text, ValueRef::Text(_)) | (Kind::Real, ValueRef::Real(_)) => {
+        (_, ValueRef::Null) | (Kind::Text(_), ValueRef::Text(_)) | (Kind::Real, ValueRef::Real(_)) => {
             return Some(ToSqlOutput::Borrowed(value));
         }
         (Kind::CgroupPath, ValueRef::Text(path)) => return Some(cgroup_path(&String::from_utf8_lossy(path), shift)),
         (Kind::Histogram, ValueRef::Blob(blob)) => {
             return Histogram::decode(blob).map(|_| ToSqlOutput::Borrowed(value));
         }
-        (Kind::Text | Kind::CgroupPath | Kind::Histogram, _) => return None,
+        (Kind::Text(_) | Kind::CgroupPath | Kind::Histogram, _) => return None,
         (_, ValueRef::Integer(number)) => number,
         _ => return None,
     };
@@ -175,7 +184,7 @@ fn mapped<'v>(kind: Kind, value: ValueRef<'v>, shift: &Shift) -> Option<ToSqlOut
         Kind::Cause => *shift.causes.get(&number)?,
         Kind::Input => within(number, shift.slots)? + shift.slot,
         Kind::Id(ids) => id(ids, number, shift)?,
-        Kind::Int | Kind::Real | Kind::Text | Kind::CgroupPath | Kind::Histogram => number,
+        Kind::Int | Kind::Real | Kind::Text(_) | Kind::CgroupPath | Kind::Histogram => number,
     };
     Some(ToSqlOutput::Owned(Value::Integer(mapped)))
 }
@@ -185,12 +194,12 @@ fn within(number: i64, end: i64) -> Option<i64> {
     (0..end).contains(&number).then_some(number)
 }
 
-pub(super) fn time(ns: i64, shift: &Shift) -> i64 {
+pub(crate) fn time(ns: i64, shift: &Shift) -> i64 {
     ns.saturating_add(shift.clock_ns).clamp(-LATEST, LATEST)
 }
 
 /// 0 is the idle task of every machine, or nobody.
-pub(super) fn pid(number: i64, shift: &Shift) -> Option<i64> {
+pub(crate) fn pid(number: i64, shift: &Shift) -> Option<i64> {
     let number = within(number, shift.slots * PIDS)?;
     Some(if number == 0 { 0 } else { number + shift.pid_offset() })
 }
@@ -236,6 +245,7 @@ fn shown(value: ValueRef<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::input::IdShift;
+    use super::super::tables::Says;
     use super::*;
 
     fn shift() -> Shift {
@@ -290,7 +300,7 @@ mod tests {
             (Kind::Id(Ids::Context), 0, None),
             (Kind::Id(Ids::Context), 10, Some(110)),
             (Kind::Id(Ids::Context), 11, None),
-            (Kind::Text, 1, None),
+            (Kind::Text(Says::Word), 1, None),
         ] {
             assert_eq!(number(kind, before), after, "{kind:?} {before}");
         }

@@ -18,7 +18,7 @@ type Span = (Option<i64>, Option<i64>);
 
 /// The parts of the run that findings are about, which tell one answer from the next.
 #[derive(Default)]
-pub(super) struct Spans(HashSet<Span>);
+pub(crate) struct Spans(HashSet<Span>);
 
 /// A finding as its table has it.
 struct Found {
@@ -37,7 +37,7 @@ struct Found {
 }
 
 /// Copies the findings of a run.
-pub(super) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Spans) -> Result<()> {
+pub(crate) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Spans) -> Result<()> {
     let newer = if input.has(2) { "tid, from_ns, to_ns, finding" } else { "NULL, NULL, NULL, NULL" };
     let sql = format!(
         "SELECT detected_at, severity, kind, summary, root_cause, explanation, recommendations, pid, lost_ns, {newer}

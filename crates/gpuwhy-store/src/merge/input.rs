@@ -27,65 +27,65 @@ const CACHE: i32 = -4_096;
 
 /// The run as its file has it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Session {
-    pub(super) start_unix_ns: i64,
-    pub(super) start_monotonic_ns: i64,
-    pub(super) stop_unix_ns: Option<i64>,
-    pub(super) duration_ns: i64,
-    pub(super) stop_reason: Option<String>,
-    pub(super) command: Option<String>,
-    pub(super) machine: Machine,
+pub(crate) struct Session {
+    pub(crate) start_unix_ns: i64,
+    pub(crate) start_monotonic_ns: i64,
+    pub(crate) stop_unix_ns: Option<i64>,
+    pub(crate) duration_ns: i64,
+    pub(crate) stop_reason: Option<String>,
+    pub(crate) command: Option<String>,
+    pub(crate) machine: Machine,
     /// Seen, stored, lost, missing in seconds, samples missing, thinned.
-    pub(super) counts: [i64; 6],
+    pub(crate) counts: [i64; 6],
 }
 
 /// How a run's ids change.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct IdShift {
+pub(crate) struct IdShift {
     /// Added to each.
-    pub(super) offset: i64,
+    pub(crate) offset: i64,
     /// The largest there is.
-    pub(super) last: i64,
+    pub(crate) last: i64,
 }
 
 /// What is added to a run's numbers, and what they may be before.
 #[derive(Debug, Default)]
-pub(super) struct Shift {
+pub(crate) struct Shift {
     /// Recorded runs before this one, and in it.
-    pub(super) slot: i64,
-    pub(super) slots: i64,
-    pub(super) clock_ns: i64,
-    pub(super) cpu_offset: i64,
-    pub(super) cpus: i64,
-    pub(super) gpu_offset: i64,
-    pub(super) gpus: i64,
-    pub(super) ids: [IdShift; Ids::ALL.len()],
+    pub(crate) slot: i64,
+    pub(crate) slots: i64,
+    pub(crate) clock_ns: i64,
+    pub(crate) cpu_offset: i64,
+    pub(crate) cpus: i64,
+    pub(crate) gpu_offset: i64,
+    pub(crate) gpus: i64,
+    pub(crate) ids: [IdShift; Ids::ALL.len()],
     /// The op and the cause of loss each of the run's own is in the result.
-    pub(super) ops: HashMap<i64, i64>,
-    pub(super) causes: HashMap<i64, i64>,
+    pub(crate) ops: HashMap<i64, i64>,
+    pub(crate) causes: HashMap<i64, i64>,
 }
 
 impl Shift {
-    pub(super) fn pid_offset(&self) -> i64 {
+    pub(crate) fn pid_offset(&self) -> i64 {
         self.slot * PIDS
     }
 }
 
 /// A run to be merged, open for reading.
-pub(super) struct Input {
-    pub(super) path: PathBuf,
-    pub(super) db: Connection,
-    pub(super) version: i32,
-    pub(super) session: Session,
-    pub(super) shift: Shift,
+pub(crate) struct Input {
+    pub(crate) path: PathBuf,
+    pub(crate) db: Connection,
+    pub(crate) version: i32,
+    pub(crate) session: Session,
+    pub(crate) shift: Shift,
 }
 
 impl Input {
     /// Opens a run, as it is now: what somebody writes to it later is not seen.
-    pub(super) fn open(path: &Path) -> Result<Self> {
+    pub(crate) fn open(path: &Path) -> Result<Self> {
         let refuse = |what: &str| Error::CannotMerge { path: path.into(), what: what.into() };
         match place::is_written(path) {
-            Ok(true) => return Err(refuse("it is still being recorded; merge when that gpuwhy has ended")),
+            Ok(true) => return Err(refuse("it is still being recorded; wait until that gpuwhy has ended")),
             Err(e) => return Err(refuse(&e.to_string())),
             Ok(false) => {}
         }
@@ -109,17 +109,17 @@ impl Input {
     }
 
     /// An error about what is in this file.
-    pub(super) fn refuse(&self, what: String) -> Error {
+    pub(crate) fn refuse(&self, what: String) -> Error {
         Error::CannotMerge { path: self.path.clone(), what }
     }
 
     /// What SQLite said about this file.
-    pub(super) fn failed(&self, source: rusqlite::Error) -> Error {
+    pub(crate) fn failed(&self, source: rusqlite::Error) -> Error {
         read_error(&self.path, source)
     }
 
     /// Whether a table of that first version is in the file.
-    pub(super) fn has(&self, since: i32) -> bool {
+    pub(crate) fn has(&self, since: i32) -> bool {
         self.version >= since
     }
 
@@ -152,7 +152,7 @@ impl Input {
     }
 
     /// One number of this file.
-    pub(super) fn number(&self, sql: &str) -> Result<i64> {
+    pub(crate) fn number(&self, sql: &str) -> Result<i64> {
         let number = self.db.query_row(sql, [], |row| row.get::<_, Option<i64>>(0));
         Ok(number.map_err(|source| self.failed(source))?.unwrap_or(0))
     }
@@ -208,7 +208,7 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
 }
 
 /// Opens all runs and gives each its numbers.
-pub(super) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
+pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     let mut known: HashMap<(u64, u64), &PathBuf> = HashMap::new();
     for path in paths {
         let refuse = |what: String| Error::CannotMerge { path: path.clone(), what };

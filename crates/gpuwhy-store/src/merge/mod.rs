@@ -11,11 +11,11 @@
 //!
 //! Memory does not grow with the files: rows pass one at a time, those whose id is their time in one order of all runs.
 
-mod copy;
+pub(crate) mod copy;
 mod findings;
-mod input;
-mod tables;
-mod target;
+pub(crate) mod input;
+pub(crate) mod tables;
+pub(crate) mod target;
 
 use crate::{Owner, Result};
 use copy::Copier;
@@ -82,7 +82,7 @@ pub fn merge(request: &MergeRequest<'_>, mut go_on: impl FnMut() -> bool) -> Res
 }
 
 fn copy_all(target: &Target, inputs: &[Input], go_on: &mut dyn FnMut() -> bool) -> Result<()> {
-    let mut copier = Copier { db: target.db(), path: target.path(), go_on, rows: 0 };
+    let mut copier = Copier { db: target.db(), path: target.path(), go_on, rows: 0, reducer: None };
     for table in &tables::TABLES {
         for input in inputs {
             copier.table(input, table)?;

@@ -20,7 +20,7 @@ const MAX_WORDS: usize = 1 << 15;
 const MAX_FACTS: usize = 8;
 
 /// The file while it is made. Dropped before its end, it leaves nothing behind.
-pub(super) struct Target {
+pub(crate) struct Target {
     path: PathBuf,
     // Dropped in this order: SQLite must close the file before the claim's descriptor does (see place.rs).
     db: Connection,
@@ -40,7 +40,7 @@ impl Drop for Hidden {
 
 impl Target {
     /// Makes an empty file beside `path`, where nothing must be yet.
-    pub(super) fn create(path: &Path, owner: Option<Owner>) -> Result<Self> {
+    pub(crate) fn create(path: &Path, owner: Option<Owner>) -> Result<Self> {
         let cannot = |source| Error::CannotPlaceMerged { path: path.into(), source };
         let name = path.file_name().ok_or_else(|| cannot(io::ErrorKind::IsADirectory.into()))?;
         let folder = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -62,15 +62,15 @@ impl Target {
     }
 
     /// Makes it an empty run file, in a transaction that [`Target::finish`] ends.
-    pub(super) fn begin(&self) -> Result<()> {
+    pub(crate) fn begin(&self) -> Result<()> {
         schema::create(self.db()).map_err(|source| self.failed(source))
     }
 
-    pub(super) fn db(&self) -> &Connection {
+    pub(crate) fn db(&self) -> &Connection {
         &self.db
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
@@ -79,7 +79,7 @@ impl Target {
     }
 
     /// Finds what a run's functions and causes of loss are called here; those this gpuwhy does not know are added.
-    pub(super) fn know_words(&self, input: &mut Input) -> Result<()> {
+    pub(crate) fn know_words(&self, input: &mut Input) -> Result<()> {
         let ops = self.words(input, OPS, |row| self.op(row))?;
         let causes = self.words(input, CAUSES, |row| self.cause(row))?;
         (input.shift.ops, input.shift.causes) = (ops, causes);
@@ -126,7 +126,7 @@ impl Target {
     }
 
     /// Writes the run that all runs together are, and of which it was made.
-    pub(super) fn write_session(&self, inputs: &[Input], version: &str) -> Result<()> {
+    pub(crate) fn write_session(&self, inputs: &[Input], version: &str) -> Result<()> {
         let write = || -> rusqlite::Result<()> {
             insert_session(self.db(), inputs, version)?;
             let sessions: Vec<&Session> = inputs.iter().map(|input| &input.session).collect();
@@ -169,7 +169,7 @@ impl Target {
     }
 
     /// Closes the file and gives it its name. Its size.
-    pub(super) fn finish(self) -> Result<u64> {
+    pub(crate) fn finish(self) -> Result<u64> {
         let Self { path, db, claim, mut hidden } = self;
         let ended = db.execute_batch("COMMIT").and_then(|()| db.close().map_err(|(_, source)| source));
         ended.map_err(|source| Error::CannotWriteMerged { path: path.clone(), source })?;

@@ -28,6 +28,9 @@ impl Writer {
         if last.is_some() {
             last = self.retry_with(0).err();
         }
+        if last.is_some() {
+            last = self.retry_with_loss_alone().err();
+        }
         let lost_events = self.counts.write_failed;
         let path = || self.claim.path.clone();
         last.or_else(|| (lost_events > 0).then(|| Error::NotAllWritten { path: path(), lost_events }))
@@ -38,6 +41,14 @@ impl Writer {
         let gone = self.unsaved.keep_slowest(rows, self.origin_ns);
         self.give_up(&gone, LossCause::WriteFailed);
         self.counts.open = self.unsaved.tally();
+        self.retry()
+    }
+
+    /// Where even words and sums do not fit, how much was lost does: a file that does not say so would be believed.
+    fn retry_with_loss_alone(&mut self) -> Result<()> {
+        self.counts.unsummed += self.sums.cells().map(|(_, sums)| sums.calls).sum::<u64>();
+        self.sums.stored();
+        self.pending.keep_loss_alone();
         self.retry()
     }
 
@@ -139,6 +150,7 @@ impl Writer {
     pub(super) fn give_up(&mut self, gone: &GivenUp, cause: LossCause) {
         for ((second, op), events) in &gone.events {
             self.pending.add_loss(*second, cause, Some(*op), *events);
+            *self.given_up.entry(*op).or_default() += events;
         }
         match cause {
             LossCause::SizeCap => self.counts.size_cap += gone.total(),

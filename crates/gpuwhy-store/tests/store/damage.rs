@@ -22,7 +22,11 @@ fn what_is_not_a_run_file_is_told_apart() {
         .unwrap();
     assert!(matches!(refusal(&path), Error::NotSqlite { .. }));
     fs::write(&path, "").unwrap();
-    assert!(matches!(refusal(&path), Error::NotARun { .. }));
+    fs::write(folder.path().join("run.db-wal"), "what was recorded").unwrap();
+    let error = refusal(&path);
+    assert!(matches!(error, Error::Empty { .. }) && error.to_string().contains("run.db-wal"), "{error}");
+    assert!(folder.path().join("run.db-wal").exists(), "what may be all there is stays");
+    fs::remove_file(folder.path().join("run.db-wal")).unwrap();
     Connection::open(&path).unwrap().execute_batch("CREATE TABLE cats (name)").unwrap();
     assert!(matches!(refusal(&path), Error::NotARun { .. }));
 }

@@ -107,9 +107,6 @@ fn findings_are_added_once_and_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     write(&path, &mut any_calls(500, 3));
-    if is_root() {
-        chown(&path, Some(1_234), Some(1_234)).unwrap();
-    }
     let owner = std::fs::metadata(&path).unwrap().uid();
     // Who explains a run has it open.
     let reader = Reader::open(&path).unwrap();
@@ -130,6 +127,24 @@ fn findings_are_added_once_and_whole() {
     assert_eq!(ask(&reader, "SELECT detected_at FROM causal_chains").unwrap(), ["3", "3", "5"]);
     let json = ask(&reader, "SELECT finding FROM causal_chains").unwrap().remove(0);
     assert_eq!(serde_json::from_str::<Finding>(&json).unwrap(), finding());
+}
+
+#[test]
+fn nothing_is_added_to_somebody_elses_file() {
+    if !is_root() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(500, 3));
+    chown(&path, Some(1_234), Some(1_234)).unwrap();
+    let before = std::fs::read(&path).unwrap();
+    let error = add_findings(&path, 1, 2, 3, &[finding()]).unwrap_err();
+    assert!(matches!(error, Error::NotYours { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_plain(&path);
+    chown(&path, Some(0), Some(0)).unwrap();
+    assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
 }
 
 #[test]

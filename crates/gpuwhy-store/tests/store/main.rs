@@ -14,6 +14,7 @@ mod merge;
 mod off_cpu;
 mod place;
 mod queries;
+mod repair;
 mod replay;
 mod round_trip;
 mod run_facts;

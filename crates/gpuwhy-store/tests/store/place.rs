@@ -2,10 +2,12 @@
 //! Where a run file goes, and what becomes of what was there.
 
 use crate::support::*;
-use gpuwhy_store::{Error, NewRun, Owner, Reader, Writer};
+use gpuwhy_store::{Error, NewRun, Owner, Reader, RepairRequest, Writer, add_findings, repair};
 use std::fs;
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
+use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 fn refusal(path: &Path) -> Error {
@@ -104,6 +106,7 @@ fn the_file_is_its_users_from_the_first_moment() {
     for end in ["", "-wal", "-shm"] {
         let found = fs::metadata(folder.path().join(format!("run.db{end}"))).unwrap();
         assert_eq!((found.uid(), found.gid()), (12_345, 23_456), "{end}");
+        assert_eq!(found.mode() & 0o777, 0o600, "{end}: it holds command lines and paths");
     }
     writer.finish(&end());
     assert_eq!(fs::metadata(&path).unwrap().uid(), 12_345);
@@ -116,4 +119,88 @@ fn closed_it_is_one_plain_file() {
     write(&path, &mut any_calls(1_000, 11));
     let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names, ["run.db"]);
+}
+
+/// A stranger, who may create files in a folder like /tmp but not touch those of others.
+const STRANGER: u32 = 65_534;
+
+fn shared_folder() -> Option<tempfile::TempDir> {
+    let folder = is_root().then(|| tempfile::tempdir().unwrap())?;
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    Some(folder)
+}
+
+fn as_stranger(folder: &Path, script: &str) -> bool {
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).current_dir(folder).stderr(std::process::Stdio::null());
+    command.uid(STRANGER).gid(STRANGER).status().unwrap().success()
+}
+
+#[test]
+fn what_a_stranger_put_beside_a_run_file_is_never_used() {
+    let Some(folder) = shared_folder() else { return };
+    let path = folder.path().join("run.db");
+    write(&path, &mut any_calls(100, 12));
+    let before = fs::read(&path).unwrap();
+    for (plant, says) in [
+        ("head -c 40000 /dev/zero > run.db-wal", "another user (65534)"),
+        ("head -c 40000 /dev/zero > run.db-shm", "another user (65534)"),
+        ("echo anything > run.db-journal", "another user (65534)"),
+        ("ln -s /etc/passwd run.db-wal", "no regular file"),
+        ("mkfifo run.db-shm", "no regular file"),
+    ] {
+        assert!(as_stranger(folder.path(), plant), "{plant}");
+        let request = RepairRequest { path: &path, output: None, owner: None };
+        let errors = [
+            Reader::open(&path).map(|_| ()).unwrap_err(),
+            add_findings(&path, 1, 2, 3, &[crate::findings::finding()]).unwrap_err(),
+            repair(&request).unwrap_err(),
+            refusal(&path),
+        ];
+        for error in errors {
+            let words = error.to_string();
+            assert!(matches!(error, Error::Planted { .. }) && words.contains(says), "{plant}: {words}");
+            assert!(words.contains("remove it"), "{words}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), before, "{plant}");
+        assert!(as_stranger(folder.path(), "rm run.db-*"));
+    }
+    // The same where no run file is yet.
+    assert!(as_stranger(folder.path(), "echo mine > new.db-shm"));
+    let error = refusal(&folder.path().join("new.db"));
+    assert!(matches!(error, Error::Planted { .. }), "{error}");
+    assert!(!folder.path().join("new.db").exists());
+    // A second name of a file of ours, and one that all may write.
+    fs::write(folder.path().join("run.db-wal"), "").unwrap();
+    fs::hard_link(folder.path().join("run.db-wal"), folder.path().join("other")).unwrap();
+    assert!(Reader::open(&path).map(|_| ()).unwrap_err().to_string().contains("hard link"));
+    fs::remove_file(folder.path().join("other")).unwrap();
+    fs::set_permissions(folder.path().join("run.db-wal"), fs::Permissions::from_mode(0o666)).unwrap();
+    assert!(Reader::open(&path).map(|_| ()).unwrap_err().to_string().contains("written by other users"));
+    // What SQLite itself leaves is fine.
+    fs::set_permissions(folder.path().join("run.db-wal"), fs::Permissions::from_mode(0o600)).unwrap();
+    assert!(Reader::open(&path).is_ok());
+}
+
+#[test]
+fn a_stranger_cannot_cut_what_gpuwhy_has_mapped() {
+    let Some(folder) = shared_folder() else { return };
+    let path = folder.path().join("run.db");
+    let mut writer = create(&path);
+    writer.write_calls(&mut any_calls(100, 12)).unwrap();
+    writer.commit().unwrap();
+    for end in ["-wal", "-shm"] {
+        let found = fs::metadata(folder.path().join(format!("run.db{end}"))).unwrap();
+        assert_eq!((found.uid(), found.mode() & 0o777), (0, 0o600), "{end}");
+        for script in ["truncate -s 0 run.db$E", "rm -f run.db$E && false", ": > run.db$E", "mv run.db$E elsewhere"] {
+            assert!(!as_stranger(folder.path(), &script.replace("$E", end)), "{script} {end}");
+        }
+        assert!(folder.path().join(format!("run.db{end}")).exists(), "{end}");
+    }
+    writer.write_calls(&mut any_calls(100, 13)).unwrap();
+    let done = writer.finish(&end());
+    assert!(done.problem.is_none(), "{done:?}");
+    let names: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["run.db"]);
+    assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
 }

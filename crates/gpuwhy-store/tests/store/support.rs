@@ -164,16 +164,20 @@ pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").unwrap().uid() == 0
 }
 
-/// A file system of 4 MB for the length of a test.
+/// A small file system for the length of a test.
 pub(crate) struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None` where the test may not mount; on CI that is a failure.
+    /// One of 4 MB; `None` where the test may not mount, and on CI that is a failure.
     pub(crate) fn mount() -> Option<Self> {
+        Self::mount_of("4m")
+    }
+
+    pub(crate) fn mount_of(size: &str) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
         let mounted = is_root()
             && Command::new("mount")
-                .args(["-t", "tmpfs", "-o", "size=4m", "tmpfs"])
+                .args(["-t", "tmpfs", "-o", &format!("size={size}"), "tmpfs"])
                 .arg(folder.path())
                 .status()
                 .is_ok_and(|status| status.success());

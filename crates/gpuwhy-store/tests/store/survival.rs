@@ -4,7 +4,7 @@
 use crate::support::*;
 use gpuwhy_model::sample::SystemSample;
 use gpuwhy_model::{Call, CpuRun, LossCause, OffCpu, Samples};
-use gpuwhy_store::{Error, Reader, Writer};
+use gpuwhy_store::{Error, Reader, StackText, Writer};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 
 /// Names the file for [`child_that_writes_until_killed`].
 const CHILD: &str = "GPUWHY_STORE_TEST_CHILD";
+
+const SECOND: u64 = 1_000_000_000;
 
 /// Not a test of its own: the program that the next one kills.
 #[test]
@@ -100,7 +102,11 @@ fn a_writer_dropped_without_finishing_leaves_the_last_commit() {
 
 /// Commits seconds of a thousand calls until the disk is full; returns how many seconds were given.
 fn fill(writer: &mut Writer) -> u64 {
-    let full = (0..10_000).find_map(|second| {
+    fill_from(writer, 0)
+}
+
+fn fill_from(writer: &mut Writer, first: u64) -> u64 {
+    let full = (first..10_000).find_map(|second| {
         let error = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit()).err()?;
         let kept = matches!(error, Error::DiskFull { kept_bytes: 50_000..200_000, .. });
         assert!(kept && error.to_string().contains("going on in memory"), "{error}");
@@ -233,4 +239,63 @@ fn a_run_that_ends_on_a_full_disk_has_what_is_slow() {
     assert_eq!((loss.len(), loss[0].cause.as_str(), loss[0].count), (1, LossCause::WriteFailed.name(), lost));
     assert_eq!(loss[0].op.as_deref(), Some("cudaMalloc"));
     assert_eq!(number(&reader, "SELECT SUM(calls) FROM seconds"), given as i64, "the sums have everything");
+}
+
+/// What a writer says of events that have no row: lost, and waiting for a disk that is full now.
+fn missing(writer: &Writer) -> [u64; 2] {
+    let missing = writer.missing();
+    [missing.lost.values().sum(), missing.waiting.values().sum()]
+}
+
+#[test]
+fn what_a_full_disk_has_not_taken_is_told_at_once() {
+    let Some(disk) = SmallDisk::mount() else {
+        return;
+    };
+    let ballast = disk.path().join("ballast");
+    fs::write(&ballast, vec![1; 1 << 20]).unwrap();
+    let mut writer = create(&disk.path().join("run.db"));
+    writer.write_calls(&mut thousand(0)).unwrap();
+    assert_eq!(missing(&writer), [0, 0], "an open transaction on a disk that works is nothing to worry about");
+    writer.commit().unwrap();
+    let full = fill_from(&mut writer, 1);
+    assert_eq!(missing(&writer), [0, 1_000]);
+    assert_eq!(writer.missing().waiting.get(&op("cudaMalloc")), Some(&1_000));
+    writer.write_calls(&mut thousand(full)).unwrap();
+    assert_eq!(missing(&writer), [0, 2_000]);
+    fs::remove_file(&ballast).unwrap();
+    writer.commit().unwrap();
+    assert_eq!(missing(&writer), [0, 0], "what waited is in the file now");
+}
+
+/// A megabyte is gone in a moment, and the words and sums of a run may be more than what was set aside for its end.
+#[test]
+fn even_a_tiny_full_disk_says_what_was_lost() {
+    let Some(disk) = SmallDisk::mount_of("1m") else {
+        return;
+    };
+    let path = disk.path().join("run.db");
+    let mut writer = create(&path);
+    let functions = ["cudaMalloc", "cudaFree", "cudaLaunchKernel", "cudaMemcpyAsync", "cudaStreamSynchronize"];
+    for second in 0..60u64 {
+        let of =
+            |i: u64| Call { pid: 100 + (i % 8) as u32, ..call(functions[i as usize % 5], second * SECOND + i, 10) };
+        let mut calls: Vec<Call> = (0..1_000).map(of).collect();
+        for stack in 0..20 {
+            let frames = format!("/home/me/model.py:{stack} {}\n", "forward".repeat(100));
+            writer.add_stack(second * 100 + stack, StackText { frames, top_line: "model.py:1".into() });
+        }
+        _ = writer.write_calls(&mut calls);
+        _ = writer.commit();
+    }
+    let done = writer.finish(&end());
+    let lost: u64 = done.lost.iter().map(|(_, events)| events).sum();
+    assert!(lost > 30_000 && done.stored + lost == 60_000, "{done:?}");
+    assert_eq!(done.lost_by_op.values().sum::<u64>(), lost);
+    let reader = Reader::open(&path).unwrap();
+    let session = reader.session().unwrap();
+    assert_eq!((session.events_stored, session.events_lost), (done.stored, lost));
+    assert_eq!(session.stop_reason.as_deref(), Some("exit"));
+    assert_eq!(reader.loss().unwrap().iter().map(|row| row.count).sum::<u64>(), lost);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM events"), done.stored as i64);
 }

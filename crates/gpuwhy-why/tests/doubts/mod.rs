@@ -59,6 +59,41 @@ fn no_idle_time_is_claimed_where_calls_were_lost() {
 }
 
 #[test]
+fn a_verdict_says_what_was_lost_and_never_that_all_is_well_without_most_of_the_run() {
+    let lose = |count: u64, cause: &str, of: &mut Story| {
+        let loss = LossFact { cause: cause.into(), count, loses_event: true, ..LossFact::default() };
+        of.facts.loss = vec![loss, LossFact { cause: "evidence_lost".into(), count: 1 << 40, ..LossFact::default() }];
+    };
+    let all_well = |report: &Report| {
+        report.verdict.contains("No cause costs")
+            || report.verdict.contains("othing holds it up")
+            || !report.healthy.is_empty()
+    };
+    let told = |count: u64, cause: &str| {
+        let mut story = busy(10);
+        lose(count, cause, &mut story);
+        story.tell()
+    };
+    let none = told(0, "write_failed");
+    assert!(all_well(&none) && !none.verdict.contains("lost"), "{}", none.verdict);
+    // One in thousands is told elsewhere.
+    assert_eq!(told(1, "write_failed").verdict, none.verdict);
+    let most = told(10_000, "write_failed");
+    assert!(most.verdict.starts_with("10,000 of 10,"), "{}", most.verdict);
+    assert!(most.verdict.contains("events were lost because the disk was full"), "{}", most.verdict);
+    assert!(!all_well(&most) && most.verdict.contains("Too much was lost"), "{}", most.verdict);
+    assert!(most.findings.iter().all(|finding| finding.kind != "gpu_bound"), "{:?}", most.findings);
+    assert!(told(10_000, "ring_full").verdict.contains("gpuwhy could not keep up"));
+    assert!(told(10_000, "size_cap").verdict.contains("--max-size"));
+    // What was found all the same stays.
+    let mut story = starved(10);
+    lose(10_000, "write_failed", &mut story);
+    let report = story.tell();
+    assert!(report.verdict.contains("lost because") && report.verdict.contains("because "), "{}", report.verdict);
+    found(&report, "input_starved");
+}
+
+#[test]
 fn no_idle_time_is_claimed_while_launches_are_not_watched() {
     let mut story = starved(10);
     story.facts.unwatched = vec![(4 * SECOND, 5 * SECOND), (4 * SECOND + MS, 4 * SECOND + 2 * MS)];

@@ -3,9 +3,10 @@
 
 use crate::cli::{Explain, FailOn};
 use crate::output;
+use crate::trace::privileges;
+use crate::trace::sudo::Caller;
 use gpuwhy_ask::{Explained, Part, explain};
 use gpuwhy_model::Severity;
-use gpuwhy_store::Reader;
 use gpuwhy_view::ExplainView;
 use gpuwhy_why::process_calls::ProcessCalls;
 use std::io::{BufWriter, Write};
@@ -22,7 +23,9 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let (explained, calls) = output::patiently("explaining", || look(args.of.run.path(), &part, args.per_process))?;
     let whole = part.is_whole();
     if whole {
-        explain::keep(args.of.run.path(), &explained);
+        // With the rights of the user who called sudo, who may own the file; without, the answer is as good.
+        let keep = || explain::keep(args.of.run.path(), &explained);
+        let _ = privileges::with_rights_of(Caller::from_env().as_ref(), keep);
     }
     if args.json {
         let mut out = BufWriter::new(std::io::stdout().lock());
@@ -46,7 +49,7 @@ pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls]) -> 
 }
 
 fn look(db: &Path, part: &Part, per_process: bool) -> anyhow::Result<(Explained, Vec<ProcessCalls>)> {
-    let reader = Reader::open(db)?;
+    let reader = output::open(db)?;
     let explained = explain::explain(&reader, part)?;
     let calls = if per_process { gpuwhy_ask::process_calls(&reader, &explained.report)? } else { Vec::new() };
     Ok((explained, calls))

@@ -13,8 +13,9 @@ use std::sync::atomic::Ordering;
 
 pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
     let caller = Caller::from_env();
+    let runs = super::run_files(&args.runs)?;
     let request = MergeRequest {
-        inputs: &args.runs,
+        inputs: &runs,
         output: &args.output,
         version: env!("CARGO_PKG_VERSION"),
         owner: caller.as_ref().map(Caller::owner),

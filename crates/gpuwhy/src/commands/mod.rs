@@ -10,11 +10,15 @@ mod memory;
 mod merge;
 mod profile;
 mod query;
+mod repair;
+mod share;
 mod stacks;
 mod trace;
 
 use crate::cli::Command;
+use anyhow::bail;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -32,6 +36,8 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Stacks(args) => stacks::run(&args),
         Command::Query(args) => query::run(&args),
         Command::Merge(args) => merge::run(&args),
+        Command::Repair(args) => repair::run(&args),
+        Command::Share(args) => share::run(&args),
         Command::Profile(args) => profile::run(&args),
         Command::Mcp(args) => mcp::run(args),
         Command::Demo(args) => demo::run(&args),
@@ -42,7 +48,24 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
 /// Commands that look at files, for which nobody needs root's rights.
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
-    explains || matches!(command, Command::Query(_) | Command::Merge(_) | Command::Profile(_) | Command::Mcp(_))
+    let files = matches!(command, Command::Merge(_) | Command::Repair(_) | Command::Share(_));
+    explains || files || matches!(command, Command::Query(_) | Command::Profile(_) | Command::Mcp(_))
+}
+
+/// The run files among the arguments. A pattern like `run.db*` also gives the -wal and -shm of a killed run, which are read
+/// with the run file they belong to.
+fn run_files(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut runs = Vec::new();
+    for path in arguments {
+        match gpuwhy_store::main_file(path) {
+            None => runs.push(path.clone()),
+            Some(main) if arguments.contains(&main) => {}
+            Some(main) => {
+                bail!("{} is a part of a run file, to be read with it: name {} instead", path.display(), main.display())
+            }
+        }
+    }
+    Ok(runs)
 }
 
 /// Set by Ctrl-C and its like: then what is half done is removed.

@@ -15,7 +15,7 @@ use std::io::{BufWriter, Write};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Stacks) -> anyhow::Result<ExitCode> {
-    let reader = Reader::open(args.of.run.path())?;
+    let reader = output::open(args.of.run.path())?;
     let answer = reader.stacks(&question(args, &reader)?)?;
     let report = report(answer, args);
     if args.json {

@@ -37,6 +37,8 @@ pub(crate) struct Progress {
     style: Style,
     figures: Figures,
     last_line: Duration,
+    /// Whether loss has been shown: the first is worth a line at once.
+    loss_shown: bool,
 }
 
 impl Progress {
@@ -48,6 +50,7 @@ impl Progress {
             style: output::stderr_style(),
             figures: Figures::default(),
             last_line: Duration::ZERO,
+            loss_shown: false,
         }
     }
 
@@ -96,7 +99,9 @@ impl Progress {
                 self.redraw(&table, snapshot);
             }
             Display::Human => {
-                if elapsed.saturating_sub(self.last_line) >= PLAIN_EVERY {
+                let begins_to_lose = !self.loss_shown && snapshot.lost + snapshot.unsaved() > 0;
+                if begins_to_lose || elapsed.saturating_sub(self.last_line) >= PLAIN_EVERY {
+                    self.loss_shown |= begins_to_lose;
                     self.last_line = elapsed;
                     let table = self.figures.table(snapshot, lost);
                     output::say_aside(&format!("gpuwhy: {}", plain_line(&table, snapshot)));
@@ -111,7 +116,7 @@ impl Progress {
             "gpuwhy  {}  {} events stored  {}",
             units::time(snapshot.elapsed.as_nanos() as u64),
             units::count(snapshot.stored),
-            loss_text(snapshot.lost, self.style),
+            loss_text(snapshot, self.style),
         );
         if let Some(trouble) = &snapshot.trouble {
             head += &format!("  {}", self.style.red(&units::safe(trouble, 200)));
@@ -149,11 +154,11 @@ impl Progress {
     }
 }
 
-fn loss_text(lost: u64, style: Style) -> String {
-    match lost {
-        0 => "no loss".into(),
-        n => style.red(&format!("{} lost", units::count(n))),
-    }
+fn loss_text(snapshot: &Snapshot, style: Style) -> String {
+    let named = [(snapshot.lost, "lost"), (snapshot.unsaved(), "not on disk")];
+    let named = named.into_iter().filter(|(events, _)| *events > 0);
+    let words: Vec<String> = named.map(|(events, what)| format!("{} {what}", units::count(events))).collect();
+    if words.is_empty() { "no loss".into() } else { style.red(&words.join(", ")) }
 }
 
 fn plain_line(table: &OpsTable, snapshot: &Snapshot) -> String {
@@ -164,7 +169,7 @@ fn plain_line(table: &OpsTable, snapshot: &Snapshot) -> String {
         snapshot.elapsed.as_secs_f64(),
         units::count(calls),
         units::count(rate.round() as u64),
-        loss_text(snapshot.lost, Style::PLAIN),
+        loss_text(snapshot, Style::PLAIN),
     );
     for row in table.rows.iter().take(3) {
         line += &format!(
@@ -193,6 +198,7 @@ fn progress_json(table: &OpsTable, snapshot: &Snapshot) -> serde_json::Value {
         "elapsed_ns": snapshot.elapsed.as_nanos() as u64,
         "stored": snapshot.stored,
         "lost": snapshot.lost,
+        "not_on_disk": snapshot.unsaved(),
         "trouble": snapshot.trouble,
         "ops": table.rows,
     })

@@ -16,7 +16,8 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// The table as of the snapshot, functions of one op merged. `lost` is by function.
+    /// The table as of the snapshot, functions of one op merged. `lost` is what never reached the writer, by function; what
+    /// has no row in the file for other reasons counts as lost, too, as long as that is so.
     pub(crate) fn table(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) -> OpsTable {
         let elapsed = snapshot.elapsed;
         let mut by_op: BTreeMap<(&str, bool), (OpTotals, u64)> = BTreeMap::new();
@@ -24,7 +25,7 @@ impl Figures {
         for (id, totals) in &snapshot.totals {
             by_op.entry(name(*id)).or_default().0.merge(totals);
         }
-        for (id, count) in lost {
+        for (id, count) in lost.iter().chain(&snapshot.missing.lost).chain(&snapshot.missing.waiting) {
             by_op.entry(name(*id)).or_default().1 += count;
         }
         let since = elapsed.saturating_sub(self.last_at).as_secs_f64();

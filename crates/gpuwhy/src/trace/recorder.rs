@@ -25,7 +25,7 @@ use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
 use gpuwhy_capture::{Flavour, Options, Refusal, Targets, libraries, needs, process};
 use gpuwhy_model::{Class, LossCause, OpId};
-use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
+use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, Missing, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -406,7 +406,12 @@ impl Recorder {
         };
         let (finished, snapshot) = self.writer.finish(end).unzip();
         self.alerts.finish(&self.progress);
-        let snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
+        let mut snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
+        // Nothing waits any more: it is in the file or lost.
+        snapshot.missing = Missing {
+            lost: finished.as_ref().map(|finished| finished.lost_by_op.clone()).unwrap_or_default(),
+            ..Missing::default()
+        };
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| is_call(**op)).map(|(_, n)| n).sum();
         let made: u64 = snapshot.totals.iter().filter(|(op, _)| is_call(*op)).map(|(_, totals)| totals.calls).sum();

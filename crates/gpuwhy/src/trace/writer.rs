@@ -5,13 +5,19 @@
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::{Batch, NamedStack};
 use gpuwhy_model::{Call, CpuRun, LossCause, MovedWait, OffCpu, OpId, Samples, SourceLine, TensorEvent, Unwatched};
-use gpuwhy_store::{AlertRow, Finished, GovernorRow, LibraryRow, Machine, OpTotals, RunEnd, StackText, Writer};
+use gpuwhy_store::{
+    AlertRow, Finished, GovernorRow, LibraryRow, Machine, Missing, OpTotals, RunEnd, StackText, Writer,
+};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Batches that may wait: with at most 8k records each, about 12 MB.
 const QUEUE: usize = 16;
+/// How often the main file gets what only its -wal has: a file copied alone lacks as much.
+const CHECKPOINT: Duration = Duration::from_secs(2);
+/// And for which part of the time at most: a slow disk is waited for, and meanwhile nothing is written.
+const CHECKPOINT_PART: u32 = 20;
 /// Rows gathered before they are written: sorted together they make a denser file.
 const GATHER: usize = 32 * 1024;
 
@@ -50,8 +56,11 @@ pub(crate) struct Snapshot {
     /// The moment, since the run began.
     pub(crate) elapsed: Duration,
     pub(crate) totals: Vec<(OpId, OpTotals)>,
+    /// Events in the file; those that wait in memory for a full disk are not.
     pub(crate) stored: u64,
     pub(crate) lost: u64,
+    /// Events without a row in the file, of those that came as far as the writer.
+    pub(crate) missing: Missing,
     /// The newest thing that went wrong with the file since the snapshot before.
     pub(crate) trouble: Option<String>,
 }
@@ -64,6 +73,13 @@ pub(crate) struct WriterThread {
     thread: JoinHandle<Option<(Finished, Snapshot)>>,
 }
 
+impl Snapshot {
+    /// Events in memory that the disk does not take now.
+    pub(crate) fn unsaved(&self) -> u64 {
+        self.missing.waiting.values().sum()
+    }
+}
+
 impl WriterThread {
     /// Starts it; `ledger` where the scheduler is followed.
     pub(crate) fn start(writer: Writer, ledger: Option<LiveLedger>) -> std::io::Result<Self> {
@@ -72,7 +88,10 @@ impl WriterThread {
         let (publish, snapshots) = sync_channel(1);
         let thread = std::thread::Builder::new().name("run-file".into()).spawn(move || {
             let gathered = Gathered::default();
-            Owner { writer, gathered, ledger, publish, give_back, ticks: 0, trouble: None }.run(&messages)
+            let next_checkpoint = Instant::now() + CHECKPOINT;
+            let owner =
+                Owner { writer, gathered, ledger, publish, give_back, ticks: 0, next_checkpoint, trouble: None };
+            owner.run(&messages)
         })?;
         Ok(Self { queue, snapshots, empty, thread })
     }
@@ -199,6 +218,7 @@ struct Owner {
     publish: SyncSender<Snapshot>,
     give_back: SyncSender<Batch>,
     ticks: u64,
+    next_checkpoint: Instant,
     trouble: Option<String>,
 }
 
@@ -287,6 +307,11 @@ impl Owner {
             let outcome = self.writer.commit();
             self.note(outcome);
         }
+        if Instant::now() >= self.next_checkpoint {
+            let began = Instant::now();
+            self.writer.checkpoint();
+            self.next_checkpoint = Instant::now() + CHECKPOINT.max(began.elapsed() * CHECKPOINT_PART);
+        }
         if self.ticks.is_multiple_of(4) {
             // One that has not been looked at yet is newer than a second; that will do.
             if self.publish.try_send(self.snapshot(elapsed)).is_ok() {
@@ -302,11 +327,13 @@ impl Owner {
     }
 
     fn snapshot(&self, elapsed: Duration) -> Snapshot {
+        let missing = self.writer.missing();
         Snapshot {
             elapsed,
             totals: self.writer.totals().map(|(op, totals)| (op, totals.clone())).collect(),
-            stored: self.writer.stored(),
+            stored: self.writer.stored().saturating_sub(missing.waiting.values().sum()),
             lost: self.writer.lost(),
+            missing,
             trouble: self.trouble.clone(),
         }
     }

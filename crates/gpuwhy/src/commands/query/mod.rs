@@ -19,7 +19,7 @@ const TERMINAL_ROWS: u64 = 1_000;
 const BUFFER: usize = 64 << 10;
 
 pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
-    let reader = Reader::open(&args.db)?;
+    let reader = output::open(&args.db)?;
     let Some(sql) = &args.sql else {
         gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
         return Ok(ExitCode::SUCCESS);

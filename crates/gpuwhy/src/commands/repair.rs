@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+//! `gpuwhy repair`: one closed file out of what a killed gpuwhy left.
+
+use crate::cli::Repair;
+use crate::output;
+use crate::trace::privileges;
+use crate::trace::sudo::Caller;
+use anyhow::bail;
+use gpuwhy_model::units;
+use gpuwhy_store::{RepairRequest, Repaired};
+use std::path::Path;
+use std::process::ExitCode;
+
+pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
+    let runs = super::run_files(&args.runs)?;
+    if let (Some(output), [_, _, ..]) = (&args.output, runs.as_slice()) {
+        bail!("-o {} is one file, and {} are to be repaired: name one of them at a time", output.display(), runs.len());
+    }
+    let caller = Caller::from_env();
+    let mut damaged = false;
+    for run in &runs {
+        let owner = caller.as_ref().map(Caller::owner);
+        let request = RepairRequest { path: run, output: args.output.as_deref(), owner };
+        // With the rights of the user who called sudo, as a trace makes its file.
+        let repair = || output::patiently("repairing", || gpuwhy_store::repair(&request));
+        let repaired = privileges::with_rights_of(caller.as_ref(), repair)??;
+        damaged |= !repaired.damage.is_empty();
+        lines(run, &repaired).iter().for_each(|line| output::say(&units::safe(line, 1_000)));
+    }
+    Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What is in the file now, and what is missing or wrong.
+fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
+    let Repaired { stored, lost, processes, duration_ns, .. } = *repaired;
+    let processes =
+        if processes == 1 { "1 process".to_owned() } else { format!("{} processes", units::count(processes)) };
+    let mut lines = vec![format!(
+        "{}: {} events of {processes} in {}, {} lost; one file of {}",
+        repaired.path.display(),
+        units::count(stored),
+        units::time(duration_ns),
+        units::count(lost),
+        units::bytes(repaired.size_bytes),
+    )];
+    lines.extend(
+        repaired
+            .wal_bytes
+            .filter(|bytes| *bytes > 0)
+            .map(|bytes| format!("  {} of it came from {}-wal", units::bytes(bytes), run.display())),
+    );
+    if repaired.lacks_wal {
+        lines.push(format!(
+            "  {0}-wal is not here: about the last two seconds are missing. If you still have it, put it beside a fresh \
+             copy of {0} and repair that",
+            run.display()
+        ));
+    }
+    if !repaired.has_end {
+        lines.push(
+            "  the run has no end: gpuwhy was killed, and what it had not stored by then is not known".to_owned(),
+        );
+    }
+    if let Some(first) = repaired.damage.first() {
+        lines.push(format!(
+            "  the file is damaged ({first}): `sqlite3 {} .recover` saves what can be read",
+            repaired.path.display()
+        ));
+    }
+    lines
+}
