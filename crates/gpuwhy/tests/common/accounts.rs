@@ -2,7 +2,7 @@
 //! What must hold for every thread of every scenario: times add up, rows and sums agree, and both are what the
 //! kernel counted itself.
 
-use super::host::{HostRun, Schedstat, Window};
+use super::host::{HostRun, Schedstat, Window, emulated};
 
 /// A row of `thread_time`.
 #[derive(Debug)]
@@ -26,19 +26,19 @@ struct ThreadTime {
 ///   one are read a little before its last switch: 200 us.
 /// - The scheduler reads its clock when it begins to look for the next thread, gpuwhy when it has found it: 2 us for
 ///   each switch.
-///
-/// An emulated processor takes many times as long over both; `GPUWHY_TEST_SLOWNESS` says how many (tests/kernels).
 fn slack(switches: i64) -> i64 {
-    let slowness = std::env::var("GPUWHY_TEST_SLOWNESS").map_or(1, |times| times.parse().unwrap());
-    (200_000 + 2_000 * switches) * slowness
+    200_000 + 2_000 * switches
 }
 
 impl HostRun {
-    /// Everything below.
+    /// Everything below. In an emulated machine (tests/kernels) what gpuwhy and the scheduler read from two clocks cannot be
+    /// compared; that everything adds up does not depend on them.
     pub fn check(&self) {
         self.check_sums();
-        self.check_windows();
-        self.check_schedstat();
+        if !emulated() {
+            self.check_windows();
+            self.check_schedstat();
+        }
     }
 
     fn thread_times(&self) -> Vec<ThreadTime> {

@@ -323,6 +323,11 @@ fn lines(path: &Path) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
+/// Whether this is a machine of tests/kernels, whose processors are emulated.
+pub fn emulated() -> bool {
+    std::env::var_os("GPUWHY_TEST_EMULATED").is_some()
+}
+
 /// Whether two times are the same within a share of the second and some nanoseconds.
 pub fn close(got: i64, truth: i64, share: f64, slack_ns: i64) -> bool {
     (got - truth).abs() as f64 <= truth.abs() as f64 * share + slack_ns as f64
