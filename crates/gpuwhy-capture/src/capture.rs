@@ -9,6 +9,7 @@ pub use costs::{OpTraps, ProbePrices};
 use crate::attach::{self, Probes};
 use crate::batch::Batch;
 use crate::callers::Callers;
+use crate::confined;
 use crate::error::{CaptureError, Result};
 use crate::host::HostOptions;
 use crate::libraries::{AttachedLibrary, LinkedIn};
@@ -19,6 +20,7 @@ use crate::programs::{Flavour, LoadOptions, Programs, Refusal, StackCounts};
 use crate::python::Pythons;
 use crate::record::{Life, LifeEvent};
 use crate::sockets::Sockets;
+use crate::system;
 use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::{Call, LossCause, OpId};
 use gpuwhy_stacks::python::PyProcess;
@@ -127,6 +129,9 @@ impl Capture {
             host: options.host,
             stacks: options.stacks,
         };
+        if confined::are_killed_by_return_probes() {
+            return Err(CaptureError::KillsConfined { release: system::kernel_release() });
+        }
         let programs = Programs::load(load, options.flavour)?;
         let inbox = Rc::new(RefCell::new(Batch::default()));
         let ring = open_ring(&programs, &inbox)?;

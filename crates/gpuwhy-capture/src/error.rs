@@ -51,6 +51,10 @@ pub enum CaptureError {
         "Linux {release} refuses {}: {why}; `gpuwhy check -v` prints the verifier's reason: please report it", if program.is_empty() { "gpuwhy's eBPF programs".into() } else { format!("gpuwhy's eBPF program {program}") }
     )]
     Refused { release: String, program: String, why: String, refusals: Vec<Refusal> },
+    #[error(
+        "Linux {release} kills processes that run under a seccomp filter, as containers do, when a probed function returns: update the kernel (6.12.14, 6.13.3, 6.14 and newer are sound)"
+    )]
+    KillsConfined { release: String },
     #[error("Linux {release} has no uprobe {flavour}: leave --probes out, and gpuwhy takes the best it has")]
     NoFlavour { release: String, flavour: &'static str },
     #[error("gpuwhy's eBPF programs are loaded, but {why}")]

@@ -13,6 +13,7 @@ pub mod batch;
 pub mod calibrate;
 mod callers;
 pub mod capture;
+mod confined;
 pub mod elf;
 pub mod error;
 mod features;

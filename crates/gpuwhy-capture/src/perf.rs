@@ -28,7 +28,10 @@ pub(crate) struct PerfEventAttr {
     pub(crate) read_format: u64,
     pub(crate) flags: u64,
     pub(crate) wakeup: u32,
-    pub(crate) before_clock: [u32; 10],
+    pub(crate) breakpoint: u32,
+    pub(crate) config1: u64,
+    pub(crate) config2: u64,
+    pub(crate) before_clock: [u32; 5],
     pub(crate) clock: i32,
     pub(crate) rest: [u32; 4],
 }
