@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn what_ended_a_job_that_launched_nothing_is_said_first() {
         let job = |pid: u32| {
-            let job = Job { pids: [pid].into(), ..Job::default() };
+            let job = Job { pids: [pid].into() };
             Explained { job: Some(job), report: Report { verdict: format!("About {pid}."), ..Report::default() } }
         };
         let oom = Finding { pid: Some(9), ..Finding::new("oom", Severity::Critical, "out of memory at 1 s".into()) };
