@@ -3,12 +3,13 @@
 # make tutorial  a leak found, run into and fixed, step by step: on a GPU if there is one, else on the simulated one
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only glibc and libgcc_s and can be copied
+# make fuzz    spoiled inputs for everything that reads what strangers wrote (FUZZ_SECONDS=60 FUZZ_TARGET=name)
 # make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
 # make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo tutorial test bench score deps deps-test deps-bench clean
+.PHONY: build demo tutorial test fuzz bench score deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -34,6 +35,11 @@ test: deps-test
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) sh scripts/test.sh $(CARGO)
+
+# How long each target is tried, in seconds (fuzz/README.md).
+FUZZ_SECONDS ?= 60
+fuzz: deps
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --release --locked -p gpuwhy-fuzz --test targets -- --nocapture
 
 # Another seed gives other variations: make score SCORE="--seed 7 --only hog,quota"
 score: build
