@@ -43,6 +43,7 @@ mod reserve;
 mod rows;
 mod samples;
 pub mod schema;
+mod scratch;
 mod stacks;
 mod told;
 mod unsaved;
