@@ -77,9 +77,9 @@ pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::Socke
     serve(http::serve(server, http, ready))
 }
 
-/// What SQLite may take of memory for all questions together, bytes. One that wants more fails; without this a query could make
-/// values until the machine has no memory left.
-const SQL_MEMORY: u64 = 1 << 30;
+/// What SQLite may take of memory for all questions together, bytes: half for what is sorted, half for the rest. One that wants
+/// more fails; without this a query could make values until the machine has no memory left.
+const SQL_MEMORY: u64 = 2 << 30;
 
 fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
     gpuwhy_store::limit_memory(SQL_MEMORY);

@@ -39,10 +39,10 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Commands that look at files, for which nobody needs root's rights.
+/// Commands that look at files, for which nobody needs root's rights. `mcp` gives more up, by itself.
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
-    explains || matches!(command, Command::Query(_) | Command::Merge(_) | Command::Profile(_) | Command::Mcp(_))
+    explains || matches!(command, Command::Query(_) | Command::Merge(_) | Command::Profile(_))
 }
 
 /// Set by Ctrl-C and its like: then what is half done is removed.
