@@ -32,6 +32,8 @@ test: deps-test
 	$(CARGO) fmt --check
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	python3 -m unittest discover -s bench
+	python3 -m unittest discover -s scripts
+	python3 scripts/dependencies.py $(CARGO)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) sh scripts/test.sh $(CARGO)

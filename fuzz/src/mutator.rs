@@ -24,7 +24,7 @@ impl Mutator {
     }
 
     /// Any number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
         z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -34,7 +34,7 @@ impl Mutator {
 
     /// A number below `end`; 0 where there is none.
     pub fn below(&mut self, end: usize) -> usize {
-        if end == 0 { 0 } else { (self.next() % end as u64) as usize }
+        if end == 0 { 0 } else { (self.draw() % end as u64) as usize }
     }
 
     /// One of the examples, spoiled in a few places; now and then bytes of pure chance.
@@ -43,7 +43,7 @@ impl Mutator {
             Some(seed) if self.below(50) > 0 => seed.clone(),
             _ => {
                 let length = self.below(200);
-                (0..length).map(|_| self.next() as u8).collect()
+                (0..length).map(|_| self.draw() as u8).collect()
             }
         };
         // Mostly few changes: what is spoiled beyond recognition is refused at its first byte.
@@ -83,7 +83,7 @@ impl Mutator {
             }
             9 => {
                 let length = 1 + self.below(8);
-                let piece: Vec<u8> = (0..length).map(|_| self.next() as u8).collect();
+                let piece: Vec<u8> = (0..length).map(|_| self.draw() as u8).collect();
                 data.splice(at..at, piece);
             }
             _ => {
@@ -95,7 +95,7 @@ impl Mutator {
     }
 
     fn change(&mut self, data: &mut [u8], to: impl Fn(u8, u64) -> u8) {
-        let (at, chance) = (self.below(data.len()), self.next());
+        let (at, chance) = (self.below(data.len()), self.draw());
         if let Some(byte) = data.get_mut(at) {
             *byte = to(*byte, chance);
         }

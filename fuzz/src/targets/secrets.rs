@@ -31,7 +31,7 @@ const PLANTED: &str = "hf_abcdefghijKLMNOPQRSTuvwxyz01234567";
 
 pub(super) fn seeds() -> Vec<Vec<u8>> {
     [
-        "python3\0train.py\0--hf-token\0hf_abcdefghijKLMNOPQRSTuvwxyz01234567\0--lr\0001e-4",
+        "python3\0train.py\0--hf-token\0hf_abcdefghijKLMNOPQRSTuvwxyz01234567\0--lr\x001e-4",
         "curl\0-u\0me:hunter2\0https://me:hunter2@example.org/x?sig=abc",
         "python3\0-c\0import os; os.environ[\"API_KEY\"] = 'abc def'; run({\"token\": \"x\"})",
         "env\0PGPASSWORD=hunter2\0psql\0postgres://me:pw@host:5432/db",

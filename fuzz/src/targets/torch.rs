@@ -48,7 +48,8 @@ pub(super) fn traces() -> Vec<Vec<u8>> {
 
 /// An error, or a report whose accounts add up.
 pub(super) fn trace(data: &[u8]) {
-    let options = trace::Options { workers: 1, include_warmup: data.len() % 2 == 0, ..trace::Options::default() };
+    let options =
+        trace::Options { workers: 1, include_warmup: data.len().is_multiple_of(2), ..trace::Options::default() };
     let Ok(report) = trace::analyse(data, &options, |_| ()) else { return };
     for device in &report.devices {
         assert!(device.account.adds_up());
