@@ -4,12 +4,13 @@
 # make test    every check: format, lints, docs, tests (root: they load eBPF programs)
 # make build   target/release/gpuwhy, which needs only glibc 2.27 and libgcc_s and can be copied
 # make kernels  the tests that matter there, on Linux 6.1 and 6.12 in a virtual machine; `make test` does 6.1
+# make fuzz    spoiled inputs for everything that reads what strangers wrote (FUZZ_SECONDS=60 FUZZ_TARGET=name)
 # make score   how often gpuwhy explain is right, on jobs with a known trouble (root, about 10 minutes)
 # make bench   what tracing costs, beside perf; how fast PyTorch's files are read, beside Python
 #
 # On a bare Debian or Ubuntu machine with Rust, what else is needed is installed first; nothing is asked of
 # apt when it is already there.
-.PHONY: build demo tutorial test kernels bench score deps deps-test deps-bench clean
+.PHONY: build demo tutorial test kernels fuzz bench score deps deps-test deps-bench clean
 
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 CARGO ?= cargo
@@ -33,6 +34,8 @@ test: deps-test
 	$(CARGO) clippy --release --locked --all-targets -- -D warnings
 	python3 -m unittest discover -s bench
 	python3 -m unittest discover -s tests/kernels
+	python3 -m unittest discover -s scripts
+	python3 scripts/dependencies.py $(CARGO)
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --release --locked --no-deps --quiet
 	$(CARGO) build --release --locked
 	$(RUNNER) sh scripts/test.sh $(CARGO)
@@ -42,6 +45,11 @@ test: deps-test
 KERNELS ?= 6.1 6.12
 kernels: deps-test
 	python3 tests/kernels/run.py $(KERNELS)
+
+# How long each target is tried, in seconds (fuzz/README.md).
+FUZZ_SECONDS ?= 60
+fuzz: deps
+	FUZZ_SECONDS=$(FUZZ_SECONDS) $(CARGO) test --release --locked -p gpuwhy-fuzz --test targets -- --nocapture
 
 # Another seed gives other variations: make score SCORE="--seed 7 --only hog,quota"
 score: build

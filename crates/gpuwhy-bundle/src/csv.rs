@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `events.csv`: allocations and frees as a table (RFC 4180), one row each.
 //!
-//! Names in it are from the traced world, and spreadsheets take a cell that begins with `=`, `+`, `-` or `@` for a
-//! formula: such a name gets an apostrophe before it, which they show as text.
+//! Names in it are from the traced world: [`cell`] makes them harmless to spreadsheets.
 
 use crate::header::Header;
 use crate::row::{Kind, Row};
 use gpuwhy_model::MemoryEvent;
+use gpuwhy_model::units::csv_cell as cell;
 use std::collections::{HashMap, HashSet};
 use std::fmt::{Display, Write as _};
 use std::io::{self, Write};
@@ -30,31 +30,6 @@ pub(crate) const COLUMNS: [&str; 16] = [
     "function",
     "stack_id",
 ];
-
-/// A cell of text, harmless and quoted where it must be.
-fn text_cell(out: &mut String, text: &str) {
-    let formula = text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']);
-    let quoted = text.contains([',', '"', '\n', '\r']);
-    if quoted {
-        out.push('"');
-    }
-    if formula {
-        out.push('\'');
-    }
-    if quoted {
-        out.push_str(&text.replace('"', "\"\""));
-        out.push('"');
-    } else {
-        out.push_str(text);
-    }
-}
-
-/// Text ready to be put into a row.
-fn cell(text: &str) -> String {
-    let mut out = String::new();
-    text_cell(&mut out, text);
-    out
-}
 
 /// A cell that needs no quotes, empty where there is nothing, and the comma after it.
 fn put(out: &mut String, value: Option<impl Display>) {

@@ -67,23 +67,46 @@ fn scaled(n: u64, unit: f64, name: &str) -> String {
     }
 }
 
-/// Text from the traced world made safe to print: control characters (which could drive the terminal)
-/// and bidirectional overrides replaced, the length cut to `max` characters.
+/// Whether a character must not reach a terminal, a page or an assistant as it is: it could drive the terminal, change the direction
+/// of reading, or is drawn as nothing, so that two names that differ would look alike.
+pub fn is_unseen(c: char) -> bool {
+    if c.is_ascii() {
+        return c.is_ascii_control();
+    }
+    c.is_control()
+        || matches!(c,
+            // Zero-width characters, marks of direction, separators, variation selectors, tags, byte order marks.
+            '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
+            | '\u{e0000}'..='\u{e0fff}'
+            // Letters that are drawn as nothing.
+            | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{3164}' | '\u{ffa0}' | '\u{1d173}'..='\u{1d17a}')
+}
+
+/// Text from the traced world made safe to print: characters that [`is_unseen`] tells of replaced, the length cut to `max`
+/// characters.
 pub fn safe(text: &str, max: usize) -> String {
-    let mut out: String = text
-        .chars()
-        .take(max)
-        .map(|c| match c {
-            c if c.is_control() => '\u{fffd}',
-            '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => '\u{fffd}',
-            c => c,
-        })
-        .collect();
+    let mut out: String =
+        text.chars().take(max).map(|c| if is_unseen(c) { char::REPLACEMENT_CHARACTER } else { c }).collect();
     if text.chars().nth(max).is_some() {
         out.pop();
         out.push('…');
     }
     out
+}
+
+/// Text from the traced world as a cell of comma-separated values, quoted where it must be. Line ends and tabs stay; other
+/// characters that [`is_unseen`] tells of are replaced. Spreadsheets take a cell that begins with `=`, `+`, `-`, `@`, a tab or a
+/// line end for a formula: it gets an apostrophe before it, which they show as text.
+pub fn csv_cell(text: &str) -> String {
+    let kept = |c: char| matches!(c, '\n' | '\r' | '\t') || !is_unseen(c);
+    let text: String = text.chars().map(|c| if kept(c) { c } else { char::REPLACEMENT_CHARACTER }).collect();
+    let mark = if text.starts_with(['=', '+', '-', '@', '\t', '\r', '\n']) { "'" } else { "" };
+    if text.contains([',', '"', '\n', '\r']) {
+        format!("\"{mark}{}\"", text.replace('"', "\"\""))
+    } else {
+        format!("{mark}{text}")
+    }
 }
 
 #[cfg(test)]
@@ -113,7 +136,35 @@ mod tests {
     #[test]
     fn hostile_names_cannot_drive_the_terminal() {
         assert_eq!(safe("a\x1b[2Jb\u{202e}c", 80), "a\u{fffd}[2Jb\u{fffd}c");
+        for unseen in [
+            "\u{200b}", "\u{200f}", "\u{202a}", "\u{202e}", "\u{2060}", "\u{206f}", "\u{feff}", "\u{ad}", "\u{7f}",
+            "\u{9b}",
+        ] {
+            assert_eq!(safe(&format!("trai{unseen}n"), 80), "trai\u{fffd}n", "{unseen:?}");
+        }
+        assert_eq!(safe("größe 漢字 naïve 🚀", 80), "größe 漢字 naïve 🚀");
         assert_eq!(safe("abcdef", 4), "abc…");
         assert_eq!(safe("abcd", 4), "abcd");
+    }
+
+    #[test]
+    fn no_name_is_a_formula_in_a_cell() {
+        for (text, cell) in [
+            ("train.py", "train.py"),
+            ("", ""),
+            ("1.5", "1.5"),
+            ("=HYPERLINK(\"http://x\")", "\"'=HYPERLINK(\"\"http://x\"\")\""),
+            ("+1", "'+1"),
+            ("-m train", "'-m train"),
+            ("@SUM(A1)", "'@SUM(A1)"),
+            ("\t=1", "'\t=1"),
+            ("\r=1", "\"'\r=1\""),
+            ("a=1", "a=1"),
+            ("a,b", "\"a,b\""),
+            ("a\nb", "\"a\nb\""),
+            ("a\x1b[2J\u{202e}b\u{200b}", "a\u{fffd}[2J\u{fffd}b\u{fffd}"),
+        ] {
+            assert_eq!(csv_cell(text), cell);
+        }
     }
 }

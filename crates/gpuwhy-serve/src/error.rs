@@ -107,16 +107,6 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// Who may ask has to be told on an address that others reach.
-    #[error(
-        "{address} can be reached from other machines: set a token in GPUWHY_TOKEN or --token-file (such as the output of \
-         `openssl rand -hex 32`), or listen on loopback with --http :{port}",
-        port = .address.port()
-    )]
-    NoToken {
-        /// Where.
-        address: SocketAddr,
-    },
     /// A token that is easily guessed.
     #[error("the token has {0} characters: use at least 16, such as the output of `openssl rand -hex 32`")]
     ShortToken(usize),

@@ -1,30 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 //! MCP over streamable HTTP: who may ask, from where, how much; with TLS where a certificate is given.
 //!
+//! Nobody asks without the token, on loopback neither: other users of this machine reach it, too.
 //! The SDK checks `Host` and `Origin`, so that no web page reaches this server through a browser, and bounds messages.
+
+mod guests;
 
 use crate::Error;
 use crate::mcp::Server;
 use bytes::Bytes;
+use guests::{Guests, Place};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rmcp::transport::streamable_http_server::session::local::LocalSessionManager;
+use rmcp::transport::streamable_http_server::session::{SessionId, SessionManager};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use subtle::ConstantTimeEq;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::ServerConfig;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
@@ -38,10 +43,18 @@ const PATH: &str = "/mcp";
 const LARGEST: usize = 1 << 20;
 /// Sessions at once.
 const MOST: usize = 64;
+/// A session that was not used for so long ends when there is no room for another.
+const UNUSED: Duration = Duration::from_secs(60);
+/// And ends by itself after this.
+const IDLE: Duration = Duration::from_secs(15 * 60);
 /// Connections at once; a session may have one for what the server says by itself, and others to ask.
 const CONNECTIONS: usize = 4 * MOST;
+/// Of them, from one address.
+const OF_ONE_ADDRESS: usize = CONNECTIONS / 2;
 /// How long a client may take to say who it is: TLS and the request's head.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// And for a request's body.
+const BODY_PATIENCE: Duration = Duration::from_secs(20);
 /// The shortest token that is not easily guessed, characters.
 const SHORTEST_TOKEN: usize = 16;
 
@@ -50,8 +63,8 @@ const SHORTEST_TOKEN: usize = 16;
 pub struct Http {
     /// Where to listen.
     pub address: SocketAddr,
-    /// Who asks must know this; needed on an address that others reach.
-    pub token: Option<String>,
+    /// Who asks must know this.
+    pub token: String,
     /// With TLS.
     pub tls: Option<Tls>,
     /// Names, beside the address's own, under which clients may reach this server.
@@ -74,7 +87,9 @@ type Reply = Response<BoxBody<Bytes, Infallible>>;
 struct Door {
     mcp: Mcp,
     sessions: Arc<LocalSessionManager>,
-    token: Option<String>,
+    /// When each session was used last.
+    used: Mutex<HashMap<SessionId, Instant>>,
+    token: String,
 }
 
 /// Serves until it is interrupted.
@@ -84,15 +99,17 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
     let listening = TcpListener::bind(http.address).await;
     let listener = listening.map_err(|source| Error::Listen { address: http.address, source })?;
     let ended = CancellationToken::new();
-    let sessions = Arc::new(LocalSessionManager::default());
+    let mut sessions = LocalSessionManager::default();
+    sessions.session_config.keep_alive = Some(IDLE);
+    let sessions = Arc::new(sessions);
     let config = StreamableHttpServerConfig::default()
         .with_allowed_hosts(allowed_hosts(&http))
         .enforce_origin_validation()
         .with_max_request_body_bytes(LARGEST)
         .with_cancellation_token(ended.clone());
     let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::clone(&sessions), config);
-    let door = Arc::new(Door { mcp, sessions, token: http.token });
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let door = Arc::new(Door { mcp, sessions, used: Mutex::default(), token: http.token });
+    let guests = Arc::new(Guests::default());
     // Before anybody hears of the address: who does may want this to end at once.
     let interrupted = interrupted()?;
     // A client that hangs up while it is answered is no reason to end, which is what this signal would do if nobody heard it.
@@ -105,19 +122,17 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
             () = &mut interrupted => break,
         };
         // A connection that was gone before it was accepted is nobody's fault; too many open files pass.
-        let Ok((connection, _)) = connection else {
+        let Ok((connection, from)) = connection else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
-        let place = tokio::select! {
-            place = Arc::clone(&room).acquire_owned() => place,
-            () = &mut interrupted => break,
-        };
-        let Ok(place) = place else { break };
-        let (door, tls) = (Arc::clone(&door), tls.clone());
+        let Some(place) = guests.admit(from.ip(), CONNECTIONS, OF_ONE_ADDRESS) else { continue };
+        let (door, tls, place) = (Arc::clone(&door), tls.clone(), Arc::new(place));
         tokio::spawn(async move {
-            welcome(connection, tls, door).await;
-            drop(place);
+            tokio::select! {
+                () = welcome(connection, tls, door, Arc::clone(&place)) => {}
+                () = place.must_leave() => {}
+            }
         });
     }
     ended.cancel();
@@ -125,11 +140,7 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
 }
 
 fn check_token(http: &Http) -> Result<(), Error> {
-    match &http.token {
-        None if !http.address.ip().is_loopback() => Err(Error::NoToken { address: http.address }),
-        Some(token) if token.len() < SHORTEST_TOKEN => Err(Error::ShortToken(token.len())),
-        _ => Ok(()),
-    }
+    if http.token.len() < SHORTEST_TOKEN { Err(Error::ShortToken(http.token.len())) } else { Ok(()) }
 }
 
 /// Names under which this server may be asked for: any other is a web page's trick.
@@ -159,22 +170,22 @@ fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-async fn welcome(connection: TcpStream, tls: Option<TlsAcceptor>, door: Arc<Door>) {
+async fn welcome(connection: TcpStream, tls: Option<TlsAcceptor>, door: Arc<Door>, place: Arc<Place>) {
     match tls {
-        None => talk(connection, door).await,
+        None => talk(connection, door, place).await,
         Some(tls) => {
             if let Ok(Ok(connection)) = tokio::time::timeout(PATIENCE, tls.accept(connection)).await {
-                talk(connection, door).await;
+                talk(connection, door, place).await;
             }
         }
     }
 }
 
 /// Answers the requests of a connection. One that breaks off is its client's business.
-async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, door: Arc<Door>) {
+async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, door: Arc<Door>, place: Arc<Place>) {
     let answer = service_fn(move |request| {
-        let door = Arc::clone(&door);
-        async move { Ok::<_, Infallible>(door.answer(request).await) }
+        let (door, place) = (Arc::clone(&door), Arc::clone(&place));
+        async move { Ok::<_, Infallible>(door.answer(request, &place).await) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(64 << 10);
@@ -182,25 +193,35 @@ async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
 }
 
 impl Door {
-    async fn answer(&self, request: Request<Incoming>) -> Reply {
+    async fn answer(&self, request: Request<Incoming>, place: &Place) -> Reply {
         if !self.may_ask(&request) {
             let mut reply =
                 refuse(StatusCode::UNAUTHORIZED, "this server wants a token: send Authorization: Bearer TOKEN");
             reply.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             return reply;
         }
+        place.is_known();
         if request.uri().path() != PATH {
             return refuse(StatusCode::NOT_FOUND, "gpuwhy's MCP server is at /mcp");
         }
-        let new = !request.headers().contains_key("mcp-session-id");
-        if new && self.sessions.sessions.read().await.len() >= MOST {
+        let session = request.headers().get("mcp-session-id").map(|id| id.to_str().unwrap_or_default().to_owned());
+        if !self.has_room(session.as_deref()).await {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "too many sessions are open: end some, or wait for idle ones to end",
+                "too many sessions are open: end some, or wait a minute for unused ones to end",
             );
         }
         let ends = request.method() == Method::DELETE;
-        let Ok(mut reply) = self.mcp.clone().call(request).await;
+        let (head, body) = request.into_parts();
+        let body = match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, LARGEST).collect()).await {
+            Ok(Ok(body)) => body.to_bytes(),
+            Ok(Err(wrong)) if wrong.is::<LengthLimitError>() => {
+                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a request may have 1 MiB");
+            }
+            Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "the request's body cannot be read"),
+            Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "the request's body did not come"),
+        };
+        let Ok(mut reply) = self.mcp.clone().call(Request::from_parts(head, Full::new(body))).await;
         // The session has ended when this is said, and not every client takes "accepted" for that.
         if ends && reply.status() == StatusCode::ACCEPTED {
             *reply.status_mut() = StatusCode::OK;
@@ -208,20 +229,46 @@ impl Door {
         reply
     }
 
+    /// Notes that a session is used; whether there is room for a new one, for which one that nobody uses is ended.
+    async fn has_room(&self, session: Option<&str>) -> bool {
+        let open = self.sessions.sessions.read().await.keys().cloned().collect::<Vec<_>>();
+        let longest_unused = {
+            let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+            used.retain(|id, _| open.contains(id));
+            let now = Instant::now();
+            for id in &open {
+                let last = used.entry(id.clone()).or_insert(now);
+                if session == Some(&**id) {
+                    *last = now;
+                }
+            }
+            if session.is_some() || open.len() < MOST {
+                return true;
+            }
+            let unused = used.iter().filter(|(_, last)| last.elapsed() >= UNUSED);
+            unused.min_by_key(|(_, last)| **last).map(|(id, _)| id.clone())
+        };
+        match longest_unused {
+            Some(id) => self.sessions.close_session(&id).await.is_ok(),
+            None => false,
+        }
+    }
+
     /// The time this takes tells nothing of the token but its length.
     fn may_ask(&self, request: &Request<Incoming>) -> bool {
-        let Some(token) = &self.token else { return true };
         let given = request.headers().get(header::AUTHORIZATION).map(header::HeaderValue::as_bytes);
         let given = given
             .and_then(|given| given.split_at_checked(7))
             .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"Bearer "));
-        given.is_some_and(|(_, given)| given.ct_eq(token.as_bytes()).into())
+        given.is_some_and(|(_, given)| given.ct_eq(self.token.as_bytes()).into())
     }
 }
 
 fn refuse(status: StatusCode, why: &'static str) -> Reply {
     let mut reply = Response::new(Full::new(Bytes::from_static(why.as_bytes())).boxed());
     *reply.status_mut() = status;
+    // What else it sends is not read.
+    reply.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
     reply
 }
 

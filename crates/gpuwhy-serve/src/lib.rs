@@ -61,15 +61,25 @@ pub fn serve_stdio(config: Config) -> Result<(), Error> {
     serve(stdio::serve(server))
 }
 
+/// Serves a client all of whose lines are known beforehand; gives back the lines it would read, up to the answer to a `ping` that is
+/// asked after them. For tests and fuzzing.
+pub fn answer_lines(config: Config, lines: &[u8]) -> Result<Vec<u8>, Error> {
+    let server = config.server()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let said = runtime.block_on(stdio::answer(server, lines.to_vec()));
+    runtime.shutdown_background();
+    said
+}
+
 /// Serves over HTTP until it is interrupted. `ready` hears the address.
 pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::SocketAddr)) -> Result<(), Error> {
     let server = config.server()?;
     serve(http::serve(server, http, ready))
 }
 
-/// What SQLite may take of memory for all questions together, bytes. One that wants more fails; without this a query could make
-/// values until the machine has no memory left.
-const SQL_MEMORY: u64 = 1 << 30;
+/// What SQLite may take of memory for all questions together, bytes: half for what is sorted, half for the rest. One that wants
+/// more fails; without this a query could make values until the machine has no memory left.
+const SQL_MEMORY: u64 = 2 << 30;
 
 fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
     gpuwhy_store::limit_memory(SQL_MEMORY);

@@ -10,6 +10,7 @@ use rmcp::service::{RoleServer, RxJsonRpcMessage, ServiceExt, TxJsonRpcMessage};
 use rmcp::transport::Transport;
 use serde::Serialize;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
@@ -27,7 +28,14 @@ pub(crate) async fn serve(server: Server) -> Result<(), Error> {
 }
 
 async fn talk(server: Server) -> Result<(), Error> {
-    let lines = Lines::new(BufReader::new(tokio::io::stdin()), tokio::io::stdout());
+    talk_on(server, Lines::new(BufReader::new(tokio::io::stdin()), tokio::io::stdout())).await
+}
+
+async fn talk_on<R, W>(server: Server, lines: Lines<R, W>) -> Result<(), Error>
+where
+    R: AsyncBufRead + Unpin + Send + 'static,
+    W: AsyncWrite + Unpin + Send + 'static,
+{
     let service = match server.serve(lines).await {
         Ok(service) => service,
         // A client that leaves before it has said what it wants wants nothing.
@@ -35,6 +43,52 @@ async fn talk(server: Server) -> Result<(), Error> {
         Err(wrong) => return Err(Error::Protocol(wrong.to_string())),
     };
     service.waiting().await.map(|_| ()).map_err(|wrong| Error::Protocol(wrong.to_string()))
+}
+
+/// The `ping` after lines that are known beforehand; no client has this number.
+const LAST: &str = "gpuwhy-last";
+
+/// How long is waited for replies that may never come: a request may have been cancelled by a later line.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// What is answered to these lines and to a `ping` after them.
+pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>, Error> {
+    let is_request = |line: &[u8]| {
+        let line = serde_json::from_slice::<serde_json::Value>(line);
+        line.is_ok_and(|line| line.get("id").is_some() && line.get("method").is_some())
+    };
+    let requests = 1 + lines.split(|byte| *byte == b'\n').filter(|line| is_request(line)).count();
+    lines.extend(format!("\n{{\"jsonrpc\":\"2.0\",\"id\":\"{LAST}\",\"method\":\"ping\"}}\n").into_bytes());
+    let (ours, theirs) = tokio::io::duplex(64 << 10);
+    let (input, output) = tokio::io::split(theirs);
+    let serving = tokio::spawn(talk_on(server, Lines::new(BufReader::new(input), output)));
+    let (replies, mut asking) = tokio::io::split(ours);
+    let asked = tokio::spawn(async move {
+        // A server that cuts the client off reads no further; what it said before counts.
+        let _ = asking.write_all(&lines).await;
+        asking
+    });
+    let (mut replies, mut said) = (BufReader::new(replies), Vec::new());
+    let (mut replied, mut saw_last) = (0, false);
+    while !saw_last || replied < requests {
+        let from = said.len();
+        let reading = replies.read_until(b'\n', &mut said);
+        let read = match tokio::time::timeout(if saw_last { SILENCE } else { crate::work::LIMIT }, reading).await {
+            Ok(read) => read?,
+            Err(_) if saw_last => break,
+            Err(_) => return Err(Error::Protocol("it does not answer any more".into())),
+        };
+        if read == 0 {
+            break;
+        }
+        replied += 1;
+        saw_last |= serde_json::from_slice(&said[from..]).is_ok_and(|line: serde_json::Value| line["id"] == LAST);
+    }
+    asked.abort();
+    drop(asked.await);
+    drop(replies);
+    serving.await.unwrap_or_else(|fault| Err(Error::Protocol(fault.to_string())))?;
+    Ok(said)
 }
 
 /// Messages as lines.

@@ -252,7 +252,7 @@ pub enum Error {
         many: bool,
     },
     /// The query ran into the limit of memory.
-    #[error("this takes too much memory: ask for fewer or shorter values")]
+    #[error("this takes too much memory: ask for fewer or shorter values, or sort and group less")]
     TooMuchMemory,
     /// Reading was ended from outside.
     #[error("reading {} was stopped: it took too long, or its answer was not wanted any more", .path.display())]

@@ -3,9 +3,12 @@
 //!
 //! Six locks, each enough against most of what could be tried: the file is open read-only; an authorizer
 //! lets through nothing but reading; the schema is not trusted; no database can be attached; one statement
-//! at a time, and only if SQLite calls it read-only; and time, rows and the size of values are bounded.
+//! at a time, and only if SQLite calls it read-only; and time, memory, rows and the size of values are bounded.
+//!
+//! The clock is looked at every so many steps of SQLite's machine, and whenever a temporary file is read or written (`scratch`):
+//! a sort is one step, however long it takes.
 
-use crate::{Error, Reader, Result, schema};
+use crate::{Error, Reader, Result, schema, scratch};
 use rusqlite::config::DbConfig;
 use rusqlite::hooks::{AuthAction, AuthContext, Authorization};
 use rusqlite::limits::Limit;
@@ -47,10 +50,11 @@ const TELLING_PRAGMAS: [&str; 12] = [
 const TELLING_WITHOUT_ARGUMENT: [&str; 6] =
     ["application_id", "user_version", "schema_version", "page_count", "page_size", "encoding"];
 
-/// Bounds what SQLite takes of memory in this process, bytes, for all readers together. A query that wants more fails with
-/// [`Error::TooMuchMemory`]; those that fit go on.
+/// Bounds what SQLite takes of memory in this process, bytes, for all readers together: half of it for what is sorted and kept
+/// aside, half for the rest. A query that wants more fails with [`Error::TooMuchMemory`]; those that fit go on.
 pub fn limit_memory(most: u64) {
-    let limit = i64::try_from(most).unwrap_or(i64::MAX);
+    scratch::limit(most / 2);
+    let limit = i64::try_from(most.div_ceil(2)).unwrap_or(i64::MAX);
     // It is the process's, whichever connection says it. One that cannot even be opened in memory has bigger problems.
     let _ = Connection::open_in_memory().and_then(|db| db.pragma_update(None, "hard_heap_limit", limit));
 }
@@ -143,6 +147,12 @@ impl Guard {
         self.deadline.store(self.now().saturating_add(allowed), Ordering::Relaxed);
     }
 
+    /// When a question fails; `None` if it never does.
+    fn deadline(&self) -> Option<Instant> {
+        let deadline = self.deadline.load(Ordering::Relaxed);
+        (deadline != NEVER).then(|| self.opened.checked_add(Duration::from_nanos(deadline))).flatten()
+    }
+
     fn is_late(&self) -> bool {
         self.now() > self.deadline.load(Ordering::Relaxed)
     }
@@ -209,7 +219,9 @@ impl Reader {
         let value =
             |most: i32| self.db.set_limit(Limit::SQLITE_LIMIT_LENGTH, most).map_err(|source| self.error(source));
         value(limits.value.min(MAX_VALUE))?;
+        let outer = scratch::fail_after(guard.deadline());
         let outcome = self.run(sql, values, limits, on_row);
+        scratch::fail_after(outer);
         guard.deadline.store(before, Ordering::Relaxed);
         value(MAX_VALUE)?;
         outcome
@@ -223,6 +235,7 @@ impl Reader {
         let taken = self.guard.now() - before;
         let deadline = self.guard.deadline.load(Ordering::Relaxed);
         self.guard.deadline.store(deadline.saturating_add(taken), Ordering::Relaxed);
+        scratch::fail_after(self.guard.deadline());
         done
     }
 
@@ -269,7 +282,7 @@ impl Reader {
                 let what = self.guard.refused.lock().unwrap_or_else(PoisonError::into_inner).take();
                 return Error::Refused { what: what.unwrap_or_else(|| "this".into()) };
             }
-            Some(ErrorCode::OutOfMemory) => return Error::TooMuchMemory,
+            Some(ErrorCode::OutOfMemory | ErrorCode::DiskFull) => return Error::TooMuchMemory,
             Some(ErrorCode::ReadOnly) => {
                 return Error::Refused { what: "writing".into() };
             }

@@ -44,6 +44,7 @@ mod reserve;
 mod rows;
 mod samples;
 pub mod schema;
+mod scratch;
 mod share;
 mod side_files;
 mod source_lines;

@@ -3,7 +3,7 @@
 
 use crate::guarded::{CACHE, Guard};
 use crate::place::{self, with_end};
-use crate::{Error, Result, functions, schema, side_files};
+use crate::{Error, Result, functions, schema, scratch, side_files};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::fmt::Write;
 use std::fs::File;
@@ -94,10 +94,14 @@ fn in_wal_mode(db: &Connection, path: &Path) -> Result<bool> {
 
 fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let opened = if immutable {
-        Connection::open_with_flags(immutable_uri(path), flags | OpenFlags::SQLITE_OPEN_URI)
+    let (name, flags) = if immutable {
+        (PathBuf::from(immutable_uri(path)), flags | OpenFlags::SQLITE_OPEN_URI)
     } else {
-        Connection::open_with_flags(path, flags)
+        (path.to_owned(), flags)
+    };
+    let opened = match scratch::file_system() {
+        Some(system) => Connection::open_with_flags_and_vfs(name, flags, system),
+        None => Connection::open_with_flags(name, flags),
     };
     let db = opened.map_err(|source| read_error(path, source))?;
     db.busy_timeout(BUSY).map_err(|source| read_error(path, source))?;

@@ -522,3 +522,25 @@ fn gzip_is_unpacked_and_may_be_cut_or_joined() {
     assert!(cut.events > 100 && cut.events < 2000);
     assert!(cut.warnings.iter().any(|w| w.contains("the file ends before")), "{:?}", cut.warnings);
 }
+
+#[test]
+fn a_few_bytes_that_unpack_to_very_many_are_refused() {
+    use std::io::Write;
+    let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    let event = kernel("k", "10", "5", 7, 1);
+    let line = format!("{event},\n").repeat(10_000);
+    out.write_all(b"{\"traceEvents\":[\n").unwrap();
+    let mut text = 0;
+    while text < 200 << 20 {
+        out.write_all(line.as_bytes()).unwrap();
+        text += line.len();
+    }
+    out.write_all(format!("{event}]}}").as_bytes()).unwrap();
+    let packed = out.finish().unwrap();
+    assert!(packed.len() * 100 < text);
+    let refused = try_report(&packed).unwrap_err().to_string();
+    assert!(refused.contains("unpack") && refused.contains("gunzip"), "{refused}");
+    // The same events in a file that is as large as they are.
+    let plain = file(&vec![event; 20_000]);
+    assert_eq!(try_report(plain.as_bytes()).unwrap().events, 20_000);
+}

@@ -13,7 +13,7 @@ use gpuwhy_memory::alerts::Choice;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use values::{address, duration, gigabytes, max_size, moment, ring_size};
+use values::{address, duration, gigabytes, max_size, memory, moment, ring_size};
 
 /// Tells why a GPU job is slow, stalls or runs out of memory, without touching its code.
 #[derive(Debug, Parser)]
@@ -443,6 +443,9 @@ pub(crate) struct Query {
     /// Give up after this long; waiting for whoever reads the output does not count
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
+    /// The most memory it may take: 500MB, 4GB. What it sorts is kept in memory, never on a disk
+    #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = memory)]
+    pub(crate) memory: MaxSize,
     /// List the views with their columns, and the functions
     #[arg(long, conflicts_with = "sql")]
     pub(crate) schema: bool,
@@ -495,8 +498,8 @@ pub(crate) struct Profile {
 #[command(after_help = "\
 Reads run files, profiler traces and memory snapshots in the folders given; writes nothing. (To choose
 the fix for a leak it looks at the line of a .py file that a stack names, and shows nothing of it.)
-:PORT listens on this machine alone. On other addresses a token is needed, in GPUWHY_TOKEN or
---token-file; clients send it as `Authorization: Bearer TOKEN`. The server is at /mcp.
+:PORT listens on this machine alone. Clients send a token as `Authorization: Bearer TOKEN`: that in
+GPUWHY_TOKEN or --token-file, else one is made and printed. The server is at /mcp.
 docs/mcp.md has the tools and how to set up assistants.
 
 Examples:
@@ -517,7 +520,7 @@ pub(crate) struct Mcp {
     /// Serve streamable HTTP here instead of standard input and output: :8090, 127.0.0.1:8090, 0.0.0.0:8090
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) http: Option<SocketAddr>,
-    /// A file with the token that clients must send
+    /// A file with the token that clients must send; it is made if it is not there
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) token_file: Option<PathBuf>,
     /// The certificate for TLS, PEM

@@ -9,6 +9,7 @@ use common::mcp::{Web, clients};
 use common::{GPUWHY, Place, can_trace, one_at_a_time, succeed};
 use serde_json::{Map, Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::OnceLock;
@@ -406,8 +407,12 @@ fn clients_over_http_are_told_everything() {
     let web = Web::run(&place.db());
     for sdk in Sdk::ALL {
         let mut command = sdk.command(tools, place);
-        let mut client =
-            Client::start(command.arg("http").arg(web.url())).unwrap_or_else(|why| panic!("{sdk:?}: {why}"));
+        command.arg("http").arg(web.url());
+        if !matches!(sdk, Sdk::TypeScript) {
+            // No certificate.
+            command.arg("");
+        }
+        let mut client = Client::start(command.arg(&web.token)).unwrap_or_else(|why| panic!("{sdk:?}: {why}"));
         everything_is_told(&mut client, place);
         client.end();
     }
@@ -426,6 +431,7 @@ fn with_tls_and_a_token_only_who_has_both_is_served() {
     openssl.args(["-addext", "keyUsage=digitalSignature,keyCertSign"]);
     succeed(openssl.arg("-keyout").arg(&key).arg("-out").arg(&certificate));
     std::fs::write(&token, format!("{TOKEN}\n")).unwrap();
+    std::fs::set_permissions(&token, std::fs::Permissions::from_mode(0o600)).unwrap();
     let mut server = Command::new(GPUWHY);
     server.args(["mcp", "--http", ":0", "--db"]).arg(place.db()).arg("--token-file").arg(&token);
     let web = Web::start(server.arg("--tls-cert").arg(&certificate).arg("--tls-key").arg(&key));

@@ -4,17 +4,17 @@
 
 mod common;
 
-use common::mcp::{Web, call, hello, made_run, request, signal};
+use common::mcp::{TOKEN, Web, call, hello, made_run, request, signal};
 use common::{GPUWHY, Place, refusal};
 use serde_json::json;
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
-
-const TOKEN: &str = "correct-horse-battery-staple";
 
 fn mcp(place: &Place, args: &[&str]) -> Command {
     let mut command = Command::new(GPUWHY);
-    command.arg("mcp").args(args).arg("--db").arg(place.db()).env_remove("GPUWHY_TOKEN");
+    command.arg("mcp").args(args).arg("--db").arg(place.db());
     command
 }
 
@@ -34,20 +34,62 @@ fn a_port_alone_is_this_machine_alone() {
 }
 
 #[test]
-fn other_machines_need_a_token() {
+fn without_a_token_one_is_made_and_said_once() {
     let place = Place::new();
     made_run(&place.db(), 1_000, 3, "train");
-    let said = refusal(&mut mcp(&place, &["--http", "0.0.0.0:0"]), 1);
-    for part in ["can be reached from other machines", "GPUWHY_TOKEN", "--token-file", "openssl rand", "--http :0"] {
-        assert!(said.contains(part), "{part} is missing in {said}");
+    for address in [":0", "0.0.0.0:0"] {
+        let (web, line) = Web::with_made_token(&mut mcp(&place, &["--http", address]));
+        assert!(web.token.len() == 64 && web.token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
+        assert!(line.contains("Authorization: Bearer"), "{line}");
+        assert!(web.said.contains("with a token") && !web.said.contains(&web.token), "{}", web.said);
     }
-    let said = refusal(mcp(&place, &["--http", "0.0.0.0:0"]).env("GPUWHY_TOKEN", "12345"), 1);
+    let (one, _) = Web::with_made_token(&mut mcp(&place, &["--http", ":0"]));
+    let (two, _) = Web::with_made_token(mcp(&place, &["--http", ":0"]).env("GPUWHY_TOKEN", "  "));
+    assert_ne!(one.token, two.token);
+    let said = refusal(mcp(&place, &["--http", ":0"]).env("GPUWHY_TOKEN", "12345"), 1);
     assert!(said.contains("5 characters") && !said.contains("12345"), "{said}");
-    let said = refusal(mcp(&place, &["--http", "0.0.0.0:0"]).env("GPUWHY_TOKEN", "  "), 1);
-    assert!(said.contains("can be reached from other machines"), "{said}");
     let web = Web::start(mcp(&place, &["--http", "0.0.0.0:0"]).env("GPUWHY_TOKEN", TOKEN));
     assert!(web.said.contains("other machines, too, with a token"), "{}", web.said);
     assert!(!web.said.contains(TOKEN));
+}
+
+#[test]
+fn on_loopback_nobody_asks_without_the_token_either() {
+    let place = Place::new();
+    made_run(&place.db(), 1_000, 30, "train");
+    let (web, _) = Web::with_made_token(&mut mcp(&place, &["--http", ":0"]));
+    // Every user of this machine reaches loopback.
+    let sql = call(1, "run_sql", &json!({"sql": "SELECT * FROM events"})).to_string();
+    for body in [hello(1).to_string(), sql] {
+        let host = web.address.to_string();
+        let reply = web.exchange(&request("POST", "/mcp", &host, &[], body.as_bytes()));
+        assert_eq!(reply.status(), 401, "{reply:?}");
+    }
+    web.still_serves("strangers");
+}
+
+#[test]
+fn a_token_file_is_made_for_its_owner_alone_and_one_that_others_may_read_is_refused() {
+    let place = Place::new();
+    made_run(&place.db(), 1_000, 3, "train");
+    let path = place.dir.path().join("token");
+    let args = ["--http", ":0", "--token-file", path.to_str().unwrap()];
+    let mut web = Web::start(&mut mcp(&place, &args));
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&path), 0o600);
+    web.token = std::fs::read_to_string(&path).unwrap().trim().to_owned();
+    web.still_serves("a token was made");
+    let mut again = Web::start(&mut mcp(&place, &args));
+    again.token.clone_from(&web.token);
+    again.still_serves("it is found again");
+    for mode in [0o644, 0o640, 0o606] {
+        std::fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        let said = refusal(&mut mcp(&place, &args), 1);
+        assert!(said.contains("other users") && said.contains("chmod 600"), "{said}");
+    }
+    std::fs::write(&path, "\n").unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    assert!(refusal(&mut mcp(&place, &args), 1).contains("is empty"));
 }
 
 #[test]
@@ -62,7 +104,10 @@ fn what_cannot_be_served_is_said() {
     let pem = pem.to_str().unwrap();
     let said = refusal(&mut mcp(&place, &["--http", ":0", "--tls-cert", pem, "--tls-key", pem]), 1);
     assert!(said.contains("no.pem for TLS"), "{said}");
-    assert!(refusal(&mut mcp(&place, &["--http", ":0", "--token-file", "/not/there"]), 1).contains("/not/there"));
+    assert!(
+        refusal(&mut mcp(&place, &["--http", ":0", "--token-file", "/not/there/at/all"]), 1)
+            .contains("/not/there/at/all")
+    );
     assert!(refusal(&mut mcp(&place, &["--dir", "/not/there"]), 1).contains("cannot allow the folder /not/there"));
 }
 
@@ -87,7 +132,8 @@ fn who_has_no_token_is_turned_away() {
             }
         }
     }
-    assert_eq!(web.post(&[], hello(1).to_string().as_bytes()).status(), 401, "none at all");
+    let none = request("POST", "/mcp", &web.address.to_string(), &[], hello(1).to_string().as_bytes());
+    assert_eq!(web.exchange(&none).status(), 401, "none at all");
     let rows = web.call(&[("Authorization", &good)], "run_sql", &json!({"sql": "SELECT COUNT(*) FROM events"}));
     assert_eq!(rows.unwrap()["rows"], json!([[30]]));
     let small = format!("bearer {TOKEN}");
@@ -108,15 +154,15 @@ fn web_pages_are_turned_away() {
         web.still_serves(origin);
     }
     for host in ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", ""] {
-        let reply = web.exchange(&request("POST", "/mcp", host, &[], body.as_bytes()));
+        let reply = web.exchange(&web.request("POST", "/mcp", host, &[], body.as_bytes()));
         assert!((400..500).contains(&reply.status()), "{host:?}: {reply:?}");
         web.still_serves(host);
     }
     let asks = [("Origin", "https://evil.example"), ("Access-Control-Request-Method", "POST")];
-    let reply = web.exchange(&request("OPTIONS", "/mcp", &host, &asks, b""));
+    let reply = web.exchange(&web.request("OPTIONS", "/mcp", &host, &asks, b""));
     assert!((400..500).contains(&reply.status()), "{reply:?}");
     for good in [format!("localhost:{port}"), format!("127.0.0.1:{port}")] {
-        assert_eq!(web.exchange(&request("POST", "/mcp", &good, &[], body.as_bytes())).status(), 200, "{good}");
+        assert_eq!(web.exchange(&web.request("POST", "/mcp", &good, &[], body.as_bytes())).status(), 200, "{good}");
     }
 }
 
@@ -126,10 +172,10 @@ fn odd_requests_are_refused() {
     let host = web.address.to_string();
     let hello = hello(1).to_string();
     for path in ["/", "/mcp/", "/mcp/x", "/../mcp", "/favicon.ico", "/%6dcp"] {
-        assert_eq!(web.exchange(&request("GET", path, &host, &[], b"")).status(), 404, "{path}");
+        assert_eq!(web.exchange(&web.request("GET", path, &host, &[], b"")).status(), 404, "{path}");
     }
     for method in ["PUT", "PATCH", "TRACE", "BREW"] {
-        let reply = web.exchange(&request(method, "/mcp", &host, &[], hello.as_bytes()));
+        let reply = web.exchange(&web.request(method, "/mcp", &host, &[], hello.as_bytes()));
         assert!((400..500).contains(&reply.status()), "{method}: {reply:?}");
         web.still_serves(method);
     }
@@ -168,7 +214,8 @@ fn a_body_that_is_too_large_is_refused() {
     let host = web.address;
     let mut chunked = format!(
         "POST /mcp HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nAccept: application/json, text/event-stream\r\n\
-         Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+         Content-Type: application/json\r\nAuthorization: {}\r\nTransfer-Encoding: chunked\r\n\r\n",
+        web.bearer()
     )
     .into_bytes();
     for chunk in large.as_bytes().chunks(64 << 10) {
@@ -182,7 +229,12 @@ fn a_body_that_is_too_large_is_refused() {
     web.still_serves("two megabytes in chunks");
     // A length that is a lie: the rest never comes, and nobody waits for it.
     let mut lying = web.connect();
-    write!(lying, "POST /mcp HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99999999999999\r\n\r\n{{").unwrap();
+    let bearer = web.bearer();
+    write!(
+        lying,
+        "POST /mcp HTTP/1.1\r\nHost: {host}\r\nAuthorization: {bearer}\r\nContent-Length: 99999999999999\r\n\r\n{{"
+    )
+    .unwrap();
     web.still_serves("a length that is a lie");
 }
 
@@ -210,12 +262,29 @@ fn who_is_slow_keeps_nobody_waiting() {
 }
 
 #[test]
+fn strangers_who_keep_connections_open_keep_nobody_out() {
+    let (_place, web) = served();
+    let parts =
+        ["", "POST /mcp HTTP/1.1\r\nHost: x", "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"];
+    let open: Vec<_> = (0..600)
+        .map(|i| {
+            let mut stream = web.connect();
+            // One who had to leave already does not take it.
+            let _ = stream.write_all(parts[i % 3].as_bytes());
+            stream
+        })
+        .collect();
+    web.still_serves("six hundred strangers");
+    drop(open);
+}
+
+#[test]
 fn who_hangs_up_takes_nobody_along() {
     let (_place, web) = served();
     let body = hello(1).to_string();
     let open = |method: &str| {
         let mut stream = web.connect();
-        stream.write_all(&request(method, "/mcp", &web.address.to_string(), &[], body.as_bytes())).unwrap();
+        stream.write_all(&web.request(method, "/mcp", &web.address.to_string(), &[], body.as_bytes())).unwrap();
         stream
     };
     for _ in 0..30 {
@@ -223,7 +292,7 @@ fn who_hangs_up_takes_nobody_along() {
         // Several at once in a connection: there is more to write when the first is not wanted.
         let mut several = open("POST");
         for _ in 0..5 {
-            let again = request("POST", "/mcp", &web.address.to_string(), &[], body.as_bytes());
+            let again = web.request("POST", "/mcp", &web.address.to_string(), &[], body.as_bytes());
             let _ = several.write_all(&String::from_utf8(again).unwrap().replace("close", "keep-alive").into_bytes());
         }
         drop(several);

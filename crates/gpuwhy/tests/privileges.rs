@@ -4,7 +4,9 @@
 
 mod common;
 
+use common::mcp::{Served, Web, made_run};
 use common::{GPUWHY, Place, can_trace, number, one_at_a_time, refusal, sim, succeed, text, until};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Write};
@@ -272,6 +274,74 @@ fn with_sudo_a_signal_still_reaches_the_job() {
     succeed(Command::new("kill").arg("-TERM").arg(running.child.id().to_string()));
     let mut running = running;
     assert_eq!(running.child.wait().unwrap().code(), Some(9));
+}
+
+// ---- a server ----
+
+/// A run file for `owner` alone, in a folder that everybody may enter.
+fn private_run(folder: &Path, name: &str, owner: u32) -> PathBuf {
+    let path = folder.join(name);
+    made_run(&path, 1_000, 3, "train");
+    chown(&path, Some(owner), Some(owner)).unwrap();
+    std::fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+    path
+}
+
+/// A server over these files: what it may do, and whether it reads each.
+fn serves(command: &mut Command, files: &[&Path]) -> (Vec<BTreeMap<String, String>>, Vec<bool>) {
+    let mut served = Served::start(command);
+    let count = |file: &&Path| json!({"sql": "SELECT COUNT(*) FROM events", "run": file});
+    let answers: Vec<_> = files.iter().map(count).map(|arguments| served.call("run_sql", arguments)).collect();
+    let found = threads(served.pid());
+    assert!(found.len() > 1, "its workers are there");
+    (found, answers.iter().map(Result::is_ok).collect())
+}
+
+fn assert_each(threads: &[BTreeMap<String, String>], expected: &[(&str, &str)]) {
+    for thread in threads {
+        for (field, value) in expected {
+            assert_eq!(thread[*field].trim(), *value, "{field} of {}", thread["Name"]);
+        }
+    }
+}
+
+#[test]
+fn under_sudo_a_server_becomes_the_caller_and_roots_alone_reads_only() {
+    if !can_trace() {
+        return;
+    }
+    let place = Place::new();
+    std::fs::set_permissions(place.dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let folder = place.dir.path();
+    let [theirs, roots, others] = [("theirs.db", NOBODY), ("roots.db", 0), ("others.db", SOMEBODY)]
+        .map(|(name, owner)| private_run(folder, name, owner));
+    let files = [theirs.as_path(), &roots, &others];
+    let mcp = || {
+        let mut command = Command::new(GPUWHY);
+        command.args(["mcp", "--dir"]).arg(folder);
+        command
+    };
+    let none = "0000000000000000";
+    let (found, read) = serves(with_sudo(&mut mcp()), &files);
+    let groups = String::from_utf8(succeed(Command::new("id").args(["-G", &NOBODY.to_string()])).stdout).unwrap();
+    let ids = format!("{NOBODY} {NOBODY} {NOBODY} {NOBODY}");
+    let caps = [("CapPrm", none), ("CapEff", none), ("CapInh", none), ("CapAmb", none), ("NoNewPrivs", "1")];
+    assert_each(&found, &caps);
+    assert_each(&found, &[("Uid", &ids), ("Gid", &ids), ("Groups", groups.trim())]);
+    assert_eq!(read, [true, false, false], "the caller's files only");
+    // Root's own: CAP_DAC_READ_SEARCH, with which it reads what root was asked to serve, and writes nothing.
+    let (found, read) = serves(mcp().env_remove("SUDO_UID"), &files);
+    let reading = "0000000000000004";
+    assert_each(&found, &[("CapPrm", reading), ("CapEff", reading), ("CapBnd", reading), ("NoNewPrivs", "1")]);
+    assert_eq!(read, [true, true, true]);
+    // Over HTTP it is the same.
+    let web = Web::start(with_sudo(mcp().args(["--http", ":0"])));
+    assert_each(&threads(web.pid()), &caps);
+    let token = web.bearer();
+    let asked = |file: &Path| {
+        web.call(&[("Authorization", &token)], "run_sql", &json!({"sql": "SELECT COUNT(*) FROM events", "run": file}))
+    };
+    assert!(asked(&theirs).is_ok() && asked(&roots).is_err());
 }
 
 // ---- without root ----

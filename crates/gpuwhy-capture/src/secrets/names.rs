@@ -84,7 +84,7 @@ const DATA_PASSES: [&str; 15] = [
     "low", "per",
 ];
 /// Names that may stand before a secret; whether the value looks like one decides.
-const PERHAPS: [&str; 6] = ["key", "keys", "login", "session", "pat", "salt"];
+const PERHAPS: [&str; 9] = ["key", "keys", "login", "session", "pat", "salt", "wandb", "license", "licence"];
 
 /// Judges a name, with or without dashes before it.
 pub(super) fn judge(name: &str) -> Says {
@@ -98,7 +98,7 @@ pub(super) fn judge(name: &str) -> Says {
     let shouted_key = name.ends_with("_KEY") && !name.chars().any(|c| c.is_ascii_lowercase());
     if shouted_key || is_secret(&parts) {
         Says::Secret
-    } else if parts.iter().any(|part| PERHAPS.contains(part)) {
+    } else if parts.iter().any(|part| PERHAPS.contains(part)) || parts == ["k"] {
         Says::Perhaps
     } else {
         Says::Nothing

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Secrets known by their look, wherever they stand: most services begin theirs with a mark of their own.
+//!
+//! Nothing here looks further than [`FAR`] bytes before it knows that it has a secret: texts may be long.
 
 /// What may follow a mark.
 #[derive(Clone, Copy)]
@@ -8,21 +10,42 @@ enum Then {
     Plain,
     /// And `_`, `-`.
     Marks,
-    /// And dots, for what has several parts.
+    /// And dots and base64's own, for what has several parts.
     Dots,
     /// Capital letters and digits.
     Capitals,
+    /// Hexadecimal digits.
+    Hex,
+    /// All but blanks, quotes and brackets: the rest of an address.
+    Address,
 }
 
+/// How far it is looked before something is taken for a secret, bytes.
+const FAR: usize = 256;
+
 /// A mark, and how much must follow for it to be a secret rather than a name that begins alike (`hf_transfer`).
-const KNOWN: [(&str, Then, usize); 37] = [
+const KNOWN: [(&str, Then, usize); 80] = [
+    // Models and data.
     ("hf_", Then::Plain, 20),
     ("api_org_", Then::Plain, 20),
     ("sk-ant-", Then::Marks, 16),
     ("sk-proj-", Then::Marks, 16),
-    ("sk_live_", Then::Plain, 12),
-    ("sk_test_", Then::Plain, 12),
-    ("rk_live_", Then::Plain, 12),
+    ("sk-or-v1-", Then::Marks, 16),
+    ("nvapi-", Then::Marks, 20),
+    ("wandb_v1_", Then::Marks, 20),
+    ("gsk_", Then::Plain, 30),
+    ("r8_", Then::Plain, 30),
+    ("lsv2_", Then::Marks, 20),
+    ("xai-", Then::Plain, 20),
+    ("tvly-", Then::Marks, 16),
+    ("pplx-", Then::Plain, 20),
+    ("fw_", Then::Plain, 20),
+    ("tgp_v1_", Then::Marks, 20),
+    ("jina_", Then::Plain, 30),
+    ("rpa_", Then::Plain, 30),
+    ("aph0_", Then::Marks, 20),
+    ("esecret_", Then::Plain, 20),
+    // Code and packages.
     ("ghp_", Then::Plain, 20),
     ("gho_", Then::Plain, 20),
     ("ghu_", Then::Plain, 20),
@@ -32,37 +55,106 @@ const KNOWN: [(&str, Then, usize); 37] = [
     ("glpat-", Then::Marks, 16),
     ("gldt-", Then::Marks, 16),
     ("glrt-", Then::Marks, 16),
+    ("glptt-", Then::Marks, 16),
+    ("glcbt-", Then::Marks, 16),
+    ("ATBB", Then::Plain, 28),
+    ("pypi-AgEI", Then::Marks, 20),
+    ("npm_", Then::Plain, 30),
+    ("dckr_pat_", Then::Marks, 16),
+    ("rubygems_", Then::Hex, 30),
+    ("pul-", Then::Hex, 40),
+    // Clouds and machines.
+    ("AKIA", Then::Capitals, 16),
+    ("ASIA", Then::Capitals, 16),
+    ("ABIA", Then::Capitals, 16),
+    ("ACCA", Then::Capitals, 16),
+    ("LTAI", Then::Plain, 16),
+    ("AKID", Then::Plain, 28),
+    ("AIza", Then::Marks, 30),
+    ("ya29.", Then::Marks, 20),
+    ("GOCSPX-", Then::Marks, 20),
+    ("dapi", Then::Hex, 32),
+    ("dop_v1_", Then::Plain, 40),
+    ("doo_v1_", Then::Plain, 40),
+    ("tskey-", Then::Marks, 16),
+    ("hvs.", Then::Marks, 20),
+    ("hvb.", Then::Marks, 20),
+    ("hvr.", Then::Marks, 20),
+    ("FlyV1", Then::Dots, 40),
+    ("pscale_tkn_", Then::Marks, 20),
+    ("pscale_pw_", Then::Marks, 20),
+    ("sbp_", Then::Hex, 40),
+    ("dp.st.", Then::Dots, 30),
+    ("dp.pt.", Then::Dots, 30),
+    ("ops_eyJ", Then::Dots, 37),
+    ("AGE-SECRET-KEY-1", Then::Capitals, 30),
+    // Messages, payments, figures.
     ("xoxb-", Then::Marks, 10),
     ("xoxp-", Then::Marks, 10),
     ("xoxa-", Then::Marks, 10),
     ("xoxr-", Then::Marks, 10),
     ("xoxs-", Then::Marks, 10),
+    ("xoxe-", Then::Marks, 10),
     ("xapp-", Then::Marks, 10),
-    ("AKIA", Then::Capitals, 16),
-    ("ASIA", Then::Capitals, 16),
-    ("AIza", Then::Marks, 30),
-    ("ya29.", Then::Marks, 20),
-    ("nvapi-", Then::Marks, 20),
-    ("pypi-AgEI", Then::Marks, 20),
-    ("npm_", Then::Plain, 30),
-    ("dckr_pat_", Then::Marks, 16),
-    ("wandb_v1_", Then::Marks, 20),
-    ("gsk_", Then::Plain, 30),
-    ("r8_", Then::Plain, 30),
-    ("lsv2_", Then::Marks, 20),
-    ("dop_v1_", Then::Plain, 40),
+    ("ATATT", Then::Dots, 20),
+    ("ATCTT", Then::Dots, 20),
+    ("lin_api_", Then::Plain, 30),
+    ("ntn_", Then::Plain, 30),
+    ("figd_", Then::Marks, 30),
     ("SG.", Then::Dots, 40),
+    ("sk_live_", Then::Plain, 12),
+    ("sk_test_", Then::Plain, 12),
+    ("rk_live_", Then::Plain, 12),
+    ("whsec_", Then::Dots, 24),
+    ("shpat_", Then::Hex, 30),
+    ("glsa_", Then::Marks, 30),
     ("eyJ", Then::Dots, 37),
 ];
 
-/// How many bytes of `text` are a secret by their look; 0 for none. `text` must begin a word.
-pub(super) fn known(text: &str) -> usize {
-    let marked = KNOWN.iter().find_map(|(mark, then, least)| {
-        let rest = text.strip_prefix(mark)?;
-        let length = rest.bytes().take_while(|byte| then.allows(*byte)).count();
-        (length >= *least).then_some(mark.len() + length)
+/// Addresses that are secrets themselves: whoever knows them may post there. The mark stays.
+const ADDRESSES: [&str; 10] = [
+    "hooks.slack.com/services/",
+    "hooks.slack.com/workflows/",
+    "hooks.slack.com/triggers/",
+    "discord.com/api/webhooks/",
+    "discordapp.com/api/webhooks/",
+    "api.telegram.org/bot",
+    "api.telegram.org/file/bot",
+    "hooks.zapier.com/hooks/catch/",
+    "outlook.office.com/webhook/",
+    "webhook.office.com/webhookb2/",
+];
+
+/// How much of the beginning of `text` is its mark and stays, and how many bytes mark and secret are; zeroes where there is none.
+/// `text` must begin a word.
+pub(super) fn known(text: &str) -> (usize, usize) {
+    let address = ADDRESSES.iter().find_map(|mark| {
+        let length = run(text.strip_prefix(mark)?, Then::Address);
+        (length >= 8).then_some((mark.len(), mark.len() + length))
     });
-    marked.or_else(|| openai(text)).or_else(|| jwt(text)).or_else(|| private_key(text)).unwrap_or(0)
+    let whole = |length| (0, length);
+    let marked = || {
+        KNOWN.iter().find_map(|(mark, then, least)| {
+            let rest = text.strip_prefix(mark)?;
+            (near(rest, *then) >= *least).then(|| mark.len() + run(rest, *then))
+        })
+    };
+    let found = address.or_else(|| marked().map(whole)).or_else(|| openai(text).map(whole));
+    found
+        .or_else(|| telegram(text).map(whole))
+        .or_else(|| jwt(text).map(whole))
+        .or_else(|| private_key(text).map(whole))
+        .unwrap_or((0, 0))
+}
+
+/// How many bytes at the beginning may follow such a mark.
+fn run(text: &str, then: Then) -> usize {
+    text.bytes().take_while(|byte| then.allows(*byte)).count()
+}
+
+/// The same, not looking far.
+fn near(text: &str, then: Then) -> usize {
+    text.bytes().take(FAR).take_while(|byte| then.allows(*byte)).count()
 }
 
 impl Then {
@@ -72,76 +164,69 @@ impl Then {
             Self::Marks => byte.is_ascii_alphanumeric() || b"_-".contains(&byte),
             Self::Dots => byte.is_ascii_alphanumeric() || b"_-.=+/".contains(&byte),
             Self::Capitals => byte.is_ascii_uppercase() || byte.is_ascii_digit(),
+            Self::Hex => byte.is_ascii_hexdigit(),
+            Self::Address => byte.is_ascii_graphic() && !b"\"'`<>()[]{},;\\".contains(&byte),
         }
     }
-}
-
-/// Hosts to which whoever knows the address may send messages, and where in it the secret begins.
-const WEBHOOKS: [(&str, &str); 13] = [
-    ("hooks.slack.com", "/"),
-    ("hooks.slack-gov.com", "/"),
-    ("discord.com", "/api/webhooks/"),
-    ("discordapp.com", "/api/webhooks/"),
-    ("webhook.office.com", "/"),
-    ("outlook.office.com", "/webhook"),
-    ("logic.azure.com", "/"),
-    ("chat.googleapis.com", "/v1/spaces/"),
-    ("api.telegram.org", "/bot"),
-    ("hooks.zapier.com", "/"),
-    ("maker.ifttt.com", "/"),
-    ("open.feishu.cn", "/open-apis/bot/"),
-    ("qyapi.weixin.qq.com", "/cgi-bin/webhook/"),
-];
-
-/// How many bytes of an address of a webhook may be shown, and how many it has.
-pub(super) fn webhook(text: &str) -> Option<(usize, usize)> {
-    let scheme = ["https://", "http://"].into_iter().find(|scheme| text.starts_with(scheme))?.len();
-    let end = text.find(|c: char| c.is_whitespace() || "\"'<>|;)".contains(c)).unwrap_or(text.len());
-    let host_end = scheme + text[scheme..end].find('/')?;
-    let host = text[scheme..host_end].split(':').next()?;
-    let (_, path) = WEBHOOKS.iter().find(|(known, path)| {
-        let is_host = host.strip_suffix(known).is_some_and(|before| before.is_empty() || before.ends_with('.'));
-        is_host && text[host_end..end].starts_with(path)
-    })?;
-    let shown = host_end + path.len();
-    (shown < end && !text[shown..end].starts_with("***")).then_some((shown, end))
 }
 
 /// `sk-…` also begins names (`sk-learn-pipeline-2`); keys have capitals and digits, and few dashes.
 fn openai(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("sk-")?;
-    let length = rest.bytes().take_while(|byte| Then::Marks.allows(*byte)).count();
-    let key = &rest.as_bytes()[..length];
+    let key = &rest.as_bytes()[..near(rest, Then::Marks)];
     let mixed = key.iter().any(u8::is_ascii_uppercase) && key.iter().any(u8::is_ascii_digit);
     let long_part = key.split(|byte| *byte == b'-').map(<[u8]>::len).max().unwrap_or(0);
-    (length >= 20 && (mixed || long_part >= 32)).then_some(3 + length)
+    (key.len() >= 20 && (mixed || long_part >= 32)).then(|| 3 + run(rest, Then::Marks))
+}
+
+/// A bot's number, a colon, and 35 letters that begin with `AA`.
+fn telegram(text: &str) -> Option<usize> {
+    let digits = text.bytes().take(11).take_while(u8::is_ascii_digit).count();
+    let rest = text.get(digits..)?.strip_prefix(":AA")?;
+    let length = near(rest, Then::Marks);
+    ((8..=10).contains(&digits) && (32..=34).contains(&length)).then_some(digits + 3 + length)
 }
 
 /// Three parts in base64, the first beginning with `{"`.
 fn jwt(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("eyJ")?;
-    let length = rest.bytes().take_while(|byte| Then::Dots.allows(*byte)).count();
+    let length = near(rest, Then::Dots);
     let parts = rest[..length].split('.').filter(|part| part.len() >= 2).count();
     (parts >= 2 && length >= 12).then_some(3 + length)
 }
 
 fn private_key(text: &str) -> Option<usize> {
+    const BEGIN: &str = "-----BEGIN";
     const END: &str = "-----END";
-    let begins = text.starts_with("-----BEGIN") && text.lines().next()?.contains("PRIVATE KEY");
+    // The kind of key stands between: ENCRYPTED, OPENSSH.
+    let kind = &text.as_bytes().get(BEGIN.len()..)?;
+    let kind = &kind[..kind.len().min(40)];
+    let kind = kind.split(|byte| *byte == b'\n').next().unwrap_or(kind);
+    let begins = text.starts_with(BEGIN) && kind.windows(11).any(|words| words == b"PRIVATE KEY");
     let end = begins.then(|| text.find(END).map_or(text.len(), |at| at + END.len()))?;
     Some(end + text[end..].find("KEY-----").map_or(0, |at| at + "KEY-----".len()))
 }
 
-/// Whether a word looks drawn at random: 32 and more of hexadecimal digits or base64's letters.
-pub(super) fn random(word: &str) -> bool {
-    let bytes = word.as_bytes();
+/// The length of the word at the beginning if it looks drawn at random: 20 and more of hexadecimal digits or base64's letters.
+/// A longer one than [`FAR`] is judged by its beginning.
+pub(super) fn random_prefix(text: &str) -> Option<usize> {
     let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=_-".contains(byte);
-    if bytes.len() < 32 || !bytes.iter().all(base64) {
-        return false;
-    }
-    let has = |kind: fn(&u8) -> bool| bytes.iter().any(kind);
+    let near = text.bytes().take(FAR).take_while(base64).count();
+    let word = &text.as_bytes()[..near];
+    let follows = text.as_bytes().get(near).filter(|_| near < FAR);
+    let ends = follows.is_none_or(|byte| b" \t\r\n\"',;&)}]|\\".contains(byte));
+    let has = |kind: fn(&u8) -> bool| word.iter().any(kind);
+    let mixed = has(u8::is_ascii_uppercase) && has(u8::is_ascii_lowercase) && !has(|byte| b"_-/".contains(byte));
+    // Words that people write are seldom so long; of shorter ones those that mix what people do not.
+    let long_enough = word.len() >= 32 || (word.len() >= 20 && mixed);
     let letters_and_digits = has(u8::is_ascii_alphabetic) && has(u8::is_ascii_digit);
-    letters_and_digits && entropy(bytes) > 3.0
+    let random = ends && long_enough && letters_and_digits && entropy(word) > 3.0;
+    random.then(|| text.bytes().take_while(base64).count())
+}
+
+/// Whether a whole word looks drawn at random.
+pub(super) fn random(word: &str) -> bool {
+    random_prefix(word) == Some(word.len())
 }
 
 /// Bits a byte, from how often each occurs.
@@ -176,7 +261,7 @@ mod tests {
             ("-----BEGIN RSA PRIVATE ", "KEY-----\nabc\n-----END RSA PRIVATE KEY-----"),
         ] {
             let whole = format!("{mark}{rest}");
-            assert_eq!(known(&whole), whole.len(), "{whole}");
+            assert_eq!(known(&whole), (0, whole.len()), "{whole}");
         }
     }
 
@@ -199,7 +284,7 @@ mod tests {
             "SG.",
             "-----BEGIN CERTIFICATE-----",
         ] {
-            assert_eq!(known(word), 0, "{word}");
+            assert_eq!(known(word), (0, 0), "{word}");
         }
     }
 

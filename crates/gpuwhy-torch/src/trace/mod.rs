@@ -55,6 +55,16 @@ pub enum Error {
     /// Cut off in the head.
     #[error("the file ends before its list of events begins: the profiler did not finish writing it")]
     CutBeforeEvents,
+    /// A few bytes that stand for very many.
+    #[error(
+        "{packed} bytes of the file unpack to {unpacked} and more, which no trace does: if you trust it, unpack it (gunzip) and give the unpacked file"
+    )]
+    UnpacksTooFar {
+        /// Bytes of the file so far.
+        packed: u64,
+        /// Bytes of text in them.
+        unpacked: u64,
+    },
     /// The rules are wrong.
     #[error("kernel rules: {0}")]
     Rules(String),

@@ -23,6 +23,10 @@ use std::sync::{Arc, Mutex};
 const PART: usize = 1 << 20;
 /// Longest stretch without the beginning of an event that is still held in memory.
 const MAX_PART: usize = 64 << 20;
+/// A gzip file may unpack to this many times its size, and so much beside. Traces unpack to 10 to 30 times theirs; a file of zeroes
+/// to 1,000 times.
+const MAX_RATIO: u64 = 100;
+const FREE_BYTES: u64 = 64 << 20;
 /// Most threads that turn text into rows.
 const MAX_WORKERS: usize = 16;
 
@@ -142,7 +146,7 @@ fn read_plain(source: impl Read, how: How, drawn: &Cell<u64>, progress: impl FnM
             })
             .collect();
         let mut cutter =
-            Cutter { source, spare, drawn, progress, offset: 0, header: Header::default(), gz_error: None };
+            Cutter { source, spare, drawn, progress, read: 0, offset: 0, header: Header::default(), gz_error: None };
         let result = cutter.run(&to_workers);
         drop(to_workers);
         let harvests: Vec<_> = handles.into_iter().map(|h| h.join().unwrap_or_default()).collect();
@@ -161,6 +165,8 @@ struct Cutter<'a, R, P> {
     spare: Receiver<Buffer>,
     drawn: &'a Cell<u64>,
     progress: P,
+    /// Bytes of text so far.
+    read: u64,
     /// Where the part being made starts in the file.
     offset: u64,
     header: Header,
@@ -220,6 +226,11 @@ impl<R: Read, P: FnMut(u64)> Cutter<'_, R, P> {
             }
         }
         buffer.used += n;
+        self.read += n as u64;
+        let packed = self.drawn.get();
+        if self.read > MAX_RATIO * packed + FREE_BYTES {
+            return Err(Error::UnpacksTooFar { packed, unpacked: self.read });
+        }
         Ok(n < PART)
     }
 

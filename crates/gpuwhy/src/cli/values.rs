@@ -57,6 +57,17 @@ pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
     }
 }
 
+/// With less SQLite's cache alone would be too large.
+const LEAST_MEMORY: u64 = 200_000_000;
+
+/// As [`max_size`], for memory.
+pub(super) fn memory(text: &str) -> Result<MaxSize, String> {
+    match max_size(text)? {
+        MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => Err("a query needs at least 200 MB".to_owned()),
+        size => Ok(size),
+    }
+}
+
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     let gb = text.parse().ok().filter(|gb: &f64| *gb > 0.0 && *gb < 1e6);
     gb.ok_or_else(|| "write the GPU's memory in GB, as in 80".to_owned())
@@ -106,6 +117,8 @@ mod tests {
         for (text, bytes) in sizes {
             assert_eq!(max_size(text), Ok(MaxSize(Some(bytes))), "{text}");
         }
+        assert_eq!(memory("4GB"), Ok(MaxSize(Some(4_000_000_000))));
+        assert!(memory("100MB").unwrap_err().contains("200 MB"));
         assert_eq!((max_size("0"), max_size("none")), (Ok(MaxSize(None)), Ok(MaxSize(None))));
         for bad in ["", "MB", "-1MB", "5 elephants", "1kB", "999999", "1e9", "99999999TB"] {
             assert!(max_size(bad).is_err(), "{bad}");

@@ -45,11 +45,11 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Commands that look at files, for which nobody needs root's rights.
+/// Commands that look at files, for which nobody needs root's rights. `mcp` gives more up, by itself.
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
     let files = matches!(command, Command::Merge(_) | Command::Repair(_) | Command::Share(_));
-    explains || files || matches!(command, Command::Query(_) | Command::Profile(_) | Command::Mcp(_))
+    explains || files || matches!(command, Command::Query(_) | Command::Profile(_))
 }
 
 /// The run files among the arguments. A pattern like `run.db*` also gives the -wal and -shm of a killed run, which are read

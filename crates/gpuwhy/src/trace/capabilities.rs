@@ -5,7 +5,7 @@ use std::io;
 
 /// linux/capability.h.
 pub(crate) const CAP_DAC_OVERRIDE: u32 = 1;
-const CAP_DAC_READ_SEARCH: u32 = 2;
+pub(crate) const CAP_DAC_READ_SEARCH: u32 = 2;
 const CAP_SYS_PTRACE: u32 = 19;
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;

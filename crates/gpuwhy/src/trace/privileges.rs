@@ -5,7 +5,7 @@
 //!
 //! Capabilities belong to threads: this must happen while there is only one, and whoever is started later has no more.
 
-use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CAP_SYS_ADMIN, CapSets, KEPT};
+use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_ADMIN, CapSets, KEPT};
 use crate::trace::sudo::{self, Caller};
 use anyhow::{Context, bail};
 use std::ffi::CString;
@@ -53,12 +53,42 @@ fn without_capabilities<T>(act: impl FnOnce() -> T) -> anyhow::Result<T> {
 }
 
 /// Commands that only read files have no use for capabilities that gpuwhy's file or service has for tracing; with them,
-/// everybody could read everything.
+/// everybody could read everything. Root's own commands keep root's rights.
 pub(crate) fn renounce() -> anyhow::Result<()> {
     if is_root() {
         return Ok(());
     }
     CapSets::default().apply().context("cannot give up capabilities")
+}
+
+/// A server answers whoever reaches it, so it has no more rights than who started it: with sudo it becomes its caller for good,
+/// groups included. Root's own keeps what reading other users' run files takes, and nothing else.
+pub(crate) fn renounce_to_serve(caller: Option<&Caller>) -> anyhow::Result<()> {
+    if !is_root() {
+        return renounce();
+    }
+    let keep = if caller.is_some() { 0 } else { 1 << CAP_DAC_READ_SEARCH };
+    // While there still is the right to do it; a container may lack it, and then what is left cannot be gained either: see below.
+    let _ = capabilities::drop_bounding(keep);
+    let _ = capabilities::clear_ambient();
+    no_new_rights().context("cannot give up the right to gain rights")?;
+    if let Some(caller) = caller {
+        let become_caller = set_groups(caller).and_then(|()| set_ids(caller));
+        become_caller.with_context(|| format!("cannot become user {}, who called sudo", caller.uid))?;
+    }
+    keep_only(keep).context("cannot give up capabilities")
+}
+
+/// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of the bounding
+/// set again; without the right to gain any it has none.
+pub(crate) fn take_all_from_this_process() -> io::Result<()> {
+    no_new_rights()?;
+    CapSets::default().apply()
+}
+
+fn no_new_rights() -> io::Result<()> {
+    // SAFETY: plain system call with numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })
 }
 
 /// Leaving user 0 also takes the effective capabilities away; coming back brings them back.
@@ -126,9 +156,7 @@ pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>)
         attempt("root's user id", become_for_good(caller));
     }
     attempt("capabilities", keep_only(keep));
-    // SAFETY: plain system call with numbers.
-    let alone = unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) };
-    attempt("the right to gain rights by starting programs", check(alone));
+    attempt("the right to gain rights by starting programs", no_new_rights());
     reduced.warnings.extend(unlike_us(keep));
     reduced
 }
@@ -141,15 +169,20 @@ fn keep_only(keep: u64) -> io::Result<()> {
 /// With the permitted capabilities still there, to be reduced next.
 fn become_for_good(caller: &Caller) -> io::Result<()> {
     set_groups(caller)?;
+    // SAFETY: plain system call with numbers.
+    check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
+    set_ids(caller)?;
+    // SAFETY: as above.
+    check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0) })
+}
+
+/// Real, effective and saved: there is no way back.
+fn set_ids(caller: &Caller) -> io::Result<()> {
     let Caller { uid, gid } = *caller;
     // SAFETY: plain system calls with numbers.
     check(unsafe { libc::setresgid(gid, gid, gid) })?;
-    // SAFETY: as above.
-    check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0) })?;
     // SAFETY: as above; the C library does it for every thread.
-    check(unsafe { libc::setresuid(uid, uid, uid) })?;
-    // SAFETY: as above.
-    check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0) })
+    check(unsafe { libc::setresuid(uid, uid, uid) })
 }
 
 /// Whether something is refused with the usual capabilities in effect, and `capability` is there to be kept.

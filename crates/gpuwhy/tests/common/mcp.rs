@@ -14,6 +14,9 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+/// What clients of a server over HTTP send, unless a test gives it another token.
+pub const TOKEN: &str = "correct-horse-battery-staple";
+
 /// How long an answer may take before a test gives up. No answer is expected to take any particular time.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -203,6 +206,8 @@ pub struct Web {
     /// What it said when it was ready.
     pub said: String,
     pub address: SocketAddr,
+    /// What clients have to send.
+    pub token: String,
 }
 
 impl Web {
@@ -211,16 +216,58 @@ impl Web {
         Self::start(Command::new(GPUWHY).args(["mcp", "--http", ":0", "--db"]).arg(db))
     }
 
+    /// Starts it, with a token if it has none.
     pub fn start(command: &mut Command) -> Self {
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let of_command = |name: &str| command.get_envs().find(|(known, _)| *known == name).and_then(|(_, value)| value);
+        let own = of_command("GPUWHY_TOKEN").map(|token| token.to_str().unwrap().to_owned());
+        let from_file = command.get_args().any(|arg| arg == "--token-file");
+        if own.is_none() && !from_file {
+            command.env("GPUWHY_TOKEN", TOKEN);
+        }
+        let (web, _) = Self::with_token(command, own.unwrap_or(TOKEN.to_owned()));
+        web
+    }
+
+    /// Starts it without a token and takes what it says to be the one it made; with the line that says so.
+    pub fn with_made_token(command: &mut Command) -> (Self, String) {
+        let (mut web, mut stderr) = Self::with_token(command, String::new());
+        let mut line = String::new();
+        until("it says its token", || {
+            stderr.read_line(&mut line).unwrap();
+            line.ends_with('\n')
+        });
+        let made = line.split_once("the token is ").and_then(|(_, rest)| rest.split_once(';'));
+        web.token = made.unwrap_or_else(|| panic!("it said {line:?}")).0.to_owned();
+        (web, line)
+    }
+
+    fn with_token(command: &mut Command, token: String) -> (Self, BufReader<std::fs::File>) {
+        // A file, not a pipe: what nobody reads must not stop it.
+        let said_to = tempfile::NamedTempFile::new().unwrap();
+        let mut child = command.stdin(Stdio::null()).stderr(said_to.reopen().unwrap()).spawn().unwrap();
+        let mut stderr = BufReader::new(said_to.into_file());
         let mut said = String::new();
-        stderr.read_line(&mut said).unwrap();
+        until("it says where it is", || {
+            stderr.read_line(&mut said).unwrap();
+            said.ends_with('\n') || child.try_wait().unwrap().is_some()
+        });
         let address = said.split_once("://").and_then(|(_, rest)| rest.split_once("/mcp"));
         let address = address.unwrap_or_else(|| panic!("it said {said:?}")).0.parse().unwrap();
-        // What it says later must not fill a pipe that nobody reads.
-        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-        Self { child, said, address }
+        (Self { child, said, address, token }, stderr)
+    }
+
+    /// The header that shows the token.
+    pub fn bearer(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+
+    /// A request, with the token unless its headers say otherwise.
+    pub fn request(&self, method: &str, path: &str, host: &str, headers: &[(&str, &str)], body: &[u8]) -> Vec<u8> {
+        let (mut headers, bearer) = (headers.to_vec(), self.bearer());
+        if !headers.iter().any(|(name, _)| *name == "Authorization") {
+            headers.push(("Authorization", &bearer));
+        }
+        request(method, path, host, &headers, body)
     }
 
     pub fn url(&self) -> String {
@@ -246,7 +293,7 @@ impl Web {
 
     /// A request to /mcp with these headers beside the usual ones.
     pub fn post(&self, headers: &[(&str, &str)], body: &[u8]) -> Reply {
-        self.exchange(&request("POST", "/mcp", &self.address.to_string(), headers, body))
+        self.exchange(&self.request("POST", "/mcp", &self.address.to_string(), headers, body))
     }
 
     /// A call in a session of its own, answered.
@@ -259,7 +306,7 @@ impl Web {
         assert_eq!(self.post(&headers, ready().to_string().as_bytes()).status(), 202);
         let reply = self.post(&headers, call(2, tool, arguments).to_string().as_bytes());
         assert_eq!(reply.status(), 200, "{reply:?}");
-        let end = request("DELETE", "/mcp", &self.address.to_string(), &headers, b"");
+        let end = self.request("DELETE", "/mcp", &self.address.to_string(), &headers, b"");
         assert_eq!(self.exchange(&end).status(), 200, "a session that is ended is no session");
         answer(&reply.message(2))
     }

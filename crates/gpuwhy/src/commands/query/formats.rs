@@ -127,7 +127,8 @@ impl<W: Write> RowFormat for JsonRows<W> {
     }
 }
 
-/// Comma-separated values as RFC 4180 has them, but for the ends of lines, which are those of every other text here.
+/// Comma-separated values as RFC 4180 has them, but for the ends of lines, which are those of every other text here. Texts are
+/// strangers' names, and made so that no spreadsheet takes one for a formula; numbers stay as they are.
 pub(super) struct CsvRows<W> {
     out: W,
     has_heading: bool,
@@ -141,18 +142,14 @@ impl<W: Write> CsvRows<W> {
     fn line(&mut self, cells: impl Iterator<Item = String>) -> Result<()> {
         for (i, cell) in cells.enumerate() {
             self.out.write_all(if i > 0 { b"," } else { b"" })?;
-            if cell.contains([',', '"', '\n', '\r']) {
-                write!(self.out, "\"{}\"", cell.replace('"', "\"\""))?;
-            } else {
-                self.out.write_all(cell.as_bytes())?;
-            }
+            self.out.write_all(cell.as_bytes())?;
         }
         self.out.write_all(b"\n")
     }
 
     fn begin(&mut self, columns: &[String]) -> Result<()> {
         self.has_heading = true;
-        self.line(columns.iter().cloned())
+        self.line(columns.iter().map(|name| units::csv_cell(name)))
     }
 }
 
@@ -164,7 +161,7 @@ impl<W: Write> RowFormat for CsvRows<W> {
         self.line(row.iter().map(|value| match value {
             Value::Null => String::new(),
             Value::Blob(bytes) => hex(bytes),
-            Value::Text(text) => text.to_string(),
+            Value::Text(text) => units::csv_cell(text),
             Value::Int(n) => n.to_string(),
             Value::Real(x) => x.to_string(),
         }))
@@ -192,6 +189,17 @@ mod tests {
         assert_eq!(real(2.0), "2.0");
         assert_eq!(real(f64::NAN), "NaN");
         assert_eq!(shown(&Value::Blob(&[1, 2])), "<2 bytes>");
+    }
+
+    #[test]
+    fn strangers_names_are_no_formulas_in_csv_and_numbers_stay() {
+        let mut rows = CsvRows::new(Vec::new());
+        let columns = ["=cmd", "n"].map(str::to_owned);
+        for (text, number) in [("=1+1", Value::Int(-5)), ("@x\u{202e}", Value::Real(-0.5)), ("plain", Value::Null)] {
+            rows.row(&columns, &[Value::Text(text.into()), number]).unwrap();
+        }
+        rows.end(&columns).unwrap();
+        assert_eq!(String::from_utf8(rows.out).unwrap(), "'=cmd,n\n'=1+1,-5\n'@x\u{fffd},-0.5\nplain,\n");
     }
 
     #[test]

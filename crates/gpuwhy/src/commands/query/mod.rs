@@ -19,6 +19,7 @@ const TERMINAL_ROWS: u64 = 1_000;
 const BUFFER: usize = 64 << 10;
 
 pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
+    gpuwhy_store::limit_memory(args.memory.0.unwrap_or(u64::MAX));
     let reader = output::open(&args.db)?;
     let Some(sql) = &args.sql else {
         gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
@@ -82,13 +83,20 @@ fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowForma
             format.end(&outcome.columns)?;
             Ok(outcome.more)
         }
-        Err(error) if printed == 0 => Err(error.into()),
+        Err(error) if printed == 0 => Err(with_advice(error)),
         Err(error) => {
             format.end(&names)?;
             let rows = units::count(printed);
-            Err(anyhow::Error::from(error).context(format!("the answer is not complete: it ends after {rows} rows")))
+            Err(with_advice(error).context(format!("the answer is not complete: it ends after {rows} rows")))
         }
     }
+}
+
+/// What this command can do about an error.
+fn with_advice(error: gpuwhy_store::Error) -> anyhow::Error {
+    let wants_memory = matches!(error, gpuwhy_store::Error::TooMuchMemory);
+    let error = anyhow::Error::from(error);
+    if wants_memory { error.context("--memory raises the limit") } else { error }
 }
 
 /// Whether counting rows is counting events.

@@ -2,9 +2,10 @@
 //! The command of `--on-alert`: run by the shell, one at a time, on a thread of its own, so that tracing never waits for
 //! it. What an alert says reaches it in environment variables only; nothing of it becomes part of the shell's text.
 //!
-//! It runs after rights were given up: with sudo as the user who called it, as a job does, and it cannot gain more.
+//! It runs with sudo as the user who called it, as a job does, and without a single capability: what gpuwhy itself keeps for
+//! tracing is taken from it, and it can gain none.
 
-use crate::trace::limits;
+use crate::trace::{limits, privileges};
 use gpuwhy_memory::alerts::Alert;
 use gpuwhy_model::units;
 use std::ffi::OsString;
@@ -160,7 +161,7 @@ impl Runner {
         unsafe {
             command.pre_exec(move || {
                 limits::restore_open_files(open_files);
-                Ok(())
+                privileges::take_all_from_this_process()
             });
         }
         command.spawn()
@@ -246,6 +247,24 @@ mod tests {
         let said = std::fs::read_to_string(out).unwrap();
         let text = "$(touch /nowhere); `id` '\"\u{fffd}[2J\u{fffd}\u{fffd}";
         assert_eq!(said, format!("leak|critical|{text}|leak|7|2500000||/x/run.db|512||"));
+    }
+
+    #[test]
+    fn it_has_no_rights_beyond_its_users_whoever_that_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("out");
+        // Root's own program would have all that is in the bounding set again.
+        let mut commands =
+            commands(&format!("grep -E '^(Cap(Inh|Prm|Eff|Amb)|NoNewPrivs)' /proc/self/status > {}", out.display()));
+        commands.run(&alert("a"));
+        assert_eq!(commands.finish(), [""; 0]);
+        let said = std::fs::read_to_string(out).unwrap();
+        let fields: Vec<_> = said.lines().filter_map(|line| line.split_once(":\t")).collect();
+        assert_eq!(fields.len(), 5, "{said}");
+        for (name, value) in fields {
+            let expected = if name == "NoNewPrivs" { "1" } else { "0000000000000000" };
+            assert_eq!(value, expected, "{name}");
+        }
     }
 
     #[test]

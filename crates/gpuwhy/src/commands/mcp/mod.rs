@@ -1,26 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `gpuwhy mcp`: an AI assistant asks.
 
+mod token;
+
 use crate::cli::Mcp;
 use crate::output;
-use anyhow::Context;
+use crate::trace::{privileges, sudo::Caller};
 use gpuwhy_capture::needs;
 use gpuwhy_serve::{Config, Http, Need, Tls};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-
-/// Where the token is looked for; a flag would be seen by everybody on the machine.
-const TOKEN: &str = "GPUWHY_TOKEN";
+use token::Token;
 
 pub(crate) fn run(args: Mcp) -> anyhow::Result<ExitCode> {
-    let http = args.http.map(|address| http(address, &args)).transpose()?;
+    // From here on this process is its caller's, whoever it was started as.
+    privileges::renounce_to_serve(Caller::from_env().as_ref())?;
+    let token = args.http.map(|_| Token::find(args.token_file.as_deref())).transpose()?;
     let config = Config { folders: folders(&args), run: run_file(&args).map(Path::to_owned), check: Box::new(check) };
-    match http {
+    match args.http.zip(token) {
         None => gpuwhy_serve::serve_stdio(config)?,
-        Some(http) => {
+        Some((address, token)) => {
+            let http = http(address, &args, &token);
             let told = http.clone();
-            gpuwhy_serve::serve_http(config, http, move |address| tell(&told, address))?;
+            gpuwhy_serve::serve_http(config, http, move |address| tell(&told, &token, address))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -44,25 +47,23 @@ fn folders(args: &Mcp) -> Vec<PathBuf> {
     folders
 }
 
-fn http(address: SocketAddr, args: &Mcp) -> anyhow::Result<Http> {
-    let token = match &args.token_file {
-        Some(path) => Some(std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?),
-        None => std::env::var(TOKEN).ok(),
-    };
-    let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+fn http(address: SocketAddr, args: &Mcp, token: &Token) -> Http {
     let files = args.tls_cert.clone().zip(args.tls_key.clone());
     let tls = files.map(|(certificate, key)| Tls { certificate, key });
-    Ok(Http { address, token, tls, hosts: args.allow_host.clone() })
+    Http { address, token: token.text.clone(), tls, hosts: args.allow_host.clone() }
 }
 
-fn tell(http: &Http, address: SocketAddr) {
+fn tell(http: &Http, token: &Token, address: SocketAddr) {
     let scheme = if http.tls.is_some() { "https" } else { "http" };
     let loopback = address.ip().is_loopback();
     let reach = if loopback { "this machine alone" } else { "other machines, too" };
-    let token = if http.token.is_some() { ", with a token" } else { "" };
-    output::say_aside(&format!("gpuwhy: MCP at {scheme}://{address}/mcp, for {reach}{token}; Ctrl-C ends it"));
+    let say = |line: &str| output::say_aside(line);
+    say(&format!("gpuwhy: MCP at {scheme}://{address}/mcp, for {reach}, with a token; Ctrl-C ends it"));
+    if let Some(words) = token.words() {
+        say(&format!("gpuwhy: {words}"));
+    }
     if !loopback && http.tls.is_none() {
-        output::say_aside("gpuwhy: without --tls-cert and --tls-key the token and all answers can be read on the way");
+        say("gpuwhy: without --tls-cert and --tls-key the token and all answers can be read on the way");
     }
 }
 
