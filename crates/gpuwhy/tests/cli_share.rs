@@ -6,7 +6,7 @@
 mod common;
 
 use common::made::{LONG, MS, Made};
-use common::{GPUWHY, Place, number, open, refusal, succeed, text};
+use common::{GPUWHY, Place, number, one_at_a_time, open, refusal, succeed, text};
 use gpuwhy_model::Wait;
 use serde_json::Value;
 use std::fs;
@@ -59,6 +59,8 @@ fn numbers(at: &str, value: &Value, into: &mut Vec<String>) {
 
 #[test]
 fn a_copy_for_others_is_explained_like_the_original() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let original = explain(&place.db());
@@ -94,6 +96,8 @@ fn a_copy_for_others_is_explained_like_the_original() {
 
 #[test]
 fn a_copy_is_made_whole_or_not_at_all() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let before = fs::read(place.db()).unwrap();
@@ -121,6 +125,8 @@ fn a_copy_is_made_whole_or_not_at_all() {
 
 #[test]
 fn run_files_and_bundles_are_for_their_owners_only() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let bundle = place.dir.path().join("bundle");
