@@ -7,7 +7,7 @@
 use crate::reader::{check_marks, read_error};
 use crate::{Error, Owner, Reader, Result, place, side_files};
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, OpenFlags};
+use rusqlite::{Connection, ErrorCode, OpenFlags};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -127,11 +127,25 @@ fn close_into_one(path: &Path) -> Result<Vec<String>> {
         let what = "another program has it open; close that, or make a repaired copy with -o".to_owned();
         return Err(Error::CannotRepair { path: path.into(), what });
     }
-    let mut check = db.prepare(&format!("PRAGMA quick_check({MOST_DAMAGE})")).map_err(failed)?;
-    let lines = check.query_map([], |row| row.get::<_, String>(0)).map_err(failed)?;
-    let mut damage: Vec<String> = lines.collect::<rusqlite::Result<_>>().map_err(failed)?;
-    damage.retain(|line| line != "ok");
-    Ok(damage)
+    damage(&db).map_err(failed)
+}
+
+/// What SQLite finds wrong with a file. It gives up at what it cannot read at all, which is an answer, too.
+fn damage(db: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut check = db.prepare(&format!("PRAGMA quick_check({MOST_DAMAGE})"))?;
+    let mut lines = Vec::new();
+    for line in check.query_map([], |row| row.get::<_, String>(0))? {
+        match line {
+            Ok(line) => lines.push(line),
+            Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseCorrupt) => {
+                lines.push(error.to_string());
+                break;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    lines.retain(|line| line != "ok");
+    Ok(lines)
 }
 
 /// A copy of a run file and its -wal beside the place where the result shall be. Dropped before its end, it leaves nothing.

@@ -118,7 +118,8 @@ fn what_cannot_be_merged_is_said_in_one_line() {
 #[test]
 fn with_sudo_the_result_belongs_to_its_caller() {
     let Some((place, inputs)) = recorded() else { return };
-    chown(place.dir.path(), Some(65_534), Some(65_534)).unwrap();
+    let mine = inputs.iter().map(PathBuf::as_path).chain([place.dir.path()]);
+    mine.for_each(|path| chown(path, Some(65_534), Some(65_534)).unwrap());
     let all = place.dir.path().join("all.db");
     succeed(merge(&all, &inputs).env("SUDO_UID", "65534").env("SUDO_GID", "65534"));
     let owner = std::fs::metadata(&all).unwrap();

@@ -6,8 +6,9 @@
 mod common;
 
 use common::made::{LONG, MS, Made};
-use common::{GPUWHY, Place, number, open, refusal, succeed, text};
+use common::{GPUWHY, Place, number, one_at_a_time, open, refusal, succeed, text};
 use gpuwhy_model::Wait;
+use gpuwhy_store::StackText;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -25,11 +26,9 @@ fn run(path: &Path) {
     made.writer.set_process_command(1000, command);
     made.process(1001, "pt_data_worker", Some(1000));
     made.writer.set_process_command(1001, command);
-    made.stack(
-        11,
-        "/home/annabel/env/lib/python3.12/site-packages/torch/utils/data/dataloader.py:1 _next\n\
-         /home/annabel/secret-project/train.py:12 step",
-    );
+    let line = "/home/annabel/secret-project/train.py:12 step";
+    let torch = "/home/annabel/env/lib/python3.12/site-packages/torch/utils/data/dataloader.py:1 _next";
+    made.writer.add_stack(11, StackText { frames: format!("{torch}\n{line}"), top_line: line.into() });
     made.stack(12, "/home/annabel/secret-project/lib/train.py:12 other");
     made.steps(1000, 0, 100 * MS, 20 * MS, Some((Wait::Sleep, 11)));
     made.steps(1001, 0, 200 * MS, 10 * MS, Some((Wait::File, 12)));
@@ -59,6 +58,8 @@ fn numbers(at: &str, value: &Value, into: &mut Vec<String>) {
 
 #[test]
 fn a_copy_for_others_is_explained_like_the_original() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let original = explain(&place.db());
@@ -94,6 +95,8 @@ fn a_copy_for_others_is_explained_like_the_original() {
 
 #[test]
 fn a_copy_is_made_whole_or_not_at_all() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let before = fs::read(place.db()).unwrap();
@@ -121,6 +124,8 @@ fn a_copy_is_made_whole_or_not_at_all() {
 
 #[test]
 fn run_files_and_bundles_are_for_their_owners_only() {
+    // A run is written here, and a process started beside it would for a moment have it open, too.
+    let _lock = one_at_a_time();
     let place = Place::new();
     run(&place.db());
     let bundle = place.dir.path().join("bundle");

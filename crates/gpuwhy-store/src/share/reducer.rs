@@ -153,8 +153,9 @@ impl Reducer {
     fn word(&mut self, word: &str) -> String {
         let opening = word.len() - word.trim_start_matches(['(', '[', '"', '\'', '`']).len();
         let (before, rest) = word.split_at(opening);
-        let is_path = rest.starts_with(['/', '~']) || rest.starts_with("./") || rest.starts_with("../");
-        if !is_path && !(rest.contains('/') && rest.contains(".py")) {
+        let absolute = rest.starts_with(['/', '~']) || rest.starts_with("./") || rest.starts_with("../");
+        let is_path = absolute || (rest.contains('/') && rest.contains(".py"));
+        if !is_path {
             return word.to_owned();
         }
         // What follows the file: a line, a mark.
