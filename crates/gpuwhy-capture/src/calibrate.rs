@@ -5,6 +5,7 @@
 //! Noise (interrupts, other programs, a hypervisor) only ever adds time: the least of many batches is the truth.
 
 use crate::arch::{PROLOGUE, ProbeCost, landing_pad, probe_cost};
+use gpuwhy_strangers::{open_file, read_text};
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ const BATCHES: u32 = 40;
 const PATIENCE: Duration = Duration::from_millis(4);
 /// Batches however long they take.
 const LEAST: u32 = 5;
+/// More than gpuwhy has mapped.
+const MOST_TEXT: usize = 4 << 20;
 
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
@@ -62,14 +65,12 @@ impl Calibrator {
     /// Finds the function in gpuwhy's file and measures it without a probe.
     pub fn new() -> Result<Self, CalibrateError> {
         let address = probed as *const () as usize as u64;
-        let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Own)?;
+        let maps = read_text(Path::new("/proc/self/maps"), MOST_TEXT).map_err(CalibrateError::Own)?;
         let start = file_offset(&maps, address).ok_or(CalibrateError::NotMapped)?;
         let path = PathBuf::from("/proc/self/exe");
         // From the file: in memory there is a breakpoint where a probe is.
         let mut code = [0; PROLOGUE];
-        std::fs::File::open(&path)
-            .and_then(|file| file.read_exact_at(&mut code, start))
-            .map_err(CalibrateError::Own)?;
+        open_file(&path).and_then(|file| file.read_exact_at(&mut code, start)).map_err(CalibrateError::Own)?;
         let pad = landing_pad(&code);
         let site = OwnSite { path, offset: start + pad, cost: probe_cost(&code[pad as usize..]) };
         Ok(Self { site, bare_ns: least_ns(&mut || probed()) })
@@ -163,7 +164,7 @@ mod tests {
 
     /// A probe that only counts, through perf: needs root, and no program of ours.
     fn count_hits(path: &Path, offset: u64) -> std::io::Result<OwnedFd> {
-        let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let kind = read_text(Path::new("/sys/bus/event_source/devices/uprobe/type"), 64)?;
         let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
         let mut attr = [0u64; 14];
         attr[0] = kind.trim().parse::<u64>().map_err(std::io::Error::other)? | 112 << 32;

@@ -2,6 +2,7 @@
 //! The user who called sudo: the job runs as they would have run it, and the run file is theirs.
 
 use gpuwhy_store::Owner;
+use gpuwhy_strangers::{ProcFile, read_proc};
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
@@ -72,11 +73,12 @@ fn merge(ours: Vec<(OsString, OsString)>, theirs: Vec<(OsString, OsString)>) -> 
 fn environment_of_sudo() -> Option<Vec<(OsString, OsString)>> {
     // SAFETY: reads a number.
     let parent = unsafe { libc::getppid() };
-    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    if name.trim() != "sudo" {
+    let parent = u32::try_from(parent).ok()?;
+    let name = read_proc(parent, ProcFile::Comm).ok()?;
+    if name.trim_ascii() != b"sudo" {
         return None;
     }
-    let bytes = std::fs::read(format!("/proc/{parent}/environ")).ok()?;
+    let bytes = read_proc(parent, ProcFile::Environ).ok()?;
     let pairs = bytes.split(|b| *b == 0).filter_map(|entry| {
         let at = entry.iter().position(|b| *b == b'=')?;
         Some((OsString::from_vec(entry[..at].to_vec()), OsString::from_vec(entry[at + 1..].to_vec())))
