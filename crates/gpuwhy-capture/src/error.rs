@@ -6,16 +6,6 @@ use std::path::PathBuf;
 /// Result of this crate's functions.
 pub type Result<T> = std::result::Result<T, CaptureError>;
 
-impl CaptureError {
-    /// Whether gpuwhy may not do it.
-    pub(crate) fn is_permission(&self) -> bool {
-        match self {
-            Self::Library { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
-            _ => matches!(self, Self::NotPermitted),
-        }
-    }
-}
-
 /// Why capturing failed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // each variant's message says it
@@ -42,6 +32,8 @@ pub enum CaptureError {
     Load { why: String },
     #[error("the kernel refused a probe on {function} in {path}: {why}")]
     Attach { function: String, path: PathBuf, why: String },
+    #[error("gpuwhy cannot start the process that looks into others for it: {source}")]
+    NoReader { source: std::io::Error },
     #[error("cannot read {path}: {source}")]
     Library { path: PathBuf, source: std::io::Error },
     #[error("{path} is no ELF library gpuwhy can read: {why}")]

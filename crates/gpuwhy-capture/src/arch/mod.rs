@@ -11,11 +11,13 @@ pub(crate) use aarch64::{landing_pad, probe_cost};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{landing_pad, probe_cost};
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a function's beginning that [`landing_pad`] and [`probe_cost`] want to see.
 pub(crate) const PROLOGUE: usize = 16;
 
 /// What a probe on an instruction costs a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbeCost {
     /// The kernel emulates the instruction: about half a microsecond.
     Emulated,

@@ -22,7 +22,7 @@ use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Flavour, Options, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Targets, needs, process};
 use gpuwhy_model::{Class, LossCause, OpId};
 use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -194,7 +194,7 @@ impl Recorder {
     fn let_go(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
-        self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.arguments, &job.env));
+        self.capture.attach_ahead(&job.program, &job.arguments, &job.env);
         held.release()
     }
 
@@ -278,7 +278,7 @@ impl Recorder {
         }
         // Some records are none any more, but there may be others behind them.
         let records = self.batch.len().max(1);
-        self.processes.note(&self.batch, &self.writer);
+        self.processes.note(&self.batch, &mut self.capture, &self.writer);
         self.host.note(&self.batch);
         self.alerts.note(&self.batch);
         self.budgeting.note(&self.batch);
@@ -385,7 +385,7 @@ impl Recorder {
         for warning in self.capture.take_warnings() {
             self.progress.warn(&warning);
         }
-        let own = OwnCost::so_far(self.ring_bytes);
+        let own = OwnCost::so_far(self.ring_bytes, self.capture.looking_ns());
         let stacks = self.capture.stack_counts();
         let end = RunEnd {
             stop_unix_ns: unix_ns(),
@@ -413,7 +413,7 @@ impl Recorder {
             loss_by_cause: self.lost_by_cause,
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
-            own: OwnCost::so_far(self.ring_bytes),
+            own: OwnCost::so_far(self.ring_bytes, self.capture.looking_ns()),
             job_cost: self.budgeting.cost(),
             incomplete: self.budgeting.incomplete(),
             unwatched: self.unwatched,
