@@ -105,7 +105,8 @@ const AUDIT_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const AUDIT_ARCH: u32 = 0xc000_00b7;
 
-/// From here on, system calls that change anything are refused. For good.
+/// From here on, system calls that change anything are refused, for good. (Flags of an open cannot be looked at in all of
+/// its forms: an empty file can be made where everybody may make one, and nothing written to it.)
 pub(super) fn allow_reading_only() -> io::Result<()> {
     // struct seccomp_data: the number at byte 0, the architecture at byte 4.
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
@@ -132,4 +133,49 @@ pub(super) fn allow_reading_only() -> io::Result<()> {
 
 fn statement(code: u32, value: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf: 0, k: value }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a process in the sandbox may do, a bit for each that is not as it should be.
+    fn wrong() -> libc::c_int {
+        // SAFETY: plain system calls with numbers and strings that outlive them.
+        unsafe {
+            let may_read = libc::open(c"/etc/shadow".as_ptr(), libc::O_RDONLY) >= 0;
+            let may_write = libc::open(c"/etc/shadow".as_ptr(), libc::O_WRONLY) >= 0;
+            let may_connect = libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) >= 0;
+            let may_signal = libc::kill(1, 0) == 0;
+            let may_fork = libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) >= 0;
+            libc::setfsuid(0);
+            let may_rise = libc::open(c"/etc/shadow".as_ptr(), libc::O_WRONLY) >= 0
+                || libc::syscall(libc::SYS_setresuid, 0, 0, 0) == 0;
+            let outcomes = [!may_read, may_write, may_connect, may_signal, may_fork, may_rise];
+            outcomes.iter().rev().fold(0, |bits, bad| bits << 1 | libc::c_int::from(*bad))
+        }
+    }
+
+    #[test]
+    fn who_reads_can_do_nothing_else() {
+        // SAFETY: reads a number.
+        let root = unsafe { libc::geteuid() } == 0;
+        assert!(root || std::env::var_os("CI").is_none(), "this test needs root, and CI must not skip it");
+        if !root {
+            return;
+        }
+        // SAFETY: the child makes system calls and leaves with _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let ready = give_up_rights().is_ok() && allow_reading_only().is_ok();
+            let outcome = if ready { wrong() } else { 0x40 };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(outcome) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert!(libc::WIFEXITED(status), "{status:#x}");
+        assert_eq!(libc::WEXITSTATUS(status), 0, "bits of `wrong`, or 0x40 if there is no sandbox");
+    }
 }
