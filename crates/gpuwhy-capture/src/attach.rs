@@ -3,19 +3,20 @@
 
 use crate::arch::FirstInstruction;
 use crate::capture::now_ns;
-use crate::elf::{self, Site};
+use crate::elf::Site;
 use crate::error::Result;
-use crate::libraries::{AttachedLibrary, FileId, FoundLibrary};
+use crate::libraries::{AttachedLibrary, FileId};
+use crate::lookups::{LibraryPart, ReadLibrary};
 use crate::map_watch::Mapping;
 use crate::programs::{Programs, same_program};
 use crate::quota::Quotas;
 use gpuwhy_model::{Library, Op, OpId, Unwatched, ops};
 use libbpf_rs::Link;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Detaching is done by this many threads: the kernel waits some 60 ms for each link until no CPU can still be in it,
 /// and waits of several threads end together.
@@ -83,15 +84,13 @@ impl Probes {
     }
 
     /// Notes that a program has no runtime that could be found, once for each program.
-    pub(crate) fn note_no_runtime(&mut self, pid: u32) {
-        let exe = PathBuf::from(format!("/proc/{pid}/exe"));
-        let (Ok(path), Ok(file)) = (std::fs::read_link(&exe), FileId::of(&exe)) else { return };
+    pub(crate) fn note_no_runtime(&mut self, (path, file): (String, FileId)) {
         if self.attached.len() > MOST_NOTES || self.attached.iter().any(|library| library.file == file) {
             return;
         }
         self.attached.push(AttachedLibrary {
             library: Library::Runtime,
-            path: path.to_string_lossy().into_owned(),
+            path,
             file,
             linked_in: false,
             hidden: true,
@@ -103,7 +102,7 @@ impl Probes {
     }
 
     /// Notes that a process had a library before it got its probes, on behalf of another process.
-    fn note_shared(&mut self, library: &FoundLibrary, id: FileId, used: Option<(u32, u64)>) {
+    fn note_shared(&mut self, library: &LibraryPart, id: FileId, used: Option<(u32, u64)>) {
         let since = self.attached.iter().find(|attached| attached.file == id).map(|attached| attached.attached_ns);
         let (Some((pid, from_ns)), Some(to_ns)) = (used, since) else { return };
         let noted = self.unwatched.iter().any(|u| u.pid == pid && u.path == library.path && u.to_ns >= to_ns);
@@ -139,51 +138,50 @@ impl Probes {
     /// Attaches to files, each once; `used` says by which process they are in use already, and since when. Returns whether
     /// anything was attached that was not before.
     ///
-    /// Each file is opened once, and everything after goes through that descriptor: a path may lead elsewhere
-    /// the next time, and a probe must not land in a file somebody else chose.
+    /// Each file was opened once, and everything goes through that descriptor: a path may lead elsewhere the next time, and
+    /// a probe must not land in a file somebody else chose.
     pub(crate) fn attach(
         &mut self,
         programs: &Programs,
         all_layers: bool,
-        found: &[FoundLibrary],
+        found: Vec<ReadLibrary>,
         used: Option<(u32, u64)>,
     ) -> bool {
         let mut any = false;
-        for library in found {
-            let file = match elf::open_regular(&library.open) {
-                Ok(file) => file,
-                Err(error) => {
-                    // One that is gone went with its process.
-                    if error.is_permission() {
-                        self.cannot_be_watched(used, library);
-                    }
-                    continue;
+        for ReadLibrary { part: library, file } in found {
+            let Some(file) = file else {
+                // One that is gone went with its process.
+                if library.is_out_of_reach {
+                    self.cannot_be_watched(used, &library);
                 }
+                continue;
             };
-            let Ok(meta) = file.metadata() else { continue };
+            let Some(meta) = file.metadata().ok().filter(Metadata::is_file) else { continue };
             let id = FileId::from(&meta);
             if self.has(id) {
-                self.note_shared(library, id, used);
+                self.note_shared(&library, id, used);
                 continue;
             }
             if !self.quotas.admit(meta.uid()) {
                 // No machine has as many copies; somebody makes them to wear gpuwhy out.
-                self.cannot_be_watched(used, library);
+                self.cannot_be_watched(used, &library);
                 continue;
             }
-            match self.attach_file(programs, all_layers, library, file, id) {
-                Ok(descriptors) => {
+            match &library.sites {
+                Ok(sites) => {
+                    let sites = sites.iter().map(|(name, site)| (name.as_str(), *site)).collect();
+                    let descriptors = self.attach_file(programs, all_layers, &library, &sites, (file, id));
                     self.quotas.took(meta.uid(), descriptors);
                     any = true;
                     if let Some((pid, since_ns)) = used {
-                        self.was_unwatched(pid, library, since_ns);
+                        self.was_unwatched(pid, &library, since_ns);
                     }
                 }
-                Err(error) => {
+                Err(why) => {
                     // Said once: an empty entry keeps a broken file from being tried at every mapping.
                     self.quotas.took(meta.uid(), 0);
                     self.files.insert(id, Probed { file: None, linked_in: false, groups: Vec::new() });
-                    self.warnings.push(error.to_string());
+                    self.warnings.push(why.clone());
                 }
             }
         }
@@ -195,17 +193,16 @@ impl Probes {
         &mut self,
         programs: &Programs,
         all_layers: bool,
-        library: &FoundLibrary,
-        file: File,
-        id: FileId,
-    ) -> Result<usize> {
+        library: &LibraryPart,
+        sites: &HashMap<&str, Site>,
+        (file, id): (File, FileId),
+    ) -> usize {
         // The driver sees launches as well, but where the runtime is linked in, it cannot say that it was the runtime's.
         let every = all_layers || library.linked_in;
         let wanted = |op: &Op| op.library == library.library && (every || !op.seen_at_driver);
-        let is_wanted = |name: &str| ops::by_function(name).is_some_and(&wanted);
-        let sites = elf::find_functions(&file, Path::new(&library.path), &is_wanted)?;
+        let is_wanted = |name: &&str| ops::by_function(name).is_some_and(&wanted);
         if library.linked_in
-            && !sites.is_empty()
+            && sites.keys().any(is_wanted)
             && let Err(error) = programs.add_linked_in(id)
         {
             self.warnings
@@ -226,7 +223,7 @@ impl Probes {
         // Two names of one address (aliases) would report one call twice.
         let mut offsets = HashSet::new();
         let found = ops::table().iter().filter(|op| wanted(op)).filter_map(|op| {
-            let site = sites.get(&op.function).filter(|site| offsets.insert(site.offset))?;
+            let site = sites.get(op.function.as_str()).filter(|site| offsets.insert(site.offset))?;
             Some((op, *site))
         });
         for group in groups(found) {
@@ -240,7 +237,7 @@ impl Probes {
         let descriptors = 1 + probed.groups.iter().map(|group| group.links.len()).sum::<usize>();
         self.files.insert(id, probed);
         self.attached.push(attached);
-        Ok(descriptors)
+        descriptors
     }
 
     /// Attaches functions together, or, where the kernel does not take one of them, each by itself. Returns how many it
@@ -263,7 +260,7 @@ impl Probes {
     }
 
     /// The file was deleted or replaced since it was mapped, and only root could still reach it.
-    fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &FoundLibrary) {
+    fn cannot_be_watched(&mut self, used: Option<(u32, u64)>, library: &LibraryPart) {
         let room = self.given_up.len() < MOST_NOTES;
         let is_new = |(pid, _): &(u32, u64)| room && self.given_up.insert((*pid, library.path.clone()));
         let Some((pid, from_ns)) = used.filter(is_new) else { return };
@@ -277,7 +274,7 @@ impl Probes {
     }
 
     /// Notes that a library was in use before it was watched: until now.
-    fn was_unwatched(&mut self, pid: u32, library: &FoundLibrary, since_ns: u64) {
+    fn was_unwatched(&mut self, pid: u32, library: &LibraryPart, since_ns: u64) {
         self.unwatched.push(Unwatched {
             pid,
             library: library.library,

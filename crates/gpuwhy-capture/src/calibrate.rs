@@ -6,6 +6,7 @@
 //! Noise (interrupts, other programs, a hypervisor) only ever adds time: the least of many batches is the truth.
 
 use crate::arch::{FirstInstruction, PROLOGUE, SAMPLES, first_instruction, landing_pad};
+use gpuwhy_strangers::{open_file, read_text};
 use std::fs::File;
 use std::hint::black_box;
 use std::os::unix::fs::FileExt;
@@ -19,6 +20,8 @@ const BATCHES: u32 = 40;
 const PATIENCE: Duration = Duration::from_millis(2);
 /// Batches however long they take.
 const LEAST: u32 = 5;
+/// More than gpuwhy has mapped.
+const MOST_TEXT: usize = 4 << 20;
 
 /// Why nothing could be measured.
 #[derive(Debug, thiserror::Error)]
@@ -52,9 +55,9 @@ pub struct OwnSite {
 impl Calibrator {
     /// Finds the functions in gpuwhy's file and measures them without a probe.
     pub fn new() -> Result<Self, CalibrateError> {
-        let maps = std::fs::read_to_string("/proc/self/maps").map_err(CalibrateError::Own)?;
+        let maps = read_text(Path::new("/proc/self/maps"), MOST_TEXT).map_err(CalibrateError::Own)?;
         let path = PathBuf::from("/proc/self/exe");
-        let file = File::open(&path).map_err(CalibrateError::Own)?;
+        let file = open_file(&path).map_err(CalibrateError::Own)?;
         let site = |(_, function): &(FirstInstruction, extern "C" fn())| OwnSite::find(*function, &maps, &file);
         Ok(Self { sites: SAMPLES.iter().map(site).collect::<Result<_, _>>()?, path })
     }
@@ -162,7 +165,7 @@ mod tests {
 
     /// A probe that only counts, through perf: needs root, and no program of ours.
     fn count_hits(path: &Path, offset: u64) -> std::io::Result<OwnedFd> {
-        let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let kind = read_text(Path::new("/sys/bus/event_source/devices/uprobe/type"), 64)?;
         let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
         let mut attr = [0u64; 14];
         attr[0] = kind.trim().parse::<u64>().map_err(std::io::Error::other)? | 112 << 32;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Who made a driver call, where the kernel could not tell: looked up in the process's mappings.
 
-use crate::procmaps;
+use crate::lookups::Refusal;
 use gpuwhy_model::{Call, Library, LossCause, OpId};
 use std::collections::HashMap;
 use std::ops::Range;
 
 /// Call sites remembered; a process has a handful. Beyond that all are forgotten and looked up again.
 const MOST: usize = 4096;
-/// Processes whose code is remembered, and parts of it; PyTorch has some two hundred.
+/// Processes whose code is remembered.
 const MOST_PROCESSES: usize = 256;
-const MOST_PARTS: usize = 1024;
 
 /// Where a process has code, and which CUDA library each part is of, if any.
 type Code = Vec<(Range<u64>, Option<Library>)>;
+type LookUp<'a> = &'a mut dyn FnMut(u32, u64) -> Result<Option<Option<Library>>, Refusal>;
 
 /// Answers, remembered by process and address.
 #[derive(Default)]
@@ -27,8 +27,17 @@ pub(crate) struct Callers {
 impl Callers {
     /// Names the call by what the program called. `None` for a call that belongs to an untraced function of
     /// the runtime, unless inner calls are wanted.
-    pub(crate) fn settle(&mut self, mut call: Call, address: u64, all_layers: bool) -> Option<Call> {
-        match self.library(call.pid, address) {
+    ///
+    /// `look_up` says which CUDA library an address of a process lies in, if any: `None` where nothing is mapped, or where it
+    /// cannot be told in time, an error where the process has ended.
+    pub(crate) fn settle(
+        &mut self,
+        mut call: Call,
+        address: u64,
+        all_layers: bool,
+        look_up: LookUp<'_>,
+    ) -> Option<Call> {
+        match self.library(call.pid, address, look_up) {
             None => *self.unknown.entry(call.op).or_default() += 1,
             // Inside another call: a CUDA library's doing, unless the program was called back.
             Some(library) if call.flags.inner => call.flags.inner = library.is_some(),
@@ -41,14 +50,16 @@ impl Callers {
         (all_layers || !call.flags.inner).then_some(call)
     }
 
-    fn library(&mut self, pid: u32, address: u64) -> Option<Option<Library>> {
+    fn library(&mut self, pid: u32, address: u64, look_up: LookUp<'_>) -> Option<Option<Library>> {
         if let Some(answer) = self.known.get(&(pid, address)) {
             return Some(*answer);
         }
-        let answer = match std::fs::read(format!("/proc/{pid}/maps")) {
-            Ok(maps) if !maps.is_empty() => procmaps::library_at(&String::from_utf8_lossy(&maps), address),
+        let answer = match look_up(pid, address) {
+            Ok(answer) => answer,
             // It has ended.
-            _ => self.code.get(&pid)?.iter().find(|(part, _)| part.contains(&address)).map(|(_, library)| *library),
+            Err(_) => {
+                self.code.get(&pid)?.iter().find(|(part, _)| part.contains(&address)).map(|(_, library)| *library)
+            }
         }?;
         if self.known.len() >= MOST {
             self.known.clear();
@@ -58,12 +69,10 @@ impl Callers {
     }
 
     /// Remembers where a process has its code.
-    pub(crate) fn remember(&mut self, pid: u32) {
-        let Ok(maps) = std::fs::read(format!("/proc/{pid}/maps")) else { return };
-        if maps.is_empty() || self.code.len() >= MOST_PROCESSES && !self.code.contains_key(&pid) {
-            return;
+    pub(crate) fn remember(&mut self, pid: u32, code: Code) {
+        if self.code.len() < MOST_PROCESSES || self.code.contains_key(&pid) {
+            self.code.insert(pid, code);
         }
-        self.code.insert(pid, procmaps::code(&String::from_utf8_lossy(&maps)).take(MOST_PARTS).collect());
     }
 
     /// Forgets a process that runs another program now, or none.
@@ -109,40 +118,48 @@ mod tests {
         callers.known.insert((7, 0x1000), Some(Library::Runtime));
         callers.known.insert((7, 0x2000), None);
         let name = |call: Option<Call>| call.and_then(|c| c.op.get()).map(|op| op.function.as_str());
-        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x1000, false)), Some("cudaLaunchKernel"));
-        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x2000, false)), Some("cuLaunchKernel"));
-        assert_eq!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, false), None);
-        assert!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, true).unwrap().flags.inner);
+        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x1000, false, &mut gone)), Some("cudaLaunchKernel"));
+        assert_eq!(name(callers.settle(call("cuLaunchKernel", 7), 0x2000, false, &mut gone)), Some("cuLaunchKernel"));
+        assert_eq!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, false, &mut gone), None);
+        assert!(callers.settle(call("cuCtxSetCurrent", 7), 0x1000, true, &mut gone).unwrap().flags.inner);
         let nested = Call { flags: CallFlags { inner: true, unfinished: false }, ..call("cuMemAlloc_v2", 7) };
-        assert_eq!(callers.settle(nested, 0x1000, false), None);
-        assert!(!callers.settle(nested, 0x2000, false).unwrap().flags.inner, "the program was called back");
+        assert_eq!(callers.settle(nested, 0x1000, false, &mut gone), None);
+        assert!(!callers.settle(nested, 0x2000, false, &mut gone).unwrap().flags.inner, "the program was called back");
     }
 
     #[test]
     fn own_code_is_not_the_runtimes_and_what_cannot_be_told_is_counted() {
         let (mut callers, here) = (Callers::default(), own_code as fn() as usize as u64);
         let own = std::process::id();
-        assert!(callers.settle(call("cuLaunchKernel", own), here, false).is_some());
+        assert!(callers.settle(call("cuLaunchKernel", own), here, false, &mut own_maps).is_some());
         assert_eq!(callers.take_loss().count(), 0);
-        assert!(callers.settle(call("cuLaunchKernel", own), 8, false).is_some(), "kept, under the driver's name");
+        assert!(
+            callers.settle(call("cuLaunchKernel", own), 8, false, &mut own_maps).is_some(),
+            "kept, under the driver's name"
+        );
         assert_eq!(callers.take_loss().map(|(_, _, n)| n).sum::<u64>(), 1);
     }
 
     #[test]
     fn who_called_is_known_of_a_process_that_has_ended() {
         let mut callers = Callers::default();
-        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let pid = child.id();
-        callers.remember(pid);
-        let code = callers.code[&pid][0].0.start;
-        drop(child.stdin.take());
-        child.wait().unwrap();
-        assert!(callers.settle(call("cuLaunchKernel", pid), code, false).is_some());
+        let (pid, code) = (7, 0x1000);
+        callers.remember(pid, vec![(code..0x2000, None)]);
+        assert!(callers.settle(call("cuLaunchKernel", pid), code, false, &mut gone).is_some());
         assert_eq!(callers.take_loss().count(), 0);
         callers.forget_process(pid);
-        assert!(callers.settle(call("cuLaunchKernel", pid), code, false).is_some());
+        assert!(callers.settle(call("cuLaunchKernel", pid), code, false, &mut gone).is_some());
         assert_eq!(callers.take_loss().map(|(_, _, n)| n).sum::<u64>(), 1);
     }
 
     fn own_code() {}
+
+    fn gone(_: u32, _: u64) -> Result<Option<Option<Library>>, Refusal> {
+        Err(Refusal::Gone)
+    }
+
+    fn own_maps(_: u32, address: u64) -> Result<Option<Option<Library>>, Refusal> {
+        let maps = std::fs::read("/proc/self/maps").unwrap();
+        Ok(crate::procmaps::library_at(&String::from_utf8_lossy(&maps), address))
+    }
 }

@@ -2,6 +2,7 @@
 //! The whole of capturing behind one type: start, take what came in, stop.
 
 mod costs;
+mod looking;
 mod mappings;
 
 pub use costs::{OpTraps, ProbePrices};
@@ -12,7 +13,8 @@ use crate::callers::Callers;
 use crate::confined;
 use crate::error::{CaptureError, Result};
 use crate::host::HostOptions;
-use crate::libraries::{AttachedLibrary, LinkedIn};
+use crate::libraries::AttachedLibrary;
+use crate::lookups::{Answer, Lookups, ProcessNames, Question};
 use crate::map_watch::{MapWatch, Mapping};
 use crate::names::Names;
 use crate::process;
@@ -25,6 +27,7 @@ use gpuwhy_model::ops::{KernelOp, kernel_op};
 use gpuwhy_model::{Call, LossCause, OpId};
 use gpuwhy_stacks::python::PyProcess;
 use libbpf_rs::{Link, RingBuffer, RingBufferBuilder};
+use looking::Purpose;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
@@ -32,6 +35,10 @@ use std::time::Duration;
 
 /// How long an ended process and a stranger's mappings are remembered: records of both may be taken in any order.
 const REMEMBERED_NS: u64 = 5_000_000_000;
+
+/// How long the start waits for what is known of processes that run already, and the end for what was asked last.
+const LONGEST_START: Duration = Duration::from_secs(10);
+const LONGEST_END: Duration = Duration::from_secs(1);
 
 /// Which processes to trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -82,7 +89,8 @@ pub struct Capture {
     inbox: Rc<RefCell<Batch>>,
     programs: Programs,
     probes: Probes,
-    linked_in: LinkedIn,
+    /// Whoever looks into processes.
+    lookups: Lookups<Purpose>,
     names: Names,
     /// Loss that was counted before anybody asked.
     early_loss: Vec<(LossCause, Option<OpId>, u64)>,
@@ -121,6 +129,7 @@ impl Capture {
             let running = process::of_thread(*id).filter(|pid| process::is_running(*pid));
             pids.push(running.ok_or(CaptureError::NoSuchProcess { pid: *id })?);
         }
+        let lookups = Lookups::start().map_err(|source| CaptureError::NoReader { source })?;
         let load = LoadOptions {
             all_processes,
             all_layers: options.all_layers,
@@ -140,7 +149,7 @@ impl Capture {
             inbox,
             programs,
             probes: Probes::default(),
-            linked_in: LinkedIn::default(),
+            lookups,
             names: Names::default(),
             early_loss: Vec::new(),
             calibration: Vec::new(),
@@ -171,6 +180,7 @@ impl Capture {
             capture.expect_python(pid);
         }
         capture.look_for_python();
+        capture.wait_for_answers(LONGEST_START);
         Ok(capture)
     }
 
@@ -184,16 +194,6 @@ impl Capture {
     fn expect_python(&mut self, pid: u32) {
         if let Some(pythons) = &mut self.pythons {
             pythons.expect(pid);
-        }
-    }
-
-    /// Tells the kernel where newly found interpreters keep their frames.
-    fn look_for_python(&mut self) {
-        let Some(pythons) = &mut self.pythons else { return };
-        let found = pythons.look();
-        self.warnings.append(&mut pythons.warnings);
-        for (pid, process) in found {
-            self.set_python(pid, &process);
         }
     }
 
@@ -257,7 +257,11 @@ impl Capture {
         let taken = self.ring.consume_raw_n(8 * 1024);
         std::mem::swap(&mut *self.inbox.borrow_mut(), batch);
         for (call, address) in batch.unsettled.drain(..) {
-            batch.calls.extend(self.callers.settle(call, address, self.all_layers));
+            let look_up = &mut |pid, address| match self.lookups.ask_now(Question::Caller { pid, address }) {
+                Some(Answer::Caller(answer)) => answer,
+                _ => Ok(None),
+            };
+            batch.calls.extend(self.callers.settle(call, address, self.all_layers, look_up));
         }
         // Stacks between beginnings and ends: a new process's Python must be known, and what is known of code goes with
         // the program.
@@ -283,7 +287,7 @@ impl Capture {
     fn name_stacks(&mut self, batch: &mut Batch) {
         let Some(pythons) = &mut self.pythons else { return };
         for record in batch.python.drain(..) {
-            batch.stacks.extend(pythons.take(record));
+            batch.stacks.extend(pythons.take(record, &mut |question| self.lookups.ask_now(question)));
         }
         for key in pythons.forgotten.drain(..) {
             self.programs.forget_site(key);
@@ -333,6 +337,7 @@ impl Capture {
             LifeEvent::Exit => {
                 self.callers.forget_process(life.pid);
                 self.names.forget_process(life.pid);
+                self.lookups.forget(life.pid);
                 self.processes.remove(&life.pid);
                 self.note_ended(life.pid);
                 if let Some(pythons) = &mut self.pythons {
@@ -365,6 +370,19 @@ impl Capture {
         });
     }
 
+    /// What a process is called, unless that takes too long to say.
+    pub fn names_of(&mut self, pid: u32, and_python: bool) -> Option<ProcessNames> {
+        match self.lookups.ask_now(Question::Names { pid, and_python }) {
+            Some(Answer::Names(names)) => Some(names),
+            _ => None,
+        }
+    }
+
+    /// CPU time that looking into processes took so far, in other processes, ns.
+    pub fn looking_ns(&self) -> u64 {
+        self.lookups.spent_ns()
+    }
+
     /// What was lost since the last time.
     pub fn take_loss(&mut self) -> Vec<(LossCause, Option<OpId>, u64)> {
         let mut loss = std::mem::take(&mut self.early_loss);
@@ -393,6 +411,7 @@ impl Capture {
     /// Things that went wrong without stopping the capture, since the last time.
     pub fn take_warnings(&mut self) -> Vec<String> {
         self.warnings.append(&mut self.probes.warnings);
+        self.warnings.append(&mut self.lookups.take_warnings());
         std::mem::take(&mut self.warnings)
     }
 
@@ -411,6 +430,8 @@ impl Capture {
         // Calls under way get a moment to return; what is open after that is reported as it is.
         std::thread::sleep(Duration::from_millis(20));
         self.programs.set_host_end(now_ns());
+        self.wait_for_answers(LONGEST_END);
+        self.warnings.extend(self.lookups.unsaid());
     }
 
     /// Has what is still under way reported: open calls, threads that wait, everybody's sums.
@@ -453,7 +474,7 @@ pub fn now_ns() -> u64 {
     clock_ns(libc::CLOCK_MONOTONIC)
 }
 
-fn clock_ns(clock: libc::clockid_t) -> u64 {
+pub(crate) fn clock_ns(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel fills the struct we own.
     unsafe { libc::clock_gettime(clock, &raw mut time) };

@@ -8,8 +8,10 @@
 use crate::calibrate::Calibrator;
 use crate::perf::{self, PerfEventAttr};
 use crate::system;
+use gpuwhy_strangers::read_text;
 use std::ffi::CString;
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// Kernels that may be concerned.
 const MAYBE: std::ops::Range<(u32, u32)> = (6, 11)..(6, 14);
@@ -55,7 +57,7 @@ fn survive(forbidden: u32) -> bool {
 }
 
 fn uprobe_kind() -> Option<u32> {
-    std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type").ok()?.trim().parse().ok()
+    read_text(Path::new("/sys/bus/event_source/devices/uprobe/type"), 64).ok()?.trim().parse().ok()
 }
 
 /// From here on, one system call kills.

@@ -8,18 +8,22 @@ use memchr::memmem;
 use object::elf::{DT_NEEDED, DT_RPATH, DT_RUNPATH, DynamicTag, PF_X, PT_LOAD, SHT_SYMTAB};
 use object::read::elf::{Dyn, ElfFile64, ProgramHeader, SectionHeader};
 use object::{Object, ObjectSymbol, ReadCache, ReadRef};
+use serde::{Deserialize, Serialize};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// No library needs more of it read than this; a file made to look as if it did is refused.
 const MOST_READ: u64 = 64 << 20;
 
+/// Entries of a kind that are looked at; a library needs some dozens of others.
+const MOST_ENTRIES: usize = 1024;
+
 /// A function found in a file.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Site {
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Site {
     /// Offset in the file at which to probe.
     pub offset: u64,
     /// What the probe will stand on, which decides what it costs.
@@ -30,7 +34,7 @@ pub struct Site {
 ///
 /// Reads only the tables and a few bytes per function: libcuda alone is 100 MB. The file is read, not
 /// mapped, because one that shrinks meanwhile must not kill us.
-pub fn find_functions(
+pub(crate) fn find_functions(
     file: &File,
     path: &Path,
     wanted: &dyn Fn(&str) -> bool,
@@ -68,7 +72,7 @@ const CHUNK: usize = 1 << 20;
 ///
 /// Cheap, since every file of a process is asked: one without a symbol table, or that uses the runtime's own library, has
 /// not; of the others only the names are read, and not one by one.
-pub fn has_runtime_built_in(file: &File) -> bool {
+pub(crate) fn has_runtime_built_in(file: &File) -> bool {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
     let data = Bounded::new(&cache, &left);
     let Ok(elf) = ElfFile64::<'_, object::Endianness, _>::parse(data) else { return false };
@@ -88,7 +92,7 @@ fn needs<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, object::Endianness, R>
 }
 
 /// Folders in which a program has its libraries looked for first; `$ORIGIN` is where it lies.
-pub fn search_path(file: &File, program: &Path) -> Vec<PathBuf> {
+pub(crate) fn search_path(file: &File, program: &Path) -> Vec<PathBuf> {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
     let data = Bounded::new(&cache, &left);
     let Ok(elf) = ElfFile64::<'_, object::Endianness, _>::parse(data) else { return Vec::new() };
@@ -107,7 +111,7 @@ fn dynamic<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, object::Endianness, 
     let endian = elf.endian();
     let Ok(Some((entries, strings))) = elf.elf_section_table().dynamic(endian, elf.data()) else { return Vec::new() };
     let Ok(strings) = elf.elf_section_table().strings(endian, elf.data(), strings) else { return Vec::new() };
-    let wanted = entries.iter().filter(|entry| entry.tag(endian) == tag);
+    let wanted = entries.iter().filter(|entry| entry.tag(endian) == tag).take(MOST_ENTRIES);
     let texts = wanted.filter_map(|entry| entry.string(endian, strings).ok());
     texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect()
 }
@@ -134,16 +138,6 @@ fn holds(file: &File, offset: u64, size: u64, wanted: &[u8]) -> bool {
     false
 }
 
-/// Opens a file that processes we do not trust may have put there: never waits for a pipe to be written.
-pub fn open_regular(path: &Path) -> Result<File, CaptureError> {
-    let failed = |source| CaptureError::Library { path: path.into(), source };
-    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    if file.metadata().map_err(failed)?.is_file() {
-        return Ok(file);
-    }
-    Err(failed(std::io::Error::new(std::io::ErrorKind::InvalidInput, "it is no regular file")))
-}
-
 /// Turns a virtual address into a file offset inside an executable segment, past any landing pad.
 fn site_of<'data, R: ReadRef<'data>>(
     elf: &ElfFile64<'data, object::Endianness, R>,
@@ -163,11 +157,13 @@ fn site_of<'data, R: ReadRef<'data>>(
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn find(path: &Path) -> Result<HashMap<String, Site>, CaptureError> {
-        find_functions(&open_regular(path)?, path, &|name| name == "malloc")
+        let open = gpuwhy_strangers::look_at(path).and_then(|seen| seen.open());
+        let file = open.map_err(|source| CaptureError::Library { path: path.into(), source })?;
+        find_functions(&file, path, &|name| name == "malloc")
     }
 
     #[test]
@@ -179,6 +175,53 @@ mod tests {
         let code = &bytes[site.offset as usize..];
         assert_eq!(arch::landing_pad(code), 0, "the probe does not sit on the landing pad");
         assert_eq!(arch::first_instruction(code), site.first);
+    }
+
+    /// A library of `symbols` functions whose names begin in a string table of `strings` bytes and end nowhere.
+    pub(crate) fn endless_names(symbols: usize, strings: usize) -> Vec<u8> {
+        let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let (head, row, section) = (64u64, 24u64, 64u64);
+        let (table, names) = (head, head + row * symbols as u64);
+        let sections = names + strings as u64;
+        elf.extend([3u16, 62].iter().flat_map(|half| half.to_le_bytes()));
+        elf.extend(1u32.to_le_bytes());
+        elf.extend([0, 0, sections].iter().flat_map(|word| word.to_le_bytes()));
+        elf.extend(0u32.to_le_bytes());
+        elf.extend([64u16, 56, 0, 64, 3, 2].iter().flat_map(|half| half.to_le_bytes()));
+        for at in 0..symbols as u32 {
+            elf.extend((at % 64).to_le_bytes());
+            elf.extend([0x12, 0, 1, 0]);
+            elf.extend([0x1000u64, 16].iter().flat_map(|word| word.to_le_bytes()));
+        }
+        elf.resize(sections as usize, b'a');
+        let mut add = |kind: u32, offset: u64, size: u64, link: u32, entry: u64| {
+            elf.extend([0, kind].iter().flat_map(|half: &u32| half.to_le_bytes()));
+            elf.extend([0, 0, offset, size].iter().flat_map(|word| word.to_le_bytes()));
+            elf.extend([link, 0].iter().flat_map(|half| half.to_le_bytes()));
+            elf.extend([1, entry].iter().flat_map(|word| word.to_le_bytes()));
+        };
+        add(0, 0, 0, 0, 0);
+        add(11, table, row * symbols as u64, 2, row);
+        add(3, names, strings as u64, 0, 0);
+        assert_eq!(elf.len() as u64, sections + 3 * section);
+        elf
+    }
+
+    /// Bytes this thread has read so far.
+    fn read_so_far() -> u64 {
+        let io = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+        io.lines().find_map(|line| line.strip_prefix("rchar: ")).unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn names_without_an_end_are_not_searched_for_it_again_and_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("libcudart.so.13");
+        std::fs::write(&path, endless_names(200_000, 1 << 16)).unwrap();
+        let before = read_so_far();
+        assert_eq!(find(&path).unwrap(), HashMap::new());
+        let read = read_so_far() - before;
+        assert!(read < 4 * MOST_READ, "{read} bytes were read of a file of 5 MB");
     }
 
     #[test]

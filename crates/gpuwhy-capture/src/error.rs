@@ -15,14 +15,6 @@ impl CaptureError {
             _ => &[],
         }
     }
-
-    /// Whether gpuwhy may not do it.
-    pub(crate) fn is_permission(&self) -> bool {
-        match self {
-            Self::Library { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
-            _ => matches!(self, Self::NotPermitted),
-        }
-    }
 }
 
 /// Why capturing failed.
@@ -61,6 +53,8 @@ pub enum CaptureError {
     Load { why: String },
     #[error("the kernel refused a probe on {function} in {path}: {why}")]
     Attach { function: String, path: PathBuf, why: String },
+    #[error("gpuwhy cannot start the process that looks into others for it: {source}")]
+    NoReader { source: std::io::Error },
     #[error("cannot read {path}: {source}")]
     Library { path: PathBuf, source: std::io::Error },
     #[error("{path} is no ELF library gpuwhy can read: {why}")]

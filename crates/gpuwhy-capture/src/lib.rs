@@ -7,6 +7,8 @@
 //!
 //! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
 
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read their own files"))]
+
 mod arch;
 mod attach;
 pub mod batch;
@@ -14,14 +16,17 @@ pub mod calibrate;
 mod callers;
 pub mod capture;
 mod confined;
-pub mod elf;
+mod elf;
 pub mod error;
 mod features;
 pub mod governor;
 mod host;
 mod host_record;
 pub mod libraries;
+mod lookups;
 pub mod map_watch;
+#[cfg(test)]
+mod mutated;
 mod names;
 pub mod needs;
 mod perf;
@@ -44,5 +49,6 @@ pub use capture::{Capture, OpTraps, Options, ProbePrices, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;
+pub use lookups::ProcessNames;
 pub use programs::{Flavour, Refusal, StackCounts, Traps};
 pub use record::{Life, LifeEvent, Record};

@@ -4,27 +4,25 @@
 
 use crate::elf;
 use crate::error::{CaptureError, Result};
+use crate::lookups::Command;
 use crate::procmaps::{self, Mapped};
 use gpuwhy_model::Library;
+use gpuwhy_strangers::{ProcFile, Seen, look_at, look_at_mapping, look_in_root_of, read_proc};
+use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// A file, whatever path leads to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct FileId {
     /// Device number.
     pub device: u64,
     /// Inode number.
     pub inode: u64,
-}
-
-impl FileId {
-    /// The file a path leads to now.
-    pub fn of(path: &Path) -> std::io::Result<Self> {
-        Ok(Self::from(&std::fs::metadata(path)?))
-    }
 }
 
 impl From<&std::fs::Metadata> for FileId {
@@ -57,22 +55,22 @@ pub struct AttachedLibrary {
     pub attached_ns: u64,
 }
 
-/// A library found, and a path by which gpuwhy itself can open it.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FoundLibrary {
+/// A library found, open.
+#[derive(Debug)]
+pub(crate) struct FoundLibrary {
     /// Which.
     pub library: Library,
     /// As its process sees it.
     pub path: String,
-    /// Where gpuwhy opens it: through the process's root, so that containers work.
-    pub open: PathBuf,
     /// Whether it is part of that file instead of the whole of it.
     pub linked_in: bool,
+    /// The file, or why it cannot be read.
+    pub file: io::Result<File>,
 }
 
 /// Files with a CUDA runtime built in, and those without. Each is looked at once.
 #[derive(Debug, Default)]
-pub struct LinkedIn {
+pub(crate) struct LinkedIn {
     known: HashMap<FileId, bool>,
 }
 
@@ -83,59 +81,72 @@ const MOST_KNOWN: usize = 1 << 16;
 
 impl LinkedIn {
     /// The file as a library, if it has a runtime built in whose functions can be found.
-    fn look(&mut self, path: &str, open: PathBuf) -> Option<FoundLibrary> {
-        let id = FileId::of(&open).ok()?;
+    fn look(&mut self, path: &str, seen: &Seen) -> Option<FoundLibrary> {
+        let id = FileId::from(seen.metadata());
         if self.known.len() >= MOST_KNOWN {
             self.known.clear();
         }
-        let has = *self
-            .known
-            .entry(id)
-            .or_insert_with(|| elf::open_regular(&open).is_ok_and(|file| elf::has_runtime_built_in(&file)));
-        has.then(|| FoundLibrary { library: Library::Runtime, path: path.to_owned(), open, linked_in: true })
+        let has =
+            *self.known.entry(id).or_insert_with(|| seen.open().is_ok_and(|file| elf::has_runtime_built_in(&file)));
+        let path = path.to_owned();
+        has.then(|| FoundLibrary { library: Library::Runtime, path, linked_in: true, file: seen.open() })
     }
 }
 
-/// The traced libraries a process has mapped now. A runtime that is built into something else is looked for once the
-/// process has the driver, without which it does nothing.
-pub fn of_process(pid: u32, linked_in: &mut LinkedIn) -> Result<Vec<FoundLibrary>> {
-    let maps = match std::fs::read(format!("/proc/{pid}/maps")) {
+/// What a process has mapped, as `/proc/PID/maps` says it.
+pub(crate) fn maps_of(pid: u32) -> Result<String> {
+    match read_proc(pid, ProcFile::Maps) {
         // One that has ended has no memory, though it may be there until somebody asks for its exit code.
-        Ok(bytes) if bytes.is_empty() => return Err(CaptureError::ProcessDied { pid }),
-        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return Err(CaptureError::NotPermitted),
-        Err(_) => return Err(CaptureError::ProcessDied { pid }),
-    };
-    let mut found: Vec<FoundLibrary> = procmaps::traced_libraries(&maps)
+        Ok(bytes) if bytes.is_empty() => Err(CaptureError::ProcessDied { pid }),
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(CaptureError::NotPermitted),
+        Err(_) => Err(CaptureError::ProcessDied { pid }),
+    }
+}
+
+/// Whether a process has a traced library mapped now.
+pub(crate) fn has_any(pid: u32) -> bool {
+    maps_of(pid).is_ok_and(|maps| procmaps::traced_libraries(&maps).next().is_some())
+}
+
+/// The traced libraries among what a process has mapped. A runtime that is built into something else is looked for once
+/// the process has the driver, without which it does nothing.
+pub(crate) fn in_maps(pid: u32, maps: &str, linked_in: &mut LinkedIn) -> Vec<FoundLibrary> {
+    let mut mapped: Vec<(Library, Mapped<'_>)> = procmaps::traced_libraries(maps).collect();
+    // A file is mapped in several parts; one that was replaced has the same path as its successor.
+    mapped.sort_by_key(|(library, file)| (*library, file.path, file.inode));
+    mapped.dedup_by_key(|(library, file)| (*library, file.path, file.inode));
+    mapped.truncate(MOST_LOOKED_AT);
+    let mut found: Vec<FoundLibrary> = mapped
+        .into_iter()
         .map(|(library, file)| {
-            let open = openable(pid, &file);
-            FoundLibrary { library, path: file.path.to_owned(), open, linked_in: false }
+            let open = look_at_mapped(pid, &file).and_then(|seen| seen.open());
+            FoundLibrary { library, path: file.path.to_owned(), linked_in: false, file: open }
         })
         .collect();
     if found.iter().any(|library| library.library == Library::Driver) {
-        let others = procmaps::other_files(&maps).take(MOST_LOOKED_AT);
-        found.extend(others.filter_map(|file| linked_in.look(file.path, openable(pid, &file))));
+        let others = procmaps::other_files(maps).take(MOST_LOOKED_AT);
+        found.extend(others.filter_map(|file| linked_in.look(file.path, &look_at_mapped(pid, &file).ok()?)));
     }
-    found.sort();
-    found.dedup();
     // The driver last: what a runtime calls there must not be taken for the program's own while the runtime is not
     // watched yet.
     found.sort_by_key(|library| library.library == Library::Driver);
-    Ok(found)
+    found
 }
 
-/// A path that leads to the mapped file: through the process's root, or, when the file was deleted or
-/// replaced since, through the mapping itself.
+/// The mapped file: through the process's root, or, when the file was deleted or replaced since, through the mapping
+/// itself.
 ///
-/// Once rights are given up the mapping cannot be looked at any more. Then the number of the file must do, which some file
-/// systems tell differently here and there, but not for two files the same.
-fn openable(pid: u32, file: &Mapped<'_>) -> PathBuf {
-    let mapping = PathBuf::from(format!("/proc/{pid}/map_files/{}", file.range));
-    let by_root = PathBuf::from(format!("/proc/{pid}/root{}", file.path));
-    match (FileId::of(&by_root), FileId::of(&mapping)) {
-        (Ok(a), Ok(b)) if a == b => by_root,
-        (Ok(a), Err(_)) if a.inode == file.inode && !file.deleted => by_root,
-        _ => mapping,
+/// Where the mapping cannot be looked at for want of rights, the number of the file must do, which some file systems tell
+/// differently here and there, but not for two files the same.
+fn look_at_mapped(pid: u32, file: &Mapped<'_>) -> io::Result<Seen> {
+    let mapping = look_at_mapping(pid, file.range);
+    let by_root = look_in_root_of(pid, file.path);
+    let id = |seen: &Seen| FileId::from(seen.metadata());
+    match (by_root, mapping) {
+        (Ok(a), Ok(b)) if id(&a) == id(&b) => Ok(a),
+        (Ok(a), Err(_)) if id(&a).inode == file.inode && !file.deleted => Ok(a),
+        (_, mapping) => mapping,
     }
 }
 
@@ -145,21 +156,47 @@ pub fn all_processes() -> Vec<u32> {
     entries.flatten().filter_map(|e| e.file_name().to_str()?.parse().ok()).collect()
 }
 
+/// Variables of an environment that say where libraries are.
+const VARIABLES: [&str; 6] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "HOME"];
+/// Arguments of a command that are taken for paths; those that follow are mostly data.
+const MOST_ARGUMENTS: usize = 256;
+const LONGEST_PATH: usize = 4096;
+
+impl Command {
+    /// What is known of a command before it runs.
+    pub(crate) fn new(program: &Path, arguments: &[OsString], env: &[(OsString, OsString)]) -> Self {
+        let may_be_path = |argument: &&OsString| argument.len() < LONGEST_PATH;
+        let variable = |(name, value): &(OsString, OsString)| {
+            let name = name.to_str().filter(|name| VARIABLES.contains(name))?;
+            Some((name.to_owned(), value.to_str()?.to_owned()))
+        };
+        Self {
+            program: program.to_path_buf(),
+            arguments: arguments.iter().filter(may_be_path).take(MOST_ARGUMENTS).map(PathBuf::from).collect(),
+            variables: env.iter().filter_map(variable).collect(),
+            cached: linker_cache_folders(),
+        }
+    }
+}
+
 /// The libraries a command will likely load, so that they are probed before its first call: what is built into the
 /// program, what its arguments name, and what lies in LD_LIBRARY_PATH, PYTHONPATH, the program's own search path, the
 /// linker's cache, the program's neighbourhood and, for Python, its site-packages. What this misses is seen when it is
 /// mapped.
-pub fn likely_for(program: &Path, arguments: &[OsString], env: &[(OsString, OsString)]) -> Vec<FoundLibrary> {
-    let var = |name: &str| env.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_os_str());
+pub(crate) fn likely_for(command: &Command) -> Vec<FoundLibrary> {
+    let Command { program, arguments, variables, cached } = command;
+    let var = |name: &str| variables.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str());
     let mut folders: BTreeSet<PathBuf> = BTreeSet::new();
     for list in [var("LD_LIBRARY_PATH"), var("PYTHONPATH")].into_iter().flatten() {
         folders.extend(std::env::split_paths(list).filter(|p| p.is_absolute()));
     }
-    folders.extend(elf::open_regular(program).map(|file| elf::search_path(&file, program)).unwrap_or_default());
-    let preloaded = var("LD_PRELOAD").and_then(OsStr::to_str).unwrap_or_default();
-    let named = preloaded.split([' ', ':']).map(Path::new).chain(arguments.iter().map(Path::new));
+    let seen = look_at(program).ok();
+    let file = seen.as_ref().and_then(|seen| seen.open().ok());
+    folders.extend(file.map(|file| elf::search_path(&file, program)).unwrap_or_default());
+    let preloaded = var("LD_PRELOAD").unwrap_or_default();
+    let named = preloaded.split([' ', ':']).map(Path::new).chain(arguments.iter().map(PathBuf::as_path));
     folders.extend(named.flat_map(folders_named));
-    folders.extend(linker_cache_folders());
+    folders.extend(cached.iter().cloned());
     folders.extend(neighbourhood(program));
     for base in [var("VIRTUAL_ENV"), var("CONDA_PREFIX")].into_iter().flatten() {
         folders.extend(python_folders(Path::new(base)));
@@ -169,7 +206,7 @@ pub fn likely_for(program: &Path, arguments: &[OsString], env: &[(OsString, OsSt
     }
     let mut found: Vec<FoundLibrary> = folders.iter().flat_map(|folder| in_folder(folder)).collect();
     let path = program.to_string_lossy();
-    found.extend(LinkedIn::default().look(&path, program.to_path_buf()));
+    found.extend(seen.and_then(|seen| LinkedIn::default().look(&path, &seen)));
     found
 }
 
@@ -183,17 +220,19 @@ fn folders_named(argument: &Path) -> Option<PathBuf> {
 /// Traced libraries in a folder, each file once.
 fn in_folder(folder: &Path) -> Vec<FoundLibrary> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut found = Vec::new();
+    let mut found = BTreeSet::new();
     for entry in entries.flatten() {
         let name = entry.file_name();
         let Some(library) = name.to_str().and_then(Library::of_file) else { continue };
         // Links to the same file are found by their target's own name, or once by identity.
-        let Ok(open) = entry.path().canonicalize() else { continue };
-        found.push(FoundLibrary { library, path: open.to_string_lossy().into_owned(), open, linked_in: false });
+        let Ok(path) = entry.path().canonicalize() else { continue };
+        found.insert((library, path));
     }
-    found.sort();
-    found.dedup();
-    found
+    let open = |(library, path): (Library, PathBuf)| {
+        let file = look_at(&path).and_then(|seen| seen.open());
+        FoundLibrary { library, path: path.to_string_lossy().into_owned(), linked_in: false, file }
+    };
+    found.into_iter().map(open).collect()
 }
 
 /// Folders in which the dynamic linker's cache has a traced library.
@@ -256,8 +295,9 @@ mod tests {
         std::fs::write(lib.join("libcublas.so.13"), b"").unwrap();
         std::os::unix::fs::symlink("libcudart.so.13", lib.join("libcudart.so")).unwrap();
         std::fs::write(root.join("bin/python3"), b"").unwrap();
-        let found = likely_for(&root.join("bin/python3"), &[], &[]);
-        let ours: Vec<_> = found.iter().filter(|f| f.open.starts_with(root.canonicalize().unwrap())).collect();
+        let found = likely_for(&Command::new(&root.join("bin/python3"), &[], &[]));
+        let root = root.canonicalize().unwrap();
+        let ours: Vec<_> = found.iter().filter(|f| Path::new(&f.path).starts_with(&root)).collect();
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(ours.len(), 1, "{found:?}");
         assert_eq!(ours[0].library, Library::Runtime);

@@ -5,7 +5,8 @@
 //! without polling `/proc`.
 
 use crate::error::{CaptureError, Result};
-use crate::libraries::{FileId, FoundLibrary};
+use crate::libraries::FileId;
+use crate::lookups::LeftBehind;
 use crate::perf::{self, PerfEventAttr};
 use gpuwhy_model::Library;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -35,9 +36,8 @@ pub struct Mapping {
 
 impl Mapping {
     /// The library, as far as a process that is gone leaves it to be found.
-    pub(crate) fn found(&self) -> FoundLibrary {
-        let open = self.path.clone().into();
-        FoundLibrary { library: self.library, path: self.path.clone(), open, linked_in: false }
+    pub(crate) fn left_behind(&self) -> LeftBehind {
+        LeftBehind { library: self.library, path: self.path.clone(), inode: self.file.inode }
     }
 }
 

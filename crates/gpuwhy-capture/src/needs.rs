@@ -7,6 +7,7 @@ use crate::libraries;
 use crate::programs::Refusal;
 use crate::system;
 use gpuwhy_stacks::python::{self, PyError};
+use gpuwhy_strangers::{ProcFile, read_text};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -105,7 +106,7 @@ fn may_load() -> bool {
 }
 
 fn effective_capabilities() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = read_text(Path::new("/proc/self/status"), ProcFile::Status.limit()).unwrap_or_default();
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
     effective.unwrap_or(0)
 }
@@ -201,9 +202,7 @@ fn gpu() -> Need {
 
 /// Processes that have a CUDA library mapped.
 fn cuda_users() -> Vec<u32> {
-    let mut linked_in = libraries::LinkedIn::default();
-    let mut uses_cuda = |pid: &u32| libraries::of_process(*pid, &mut linked_in).is_ok_and(|found| !found.is_empty());
-    libraries::all_processes().into_iter().filter(|pid| uses_cuda(pid)).collect()
+    libraries::all_processes().into_iter().filter(|pid| libraries::has_any(*pid)).collect()
 }
 
 /// Whether the lines of the Python that CUDA processes run can be told.

@@ -4,8 +4,8 @@
 mod launcher;
 
 use crate::secrets;
+use gpuwhy_strangers::{ProcFile, read_proc};
 use std::collections::HashMap;
-use std::io::Read;
 
 pub use crate::secrets::command_line;
 pub use launcher::above_in_job;
@@ -19,10 +19,10 @@ const COMM_BYTES: usize = 15;
 /// The name of a running process, from its command line, or from itself if it gave itself one (`pt_data_worker`);
 /// `None` once it is gone (or a kernel thread).
 pub fn name(pid: u32) -> Option<String> {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let line = read_proc(pid, ProcFile::CommandLine).ok()?;
     let words = words_of(&line);
     let from_line = name_from_words(&words)?;
-    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = read_proc(pid, ProcFile::Comm).unwrap_or_default();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
     let exe = exe.as_deref().map(|path| path.to_string_lossy().into_owned());
     Some(given_name(&comm, &words, exe.as_deref()).map_or(from_line, |name| secrets::hide(&name)))
@@ -124,7 +124,7 @@ fn multiprocessing(code: &str) -> Option<&'static str> {
 /// The container a process runs in: `docker 0123456789ab`, `kubernetes pod UID container 0123456789ab`, `lxc NAME`;
 /// `None` outside of one, and inside one that hides it from its processes.
 pub fn container(pid: u32) -> Option<String> {
-    let text = std::fs::read(format!("/proc/{pid}/cgroup")).ok()?;
+    let text = read_proc(pid, ProcFile::Cgroup).ok()?;
     container_from_cgroup(&String::from_utf8_lossy(&text))
 }
 
@@ -192,15 +192,11 @@ fn base(path: &str) -> &str {
 /// A running process's command line as [`secrets::command_line`] writes it, at most some
 /// 4,000 bytes of it.
 pub fn command_of(pid: u32) -> Option<String> {
-    let mut line = Vec::new();
-    let file = std::fs::File::open(format!("/proc/{pid}/cmdline")).ok()?;
-    file.take(READ_BYTES).read_to_end(&mut line).ok()?;
-    command_from(&line)
+    command_from(&read_proc(pid, ProcFile::CommandLine).ok()?)
 }
 
-/// The bytes of a command line looked at, and those kept. Secrets are hidden before anything is cut off: half a secret may
-/// not look like one.
-const READ_BYTES: u64 = 64 * 1024;
+/// The bytes of a command line that are kept. Secrets are hidden before anything is cut off: half a secret may not look
+/// like one.
 const KEPT_BYTES: usize = 4000;
 
 fn command_from(line: &[u8]) -> Option<String> {
@@ -235,7 +231,7 @@ pub fn descendants(pid: u32) -> Vec<u32> {
 /// The process a number stands for: its own, or that of which it is a thread (tools list those as if they were
 /// processes). `None` when there is neither.
 pub fn of_thread(id: u32) -> Option<u32> {
-    let status = std::fs::read(format!("/proc/{id}/status")).ok()?;
+    let status = read_proc(id, ProcFile::Status).ok()?;
     let status = String::from_utf8_lossy(&status);
     status.lines().find_map(|line| line.strip_prefix("Tgid:")?.trim().parse().ok())
 }
@@ -259,7 +255,7 @@ pub fn started_ns(pid: u32) -> Option<u64> {
 
 /// A field of /proc/PID/stat, counted from the one after the name: state, parent, …
 fn stat_field(pid: u32, number: usize) -> Option<String> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let stat = read_proc(pid, ProcFile::Stat).ok()?;
     // The name in parentheses may contain anything, parentheses too: take what follows the last one.
     let stat = String::from_utf8_lossy(&stat);
     stat.rsplit_once(')')?.1.split_whitespace().nth(number).map(str::to_owned)

@@ -3,7 +3,8 @@
 //! sends into files, functions and lines.
 
 use crate::batch::NamedStack;
-use gpuwhy_stacks::python::{self, Code, Memory, PyCode, PyError, PyFrame, PyProcess, Version};
+use crate::lookups::{Answer, PythonAnswer, Question};
+use gpuwhy_stacks::python::{Code, PyCode, PyFrame, PyProcess, Version};
 use gpuwhy_stacks::{Frame, Stack};
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -19,7 +20,7 @@ const FRAME: usize = 16;
 /// then after twice as long, …
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
-/// A look costs up to some ms: no more than this many at a time, lest a storm of processes keep the ring waiting.
+/// Processes that are asked about at a time.
 const LOOKS_AT_ONCE: usize = 4;
 /// Numbers of stacks remembered; the kernel remembers 65,536.
 const MAX_KEYS: usize = 1 << 18;
@@ -91,7 +92,20 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<PythonRecord> {
 struct Retry {
     at: Instant,
     pause: Duration,
+    looked_at: Look,
 }
+
+/// Whether a process is being looked at.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Look {
+    No,
+    Now,
+    /// What is seen there is of the program that it ran before.
+    TooEarly,
+}
+
+/// Asks about a process, and has the answer at once if that can be.
+pub(crate) type Ask<'a> = &'a mut dyn FnMut(Question) -> Option<Answer>;
 
 /// What is known of the Python in traced processes.
 #[derive(Default)]
@@ -117,7 +131,9 @@ impl Pythons {
     pub(crate) fn expect(&mut self, pid: u32) {
         self.known.remove(&pid);
         self.forget_codes(pid);
-        self.waiting.insert(pid, Retry { at: Instant::now(), pause: FIRST_RETRY });
+        let is_under_way = self.waiting.get(&pid).is_some_and(|retry| retry.looked_at != Look::No);
+        let looked_at = if is_under_way { Look::TooEarly } else { Look::No };
+        self.waiting.insert(pid, Retry { at: Instant::now(), pause: FIRST_RETRY, looked_at });
     }
 
     /// A child runs what its parent runs. The kernel has noted so itself if the parent was known at that time; as that
@@ -144,46 +160,55 @@ impl Pythons {
         self.forget_codes(pid);
     }
 
-    /// Looks at processes whose turn it is; gives what the kernel must know.
-    pub(crate) fn look(&mut self) -> Vec<(u32, PyProcess)> {
+    /// Processes whose turn it is to be looked at.
+    pub(crate) fn due(&mut self) -> Vec<u32> {
         let now = Instant::now();
-        let due: Vec<u32> =
-            self.waiting.iter().filter(|(_, r)| r.at <= now).map(|(pid, _)| *pid).take(LOOKS_AT_ONCE).collect();
-        let mut found = Vec::new();
-        for pid in due {
-            match python::find(pid) {
-                Ok(python) => {
-                    self.waiting.remove(&pid);
-                    self.known.insert(pid, python.process);
-                    found.push((pid, python.process));
-                }
-                Err(PyError::Process { .. }) => {
-                    self.waiting.remove(&pid);
-                }
-                Err(error @ PyError::UnknownVersion { .. }) => {
-                    self.waiting.remove(&pid);
-                    self.unknown += 1;
-                    self.warnings.push(format!("no Python lines: {error}"));
-                }
-                Err(_) => {
-                    if let Some(retry) = self.waiting.get_mut(&pid) {
-                        retry.at = now + retry.pause;
-                        retry.pause = (retry.pause * 2).min(LAST_RETRY);
-                    }
-                }
-            }
+        let under_way = self.waiting.values().filter(|retry| retry.looked_at != Look::No).count();
+        let due = self.waiting.iter_mut().filter(|(_, retry)| retry.at <= now && retry.looked_at == Look::No);
+        due.take(LOOKS_AT_ONCE.saturating_sub(under_way))
+            .map(|(pid, retry)| {
+                retry.looked_at = Look::Now;
+                *pid
+            })
+            .collect()
+    }
+
+    /// What a look has shown, `None` if it took too long; gives what the kernel must know.
+    pub(crate) fn looked_at(&mut self, pid: u32, answer: Option<PythonAnswer>) -> Option<PyProcess> {
+        let retry = self.waiting.get_mut(&pid)?;
+        if std::mem::replace(&mut retry.looked_at, Look::No) == Look::TooEarly {
+            return None;
         }
-        found
+        match answer {
+            Some(PythonAnswer::NotYet) => {
+                retry.at = Instant::now() + retry.pause;
+                retry.pause = (retry.pause * 2).min(LAST_RETRY);
+                return None;
+            }
+            Some(PythonAnswer::Found(process)) => {
+                self.waiting.remove(&pid);
+                self.known.insert(pid, process);
+                return Some(process);
+            }
+            Some(PythonAnswer::Unknown(why)) => {
+                self.unknown += 1;
+                self.warnings.push(format!("no Python lines: {why}"));
+            }
+            None => self.unknown += 1,
+            Some(PythonAnswer::Gone) => {}
+        }
+        self.waiting.remove(&pid);
+        None
     }
 
     /// Takes note of what the kernel sent; a stack that gets a name is given back under its id.
-    pub(crate) fn take(&mut self, record: PythonRecord) -> Option<NamedStack> {
+    pub(crate) fn take(&mut self, record: PythonRecord, ask: Ask<'_>) -> Option<NamedStack> {
         match record {
             PythonRecord::Code(raw) => {
                 if self.codes_known < MAX_CODES {
                     let key = (raw.code.code, raw.code.check);
                     // A table too long for the record is read from the process, if it still lives.
-                    let whole = raw.code.is_table_cut().then(|| self.whole_table(&raw)).flatten();
+                    let whole = raw.code.is_table_cut().then(|| self.whole_table(&raw, ask)).flatten();
                     let code = Code::new(raw.version, &raw.code, whole.as_deref());
                     let new = self.codes.entry(raw.pid).or_default().insert(key, code).is_none();
                     self.codes_known += usize::from(new);
@@ -191,7 +216,7 @@ impl Pythons {
                 None
             }
             PythonRecord::Stack(raw) => {
-                self.read_missing(&raw);
+                self.read_missing(&raw, ask);
                 let codes = self.codes.get(&raw.pid);
                 let frame = |f: &PyFrame| {
                     let code = codes.and_then(|codes| codes.get(&(f.code, f.check)));
@@ -213,25 +238,28 @@ impl Pythons {
     }
 
     /// Reads what the kernel had no time to tell of from the process, which mostly still waits where it was seen.
-    fn read_missing(&mut self, raw: &RawStack) {
+    fn read_missing(&mut self, raw: &RawStack, ask: Ask<'_>) {
         let codes = self.codes.entry(raw.pid).or_default();
         let missing = |f: &&PyFrame| !codes.contains_key(&(f.code, f.check));
         let missing: Vec<PyFrame> = raw.frames.iter().filter(missing).copied().collect();
         let Some(process) = self.known.get(&raw.pid).filter(|_| !missing.is_empty()) else { return };
-        let Ok(memory) = Memory::of(raw.pid) else { return };
-        for frame in missing {
-            if let Ok(Some(code)) = memory.code(process, frame.code, frame.check)
+        for PyFrame { code, check, .. } in missing {
+            let question = Question::Code { pid: raw.pid, process: *process, code, check };
+            if let Some(Answer::Code(Some(read))) = ask(question)
                 && self.codes_known < MAX_CODES
-                && codes.insert((frame.code, frame.check), code).is_none()
+                && codes.insert((code, check), read).is_none()
             {
                 self.codes_known += 1;
             }
         }
     }
 
-    fn whole_table(&self, raw: &RawCode) -> Option<Vec<u8>> {
-        let process = self.known.get(&raw.pid)?;
-        Memory::of(raw.pid).ok()?.line_table(process, raw.code.code).ok()
+    fn whole_table(&self, raw: &RawCode, ask: Ask<'_>) -> Option<Vec<u8>> {
+        let process = *self.known.get(&raw.pid)?;
+        match ask(Question::LineTable { pid: raw.pid, process, code: raw.code.code }) {
+            Some(Answer::LineTable(table)) => table,
+            _ => None,
+        }
     }
 
     /// The id of the stack the kernel calls by this number.
@@ -267,7 +295,7 @@ mod tests {
         let Some(PythonRecord::Stack(raw)) = parse(&bytes) else { panic!() };
         assert_eq!((raw.key, raw.pid, raw.frames.len(), raw.frames[1].lasti), (42, 7, 2, -2));
         let mut pythons = Pythons::default();
-        let NamedStack { id, stack, .. } = pythons.take(PythonRecord::Stack(raw)).unwrap();
+        let NamedStack { id, stack, .. } = pythons.take(PythonRecord::Stack(raw), &mut |_| None).unwrap();
         assert_eq!(stack.frames.lines().count(), 2);
         assert_eq!((pythons.id_of(42), pythons.id_of(43)), (Some(id), None));
     }

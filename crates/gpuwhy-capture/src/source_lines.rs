@@ -5,12 +5,12 @@
 //! Names of files come from the traced program. Only what its process may read itself is read of them, only plain `.py`
 //! files of a source's size, and secrets are removed from what is kept. Whoever calls this gives up other rights first.
 
-use crate::{elf, secrets};
+use crate::secrets;
 use gpuwhy_model::{AUTOCAST, SourceLine};
 use gpuwhy_stacks::{Frame, Owner, Stack};
+use gpuwhy_strangers::{ProcFile, Seen, look_at, look_in_root_of, read_at_most, read_proc};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, Metadata};
-use std::io::Read;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -66,6 +66,7 @@ struct Known {
 /// Reads lines, each once.
 #[derive(Debug, Default)]
 pub struct SourceReader {
+    only: Option<u32>,
     processes: HashMap<u32, Known>,
     /// By the view of files and the name in it.
     files: HashMap<(u64, String), Vec<String>>,
@@ -73,9 +74,17 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
+    /// Reads only what processes of this user have, where there is one: a file may lie on a file system that its owner wrote,
+    /// which need not answer, and nothing ends who waits for it.
+    pub fn of_user(only: Option<u32>) -> Self {
+        Self { only, ..Self::default() }
+    }
+
     /// The lines at some places of a process's code that were not read yet.
     pub fn read(&mut self, pid: u32, places: Vec<Place>) -> Vec<SourceLine> {
-        let Some(process) = self.process(pid) else { return Vec::new() };
+        let only = self.only;
+        let trusted = |process: &Known| only.is_none_or(|uid| process.uid == uid);
+        let Some(process) = self.process(pid).filter(trusted) else { return Vec::new() };
         let mut lines = Vec::new();
         for place in places {
             if self.done.len() < MOST_LINES && self.done.insert((process.view, place.clone())) {
@@ -102,7 +111,8 @@ impl SourceReader {
             if self.files.len() >= MOST_FILES {
                 self.files.clear();
             }
-            self.files.insert(key.clone(), read(&path_of(pid, process, &place.file), process).unwrap_or_default());
+            let found = find(pid, process, &place.file).ok();
+            self.files.insert(key.clone(), found.and_then(|found| read(&found, process)).unwrap_or_default());
         }
         let lines = self.files.get(&key)?;
         let text = lines.get(usize::try_from(place.line).ok()?.checked_sub(1)?)?;
@@ -118,7 +128,7 @@ fn kept(text: &str) -> String {
 
 fn look(pid: u32) -> Option<Known> {
     let view = std::fs::metadata(format!("/proc/{pid}/ns/mnt")).ok()?.ino();
-    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = read_proc(pid, ProcFile::Status).ok()?;
     let status = String::from_utf8_lossy(&status);
     let numbers = |key: &str| -> Vec<u32> {
         let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or_default();
@@ -129,24 +139,24 @@ fn look(pid: u32) -> Option<Known> {
     Some(Known { view, uid, gids: numbers("Groups:").into_iter().chain([gid]).collect() })
 }
 
-/// Where a process's file is for gpuwhy: the process may be gone, if both see the same files.
-fn path_of(pid: u32, process: &Known, file: &str) -> PathBuf {
+/// A process's file: the process may be gone, if both see the same files.
+fn find(pid: u32, process: &Known, file: &str) -> std::io::Result<Seen> {
     let own = std::fs::metadata("/proc/self/ns/mnt").map(|own| own.ino()).ok();
-    let root = PathBuf::from(format!("/proc/{pid}/root"));
-    let is_ours = own == Some(process.view) && std::fs::read_link(&root).map_or(true, |root| root == Path::new("/"));
-    if is_ours { PathBuf::from(file) } else { root.join(file.trim_start_matches('/')) }
+    let root = std::fs::read_link(format!("/proc/{pid}/root"));
+    let is_ours = own == Some(process.view) && root.map_or(true, |root| root == Path::new("/"));
+    if is_ours { look_at(Path::new(file)) } else { look_in_root_of(pid, file) }
 }
 
-fn read(path: &Path, process: &Known) -> Option<Vec<String>> {
-    // Opening some devices does something: they are not even opened.
-    std::fs::metadata(path).ok().filter(Metadata::is_file)?;
-    let file = elf::open_regular(path).ok()?;
-    let found = file.metadata().ok()?;
-    if found.len() > LARGEST || !may_read(&found, process) || !is_source(&real_path(&file)?) {
+fn read(found: &Seen, process: &Known) -> Option<Vec<String>> {
+    let metadata = found.metadata();
+    if metadata.len() > LARGEST || !may_read(metadata, process) {
         return None;
     }
-    let mut bytes = Vec::new();
-    file.take(LARGEST).read_to_end(&mut bytes).ok()?;
+    let file = found.open().ok()?;
+    if !is_source(&real_path(&file)?) {
+        return None;
+    }
+    let bytes = read_at_most(&file, LARGEST as usize).ok()?;
     Some(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect())
 }
 
@@ -275,7 +285,7 @@ def step(x):
         File::create(at("large.py")).unwrap().set_len(LARGEST + 1).unwrap();
         std::fs::write(at("real.py"), "yes\n").unwrap();
         symlink(at("real.py"), at("link.py")).unwrap();
-        let read = |name: &str| read(&at(name), &own());
+        let read = |name: &str| look_at(&at(name)).ok().and_then(|found| read(&found, &own()));
         for name in ["device.py", "environment.py", "passwords.py", "pipe.py", "folder.py", "large.py", "gone.py"] {
             assert_eq!(read(name), None, "{name}");
         }
@@ -298,7 +308,8 @@ def step(x):
             (0o604, vec![], true),
         ] {
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
-            assert_eq!(read(&path, &other(&gids)).is_some(), readable, "{mode:o} {gids:?}");
+            let found = look_at(&path).unwrap();
+            assert_eq!(read(&found, &other(&gids)).is_some(), readable, "{mode:o} {gids:?}");
         }
     }
 
@@ -314,5 +325,10 @@ def step(x):
         child.wait().unwrap();
         assert_eq!(reader.read(child.id(), vec![place(&path, 2)]).len(), 1);
         assert_eq!(SourceReader::default().read(child.id(), vec![place(&path, 2)]), []);
+        let own = own().uid;
+        for (only, lines) in [(None, 1), (Some(own), 1), (Some(own.wrapping_add(1)), 0)] {
+            let read = SourceReader::of_user(only).read(std::process::id(), vec![place(&path, 2)]);
+            assert_eq!(read.len(), lines, "{only:?}");
+        }
     }
 }

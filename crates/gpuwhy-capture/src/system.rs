@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The machine a run was recorded on.
 
+use gpuwhy_strangers::{ProcFile, read_proc, read_text};
 use std::path::Path;
+
+/// More than /proc/cpuinfo says of the largest machine.
+const MOST_TEXT: usize = 8 << 20;
 
 /// What there is to say of the machine. Whatever cannot be told is `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -73,7 +77,7 @@ pub fn python_of(pid: u32) -> Option<String> {
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok()?;
     let exe = exe.file_name()?.to_str()?.to_owned();
     python_version(&exe).or_else(|| {
-        let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+        let maps = String::from_utf8_lossy(&read_proc(pid, ProcFile::Maps).ok()?).into_owned();
         maps.lines().filter_map(|l| l.rsplit('/').next()).find_map(|file| python_version(file.strip_prefix("lib")?))
     })
 }
@@ -105,7 +109,7 @@ pub fn kernel_version(release: &str) -> Option<(u32, u32)> {
 }
 
 fn read(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
+    read_text(Path::new(path), MOST_TEXT).ok()
 }
 
 /// The value of the first `name : value` line.

@@ -18,11 +18,12 @@ pub use kernel::{KernelOp, kernel_op};
 pub use torch::{TorchOp, torch_op};
 
 use crate::decode::Decode;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 /// Which library a function belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Library {
     /// The CUDA runtime, `libcudart.so*`: what programs and frameworks call.
     Runtime,

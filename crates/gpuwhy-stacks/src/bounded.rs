@@ -6,6 +6,11 @@ use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 
+/// No name in a symbol table is longer, as far as anybody looks for it.
+const LONGEST_NAME: u64 = 4 << 10;
+/// What it takes to keep a name, besides its bytes.
+const NAME_KEPT: u64 = 64;
+
 /// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.
 #[derive(Clone, Copy)]
 #[allow(missing_debug_implementations)] // a borrowed cache has nothing to show
@@ -32,8 +37,13 @@ impl<'data> ReadRef<'data> for Bounded<'data> {
     }
 
     fn read_bytes_at_until(self, range: Range<u64>, delimiter: u8) -> Result<&'data [u8], ()> {
-        let bytes = self.cache.read_bytes_at_until(range, delimiter)?;
-        self.left.set(self.left.get().checked_sub(bytes.len() as u64).ok_or(())?);
-        Ok(bytes)
+        // A table may have millions of names that do not end: each is looked through no further than a name reaches,
+        // and what was looked through in vain counts as read.
+        let left = self.left.get().checked_sub(NAME_KEPT).ok_or(())?;
+        let end = range.end.min(range.start.saturating_add(LONGEST_NAME.min(left)));
+        let found = self.cache.read_bytes_at_until(range.start..end, delimiter);
+        let looked_at = found.map_or(end.saturating_sub(range.start), |bytes| bytes.len() as u64);
+        self.left.set(left.saturating_sub(looked_at));
+        found
     }
 }

@@ -5,7 +5,8 @@
 //! are in a process ([`python::find`]), and turns what it sends into files, functions and lines ([`python::Code`]),
 //! stacks as the run file keeps them ([`Stack`]) and the one line that is yours ([`owner`]).
 //!
-//! Pure, but for [`python::find`] and [`python::Memory`], which look into `/proc`.
+//! Pure, but for [`python::find`] and [`python::Memory`], which look into processes.
+#![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read their own files"))]
 
 mod bounded;
 mod owner;

@@ -3,6 +3,7 @@
 //! itself wrote down.
 
 #![allow(clippy::unwrap_used, reason = "clippy.toml allows it in test functions; their helpers are the same")]
+#![allow(clippy::disallowed_methods, reason = "reads its own interpreters")]
 
 mod common;
 

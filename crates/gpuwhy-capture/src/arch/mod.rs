@@ -11,12 +11,14 @@ pub(crate) use aarch64::{SAMPLES, first_instruction, landing_pad};
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86_64::{SAMPLES, first_instruction, landing_pad};
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of a function's beginning that [`landing_pad`] and [`first_instruction`] want to see.
 pub(crate) const PROLOGUE: usize = 16;
 
 /// The kind of the instruction that a probe replaces. What the probe costs depends on what the kernel does with that
 /// instruction, so each kind that some kernel treats differently from the others is measured by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum FirstInstruction {
     /// A `push`, which kernels emulate. Most functions of CUDA's begin with one.
     Push,

@@ -1,25 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Attaching to what processes have mapped, now and later.
 
-use super::{Capture, now_ns};
+use super::looking::Purpose;
+use super::{Capture, LONGEST_START, now_ns};
 use crate::error::{CaptureError, Result};
-use crate::libraries::{self, FileId, FoundLibrary};
+use crate::libraries;
+use crate::lookups::Question;
 use crate::map_watch::{MapWatch, Mapping};
 use crate::process;
-use gpuwhy_model::{Library, Unwatched};
+use gpuwhy_model::Unwatched;
 use std::collections::BTreeMap;
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// Mappings of strangers that are remembered; a machine that maps more in a moment is attacked.
 const MOST_STRANGERS: usize = 1 << 14;
+
+fn readable(fd: RawFd) -> libc::pollfd {
+    libc::pollfd { fd, events: libc::POLLIN, revents: 0 }
+}
 
 impl Capture {
     /// Watching begins before looking, so that nothing mapped in between is missed.
     pub(super) fn watch_mappings(&mut self) {
         match MapWatch::new() {
             Ok(watch) => {
-                let event = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-                self.poll_fds = watch.fds().map(event).collect();
+                self.poll_fds = watch.fds().map(readable).collect();
                 self.map_watch = Some(watch);
             }
             Err(error) => self.warnings.push(error.to_string()),
@@ -37,29 +43,29 @@ impl Capture {
                     self.add_child(child)?;
                 }
             }
-            let found = libraries::of_process(*pid, &mut self.linked_in)?;
-            self.attach_all(&found, *pid, self.began_ns);
+            self.attach_asked(*pid)?;
             if !process::is_running(*pid) {
                 return Err(CaptureError::ProcessDied { pid: *pid });
             }
         }
         if self.all_processes {
             for pid in libraries::all_processes() {
-                self.attach_process(pid, self.began_ns);
+                self.attach_process(pid, self.began_ns, Vec::new());
             }
         }
+        self.wait_for_answers(LONGEST_START);
         Ok(())
     }
 
     fn add_child(&mut self, child: u32) -> Result<()> {
         // gpuwhy itself may be below what it traces, a shell for example.
-        if child == std::process::id() || self.programs.is_target(child) {
+        if child == std::process::id() || self.lookups.is_own(child) || self.programs.is_target(child) {
             return Ok(());
         }
         self.programs.add_target(child)?;
         if process::is_running(child) {
             self.processes.insert(child);
-            self.attach_process(child, self.began_ns);
+            self.attach_process(child, self.began_ns, Vec::new());
         } else {
             // Its end came before it was marked, so the kernel will not take the mark away.
             self.programs.remove_target(child);
@@ -67,53 +73,32 @@ impl Capture {
         Ok(())
     }
 
-    /// Attaches to what a process has mapped since a time, `CLOCK_MONOTONIC` ns. Returns whether it still was there to be
-    /// looked at.
-    fn attach_process(&mut self, pid: u32, since_ns: u64) -> bool {
-        if pid == std::process::id() {
-            return true;
+    /// Has a process looked into, which had these mapped since a time, `CLOCK_MONOTONIC` ns. Probes follow with the answer.
+    fn attach_process(&mut self, pid: u32, since_ns: u64, mappings: Vec<Mapping>) {
+        if pid != std::process::id() {
+            self.lookups.ask_later(Question::Libraries { pid }, Purpose::Attach { since_ns, mappings });
         }
-        let Ok(found) = libraries::of_process(pid, &mut self.linked_in) else { return false };
-        self.attach_all(&found, pid, since_ns);
-        true
     }
 
     /// A process has made its first call: if it has the driver and no runtime, that is told, because its calls then stand
     /// under the driver's names.
     pub(super) fn look_for_runtime(&mut self, pid: u32) {
-        let Ok(found) = libraries::of_process(pid, &mut self.linked_in) else { return };
-        let has = |library| found.iter().any(|one| one.library == library);
-        if has(Library::Driver) && !has(Library::Runtime) {
-            self.probes.note_no_runtime(pid);
-        }
+        self.lookups.ask_later(Question::Libraries { pid }, Purpose::TellRuntime);
     }
 
-    /// Attaches to files that no process needs to have mapped yet.
-    pub fn attach_ahead(&mut self, found: &[FoundLibrary]) {
-        self.probes.attach(&self.programs, self.all_layers, found, None);
-    }
-
-    /// Attaches to libraries that are in use already: what their threads did before now is unknown.
-    fn attach_all(&mut self, found: &[FoundLibrary], pid: u32, since_ns: u64) {
-        // Until all probes are there, no thread counts as watched from its birth.
-        let before = self.programs.ready();
-        if !found.is_empty() {
-            self.callers.remember(pid);
-        }
-        self.programs.set_ready(u64::MAX);
-        let any = self.probes.attach(&self.programs, self.all_layers, found, Some((pid, since_ns)));
-        self.programs.set_ready(if any { now_ns() } else { before });
-    }
-
-    /// Waits until a library was mapped or the time is up, whichever is first.
+    /// Waits until a library was mapped, an answer has come or the time is up, whichever is first.
     pub fn wait(&mut self, timeout: Duration) {
         let ms = timeout.as_millis().min(1000) as i32;
+        let mappings = self.poll_fds.len();
+        self.poll_fds.extend(self.lookups.fds().map(readable));
         // SAFETY: the array is ours and its length is given.
         unsafe { libc::poll(self.poll_fds.as_mut_ptr(), self.poll_fds.len() as libc::nfds_t, ms) };
+        self.poll_fds.truncate(mappings);
     }
 
     /// Attaches to libraries mapped since the last time.
     pub fn follow_mappings(&mut self) {
+        self.take_answers();
         self.look_for_python();
         let Some(news) = self.map_watch.as_mut().map(MapWatch::take) else { return };
         let mut mapped: BTreeMap<u32, Vec<Mapping>> = BTreeMap::new();
@@ -136,27 +121,13 @@ impl Capture {
     fn follow_process(&mut self, pid: u32, mappings: Vec<Mapping>) {
         if self.all_processes || self.programs.is_target(pid) {
             let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
-            if !self.attach_process(pid, since_ns) {
-                self.attach_left_behind(&mappings);
-            }
-            self.probes.note_mapped(&mappings);
+            self.attach_process(pid, since_ns, mappings);
         } else if self.ended.contains_key(&pid) {
             self.probes.note_mapped(&mappings);
         } else {
             // A stranger, or one of ours that has ended since, which its records say once they are taken.
             let room = MOST_STRANGERS.saturating_sub(self.strangers.len());
             self.strangers.extend(mappings.into_iter().take(room));
-        }
-    }
-
-    /// Attaches to libraries of a process that is gone, if they are still where it had them: the next may use them, too.
-    fn attach_left_behind(&mut self, mappings: &[Mapping]) {
-        let left: Vec<FoundLibrary> = mappings.iter().map(Mapping::found).collect();
-        let is_it = |(mapping, found): (&Mapping, &FoundLibrary)| {
-            FileId::of(&found.open).is_ok_and(|file| file.inode == mapping.file.inode)
-        };
-        if mappings.iter().zip(&left).all(is_it) {
-            self.attach_ahead(&left);
         }
     }
 

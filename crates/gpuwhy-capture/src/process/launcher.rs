@@ -2,6 +2,7 @@
 //! What stands above a process and belongs to its job: launchers of ranks, and programs that it is a worker of.
 
 use super::{base, multiprocessing, name_from_words, parent, words_of};
+use gpuwhy_strangers::{ProcFile, read_proc};
 
 /// How many processes above one are looked at for its launcher.
 const MOST_ABOVE: usize = 4;
@@ -50,7 +51,7 @@ pub fn above_in_job(pid: u32) -> Vec<u32> {
 }
 
 fn command_words(pid: u32) -> Vec<String> {
-    std::fs::read(format!("/proc/{pid}/cmdline")).map(|line| words_of(&line)).unwrap_or_default()
+    read_proc(pid, ProcFile::CommandLine).map(|line| words_of(&line)).unwrap_or_default()
 }
 
 /// Whether a command starts the ranks of one job. A batch script's step of Slurm is a shell like any other.

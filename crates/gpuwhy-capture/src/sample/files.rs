@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reading the kernel's small text files cheaply, and the kernel's units.
 
+use gpuwhy_strangers::{open_file, read_text};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+/// The most that is read of a file; an interrupt table of many CPUs has some hundred kB.
+const MOST_TEXT: usize = 4 << 20;
 
 /// Units of the kernel's figures on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +58,7 @@ pub(super) struct Kept {
 impl Kept {
     /// Opens it; a file that is not there reads as `None` for ever.
     pub(super) fn open(path: &Path) -> Self {
-        Self { file: File::open(path).ok(), bytes: vec![0; 4096] }
+        Self { file: open_file(path).ok(), bytes: vec![0; 4096] }
     }
 
     /// Its contents now.
@@ -69,8 +73,11 @@ impl Kept {
 fn read_all(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     let mut filled = 0;
     loop {
+        if filled == MOST_TEXT {
+            return Ok(filled);
+        }
         if filled == bytes.len() {
-            bytes.resize((filled * 2).max(4096), 0);
+            bytes.resize((filled * 2).clamp(4096, MOST_TEXT), 0);
         }
         match file.read_at(&mut bytes[filled..], filled as u64) {
             Ok(0) => return Ok(filled),
@@ -81,13 +88,10 @@ fn read_all(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     }
 }
 
-/// A small text file; names inside it may be any bytes. Does not ask for the size first, as `std::fs::read` does:
+/// A text file of the kernel's; names inside it may be any bytes. Does not ask for the size first, as `std::fs::read` does:
 /// the kernel's files have none.
 pub(super) fn text(path: &Path) -> Option<String> {
-    let mut bytes = vec![0; 4096];
-    let filled = read_all(&File::open(path).ok()?, &mut bytes).ok()?;
-    bytes.truncate(filled);
-    Some(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
+    read_text(path, MOST_TEXT).ok()
 }
 
 /// A file with one number.

@@ -7,6 +7,7 @@ use super::files::{ahead_of_monotonic_ns, clock_ns};
 use crate::capture::now_ns;
 use gpuwhy_model::host::padded_name;
 use gpuwhy_model::sample::{Gpu, GpuBusy, GpuError, GpuProcess, GpuSample, Samples};
+use gpuwhy_strangers::{ProcFile, read_proc};
 use nvml_wrapper::bitmasks::event::EventTypes;
 use nvml_wrapper::enum_wrappers::device::{Clock, Sampling, TemperatureSensor};
 use nvml_wrapper::enums::device::{SampleValue, UsedGpuMemory};
@@ -195,7 +196,7 @@ impl<'nvml> Watched<'nvml> {
 
 /// The kernel's name of a process, zero-padded; zeros when it is gone.
 fn task_name(pid: u32) -> [u8; 16] {
-    let comm = std::fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let comm = read_proc(pid, ProcFile::Comm).unwrap_or_default();
     padded_name(comm.strip_suffix(b"\n").unwrap_or(&comm))
 }
 

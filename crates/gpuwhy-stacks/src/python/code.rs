@@ -4,6 +4,7 @@
 use super::offsets::Version;
 use super::{lines, text};
 use crate::stack::Frame;
+use serde::{Deserialize, Serialize};
 
 /// Frames in a [`PyStack`]: `PY_MAX_FRAMES`.
 pub const MAX_FRAMES: usize = 128;
@@ -134,7 +135,7 @@ impl Default for PyCode {
 }
 
 /// A code object by its names, kept for as long as frames may refer to it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
     /// The source file; begins with `…` if it was too long.
     pub file: String,

@@ -5,10 +5,10 @@ use super::elf::{self, Image};
 use super::offsets::{PyOffsets, PyProcess, Version, offsets};
 use super::published::{PUBLISHED_BYTES, from_debug_offsets, published_version};
 use super::remote::Memory;
+use gpuwhy_strangers::{ProcFile, look_at_mapping, look_at_program, look_in_root_of, read_proc};
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
 use std::sync::Mutex;
 
 /// Why a process's Python cannot be walked.
@@ -65,7 +65,7 @@ pub struct Found {
 /// process runs, and again when it maps a `libpython`.
 pub fn find(pid: u32) -> Result<Found, PyError> {
     let failed = |source| PyError::Process { pid, source };
-    let maps = std::fs::read(format!("/proc/{pid}/maps")).map_err(failed)?;
+    let maps = read_proc(pid, ProcFile::Maps).map_err(failed)?;
     let maps = String::from_utf8_lossy(&maps);
     let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(Mapping::parse).collect();
     let exe = std::fs::read_link(format!("/proc/{pid}/exe")).ok();
@@ -158,22 +158,12 @@ fn candidates<'a, 'm>(mappings: &'a [Mapping<'m>], exe: &'a str) -> Vec<&'a Mapp
 
 /// Opens a mapped file: by the mapping itself, which also finds deleted and replaced files and those of other mount
 /// namespaces; where that is not permitted, through the process's root (a replaced file has "(deleted)" in its path and
-/// is not found there). Never waits for a pipe.
+/// is not found there).
 fn open(pid: u32, mapping: &Mapping<'_>, exe: &str) -> Result<File, String> {
-    let mut paths = vec![PathBuf::from(format!("/proc/{pid}/map_files/{}", mapping.range))];
-    if mapping.path == exe {
-        paths.push(format!("/proc/{pid}/exe").into());
-    }
-    paths.push(format!("/proc/{pid}/root{}", mapping.path).into());
-    let mut why = String::from("it is no regular file");
-    for path in paths {
-        match File::options().read(true).custom_flags(libc::O_NONBLOCK).open(&path) {
-            Ok(file) if file.metadata().is_ok_and(|meta| meta.is_file()) => return Ok(file),
-            Ok(_) => {}
-            Err(error) => why = error.to_string(),
-        }
-    }
-    Err(why)
+    let by_mapping = look_at_mapping(pid, mapping.range).and_then(|seen| seen.open());
+    let by_program = |error| if mapping.path == exe { look_at_program(pid)?.open() } else { Err(error) };
+    let by_root = |_| look_in_root_of(pid, mapping.path)?.open();
+    by_mapping.or_else(by_program).or_else(by_root).map_err(|error: io::Error| error.to_string())
 }
 
 /// A line of `/proc/PID/maps` that maps a file.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where each version of CPython keeps what the walker reads, in 64-bit builds without debugging aids.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Major and minor version: within one, layouts do not change once it is released.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Version {
     /// 3, so far.
     pub major: u8,
@@ -32,7 +33,7 @@ impl fmt::Display for Version {
 }
 
 /// Where a thread state has its innermost frame: `enum py_chain`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Chain {
     /// In a field.
@@ -42,7 +43,7 @@ pub enum Chain {
 }
 
 /// What a frame says about where it is: `enum py_lasti`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Lasti {
     /// Bytes from the first instruction.
@@ -55,7 +56,7 @@ pub enum Lasti {
 
 /// `struct py_offsets` of `bpf/python.h`, which says what each field is. Offsets in bytes.
 #[allow(missing_docs, reason = "documented where the walker reads them, in bpf/python.h")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PyOffsets {
     /// `major << 8 | minor`
@@ -100,7 +101,7 @@ pub struct PyOffsets {
 }
 
 /// `struct py_process` of `bpf/python.h`: what the kernel must know of a process to walk it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
 pub struct PyProcess {
     /// Address of `_PyRuntime` in the process.

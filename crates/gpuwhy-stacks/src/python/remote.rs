@@ -3,9 +3,7 @@
 
 use super::code::{Code, PyCode, STATUS_OK};
 use super::offsets::PyProcess;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 
 /// No line table is longer; a size that says so is the program's mischief.
 const LONGEST_TABLE: u64 = 4 << 20;
@@ -16,28 +14,24 @@ fn mix(hash: u64, more: u64) -> u64 {
     hash ^ (hash >> 29)
 }
 
-/// A process's memory; stays that process's even if its number is used again.
+/// A process's memory, as CPython lays it out.
 #[derive(Debug)]
-pub struct Memory {
-    file: File,
-}
+pub struct Memory(gpuwhy_strangers::Memory);
 
 impl Memory {
     /// Opens it; needs the right to trace the process.
     pub fn of(pid: u32) -> io::Result<Self> {
-        Ok(Self { file: File::open(format!("/proc/{pid}/mem"))? })
+        gpuwhy_strangers::Memory::of(pid).map(Self)
     }
 
     /// Fills `to` from `address` on.
     pub fn read(&self, address: u64, to: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(to, address)
+        self.0.read(address, to)
     }
 
     /// A word.
     pub fn word(&self, address: u64) -> io::Result<u64> {
-        let mut bytes = [0; 8];
-        self.read(address, &mut bytes)?;
-        Ok(u64::from_ne_bytes(bytes))
+        self.0.word(address)
     }
 
     /// A code object's whole line table, which may be longer than what the kernel sends.

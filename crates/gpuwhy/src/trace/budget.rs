@@ -118,7 +118,7 @@ impl Budgeting {
             counts: Counts::default(),
             records: 0,
             stacks: 0,
-            own_cpu_ns: OwnCost::so_far(ring_bytes).cpu_ns,
+            own_cpu_ns: OwnCost::so_far(ring_bytes, capture.looking_ns()).cpu_ns,
             ring_bytes,
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             last: now,
@@ -217,7 +217,7 @@ impl Budgeting {
             // A time off the CPU is two switches; stacks are in it.
             self.prices.switch_ns = 2.0 * ns + AROUND_A_SWITCH_NS;
         }
-        let (now, all) = (Instant::now(), OwnCost::so_far(self.ring_bytes).cpu_ns);
+        let (now, all) = (Instant::now(), OwnCost::so_far(self.ring_bytes, capture.looking_ns()).cpu_ns);
         let own = all.saturating_sub(aside_ns);
         let wall = now.duration_since(std::mem::replace(&mut self.last, now));
         let own_cpu = Duration::from_nanos(own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own)));

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// gpuwhy's own consumption so far.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct OwnCost {
-    /// CPU time of gpuwhy's threads, ns.
+    /// CPU time of gpuwhy's threads, and of the processes that read for it, ns.
     pub(crate) cpu_ns: u64,
     /// The most memory it had, bytes.
     pub(crate) peak_memory_bytes: u64,
@@ -23,15 +23,15 @@ pub(crate) struct Costs {
 
 impl OwnCost {
     /// Asks the kernel. The ring of `ring_bytes` is mapped twice in a row, so that records never wrap, and the
-    /// kernel counts it twice: once is taken off again.
-    pub(crate) fn so_far(ring_bytes: u32) -> Self {
+    /// kernel counts it twice: once is taken off again. `looking_ns` is what others took who read for gpuwhy.
+    pub(crate) fn so_far(ring_bytes: u32, looking_ns: u64) -> Self {
         // SAFETY: a struct of numbers, for which zeroes are valid, filled by the kernel.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         // SAFETY: the struct is ours.
         unsafe { libc::getrusage(libc::RUSAGE_SELF, &raw mut usage) };
         let ns = |t: libc::timeval| t.tv_sec as u64 * 1_000_000_000 + t.tv_usec as u64 * 1_000;
         Self {
-            cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
+            cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime) + looking_ns,
             peak_memory_bytes: (usage.ru_maxrss.max(0) as u64 * 1024).saturating_sub(u64::from(ring_bytes)),
         }
     }

@@ -3,8 +3,7 @@
 
 use crate::trace::writer::{ProcessFacts, WriterThread};
 use gpuwhy_capture::batch::Batch;
-use gpuwhy_capture::system::python_of;
-use gpuwhy_capture::{Life, LifeEvent, process};
+use gpuwhy_capture::{Capture, Life, LifeEvent, process};
 use gpuwhy_store::Machine;
 use std::collections::{HashMap, VecDeque};
 
@@ -36,13 +35,13 @@ impl Processes {
 
     /// Notes who came and went, and names everybody who appears in a batch for the first time, even if the
     /// record that should have brought the name was lost.
-    pub(crate) fn note(&mut self, batch: &Batch, writer: &WriterThread) {
+    pub(crate) fn note(&mut self, batch: &Batch, capture: &mut Capture, writer: &WriterThread) {
         for life in &batch.life {
-            self.note_life(life, writer);
+            self.note_life(life, capture, writer);
         }
         // A process that renames itself (data workers do) is known by its new name.
         for sums in batch.sums.iter().filter(|sums| sums.tid == sums.pid && !sums.ended) {
-            self.rename(sums.pid, sums.name, writer);
+            self.rename(sums.pid, sums.name, capture, writer);
         }
         // One that was there before the trace: when it began is known to a hundredth of a second.
         let mut last = 0;
@@ -50,22 +49,22 @@ impl Processes {
             if pid != last {
                 last = pid;
                 if !self.named.contains_key(&pid) && pid != 0 {
-                    self.name(pid, None, writer);
+                    self.name(pid, None, capture, writer);
                     writer.process(ProcessFacts { pid, began_ns: process::started_ns(pid), ..Default::default() });
                 }
             }
         }
     }
 
-    fn note_life(&mut self, life: &Life, writer: &WriterThread) {
+    fn note_life(&mut self, life: &Life, capture: &mut Capture, writer: &WriterThread) {
         let mut comm = [0; 16];
         let length = life.comm.len().min(15);
         comm[..length].copy_from_slice(&life.comm.as_bytes()[..length]);
         match life.event {
             LifeEvent::FirstCall if self.named.contains_key(&life.pid) => {}
             LifeEvent::Fork | LifeEvent::FirstCall | LifeEvent::Exec => {
-                self.name(life.pid, Some(comm), writer);
-                if life.event == LifeEvent::Fork {
+                let is_there = self.name(life.pid, Some(comm), capture, writer);
+                if life.event == LifeEvent::Fork && !is_there {
                     self.inherit_name(life, comm, writer);
                 }
                 // A main thread begins with its process; of another thread that cannot be said.
@@ -75,7 +74,7 @@ impl Processes {
             }
             LifeEvent::Exit => {
                 // The last name it had, if that was not seen yet.
-                self.rename(life.pid, comm, writer);
+                self.rename(life.pid, comm, capture, writer);
                 writer.process(ProcessFacts { pid: life.pid, ended_ns: Some(life.at_ns), ..Default::default() });
                 self.ended.push_back(life.pid);
                 if self.ended.len() > MAX_ENDED
@@ -88,50 +87,56 @@ impl Processes {
     }
 
     /// Names a process anew if its main thread has another name than when it was named.
-    fn rename(&mut self, pid: u32, comm: Comm, writer: &WriterThread) {
+    fn rename(&mut self, pid: u32, comm: Comm, capture: &mut Capture, writer: &WriterThread) {
         match self.named.get_mut(&pid) {
             Some(known) if known.comm == Some(comm) => {}
             // The first time its thread's name is heard of.
             Some(known) if known.comm.is_none() => known.comm = Some(comm),
-            _ => self.name(pid, Some(comm), writer),
+            _ => {
+                self.name(pid, Some(comm), capture, writer);
+            }
         }
     }
 
     /// A child that was gone before it could be looked at had its parent's name.
     fn inherit_name(&mut self, life: &Life, comm: Comm, writer: &WriterThread) {
         let parents = self.named.get(&life.parent).filter(|parent| parent.comm == Some(comm));
-        if let Some(name) = parents.map(|parent| parent.name.clone()).filter(|_| process::name(life.pid).is_none()) {
+        if let Some(name) = parents.map(|parent| parent.name.clone()) {
             self.named.insert(life.pid, Named { name: name.clone(), comm: Some(comm) });
             writer.process(ProcessFacts { pid: life.pid, name: Some(name), ..Default::default() });
         }
     }
 
-    fn name(&mut self, pid: u32, comm: Option<Comm>, writer: &WriterThread) {
+    /// Names a process; says whether it was there to be named.
+    fn name(&mut self, pid: u32, comm: Option<Comm>, capture: &mut Capture, writer: &WriterThread) -> bool {
         let text = |comm: &Comm| {
             let bytes = comm.split(|b| *b == 0).next().unwrap_or_default();
             String::from_utf8_lossy(bytes).into_owned()
         };
-        let name = process::name(pid).or_else(|| comm.as_ref().map(text)).unwrap_or_else(|| format!("pid {pid}"));
+        let names = capture.names_of(pid, self.machine.python.is_none()).unwrap_or_default();
+        let is_there = names.name.is_some();
+        let name = names.name.or_else(|| comm.as_ref().map(text)).unwrap_or_else(|| format!("pid {pid}"));
         self.named.insert(pid, Named { name: name.clone(), comm });
         writer.process(ProcessFacts {
             pid,
             name: Some(name),
-            parent: process::parent(pid),
-            container: process::container(pid),
-            command: process::command_of(pid),
+            parent: names.parent,
+            container: names.container,
+            command: names.command,
             ..Default::default()
         });
         // A launcher of ranks uses no GPU itself; that they are one job is known by it alone.
-        for above in process::above_in_job(pid) {
+        for above in names.above {
             if !self.named.contains_key(&above) {
-                self.name(above, None, writer);
+                self.name(above, None, capture, writer);
             }
         }
         if self.machine.python.is_none() {
-            self.machine.python = python_of(pid);
+            self.machine.python = names.python;
             if self.machine.python.is_some() {
                 writer.machine(self.machine.clone());
             }
         }
+        is_there
     }
 }

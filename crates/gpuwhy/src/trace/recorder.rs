@@ -23,7 +23,7 @@ use anyhow::{Context, anyhow};
 use gpuwhy_capture::batch::Batch;
 use gpuwhy_capture::capture::{Capture, now_ns};
 use gpuwhy_capture::system::System;
-use gpuwhy_capture::{Flavour, Options, Refusal, Targets, libraries, needs, process};
+use gpuwhy_capture::{Flavour, Options, Refusal, Targets, needs, process};
 use gpuwhy_model::{Class, LossCause, OpId};
 use gpuwhy_store::{Created, Error, Finished, LibraryRow, Machine, Missing, NewRun, RunEnd, Writer};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -93,7 +93,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let writer = WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?;
     let mut recorder = Recorder {
         capture,
-        sources: Sources::start(&writer),
+        sources: Sources::start(&writer, whose_sources(settings, caller.as_ref())),
         writer,
         batch: Batch::default(),
         budgeting,
@@ -140,6 +140,13 @@ fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> an
         }
         _ => error.into(),
     })
+}
+
+/// Of every process on the machine only those of the user who traces have their files read; of a job, all.
+fn whose_sources(settings: &Settings, caller: Option<&Caller>) -> Option<u32> {
+    // SAFETY: reads a number.
+    let own = || unsafe { libc::geteuid() };
+    matches!(settings.capture.targets, Targets::All).then(|| caller.map_or_else(own, |caller| caller.uid))
 }
 
 /// After the last thing that is done with all of root's rights, and before threads start, because they inherit what is left.
@@ -199,7 +206,7 @@ impl Recorder {
     fn let_go(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
-        self.capture.attach_ahead(&libraries::likely_for(&job.program, &job.arguments, &job.env));
+        self.capture.attach_ahead(&job.program, &job.arguments, &job.env);
         held.release()
     }
 
@@ -283,7 +290,7 @@ impl Recorder {
         }
         // Some records are none any more, but there may be others behind them.
         let records = self.batch.len().max(1);
-        self.processes.note(&self.batch, &self.writer);
+        self.processes.note(&self.batch, &mut self.capture, &self.writer);
         self.host.note(&self.batch);
         self.alerts.note(&self.batch);
         self.budgeting.note(&self.batch);
@@ -396,7 +403,7 @@ impl Recorder {
             self.progress.warn(&warning);
         }
         self.sources.finish();
-        let own = OwnCost::so_far(self.ring_bytes);
+        let own = OwnCost::so_far(self.ring_bytes, self.capture.looking_ns());
         let stacks = self.capture.stack_counts();
         let end = RunEnd {
             stop_unix_ns: unix_ns(),
@@ -429,7 +436,7 @@ impl Recorder {
             loss_by_cause: self.lost_by_cause,
             path: finished.as_ref().map(|f| f.path.clone()).unwrap_or_default(),
             size_bytes: finished.as_ref().map_or(0, |f| f.size_bytes),
-            own: OwnCost::so_far(self.ring_bytes),
+            own: OwnCost::so_far(self.ring_bytes, self.capture.looking_ns()),
             job_cost: self.budgeting.cost(),
             incomplete: self.budgeting.incomplete(),
             unwatched: self.unwatched,

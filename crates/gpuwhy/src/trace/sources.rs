@@ -21,8 +21,8 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Starts it. Without it a run has no lines of source.
-    pub(crate) fn start(writer: &WriterThread) -> Self {
+    /// Starts it. Without it a run has no lines of source. `only`: whose processes' files are read, if not everybody's.
+    pub(crate) fn start(writer: &WriterThread, only: Option<u32>) -> Self {
         let (wanted, stacks) = sync_channel::<(u32, Vec<Place>)>(QUEUE);
         let (end, ended) = sync_channel(0);
         let keep = writer.source_lines();
@@ -31,7 +31,7 @@ impl Sources {
             if !give_up_reading_all() {
                 return;
             }
-            let mut reader = SourceReader::default();
+            let mut reader = SourceReader::of_user(only);
             for (pid, places) in stacks {
                 if !reader.read(pid, places).into_iter().all(&keep) {
                     return;

@@ -3,6 +3,7 @@
 
 use crate::trace::privileges;
 use gpuwhy_store::Owner;
+use gpuwhy_strangers::{ProcFile, read_proc};
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
@@ -90,11 +91,12 @@ fn merge(ours: Vec<(OsString, OsString)>, theirs: Vec<(OsString, OsString)>) -> 
 fn environment_of_sudo() -> Option<Vec<(OsString, OsString)>> {
     // SAFETY: reads a number.
     let parent = unsafe { libc::getppid() };
-    let name = std::fs::read_to_string(format!("/proc/{parent}/comm")).ok()?;
-    if name.trim() != "sudo" {
+    let parent = u32::try_from(parent).ok()?;
+    let name = read_proc(parent, ProcFile::Comm).ok()?;
+    if name.trim_ascii() != b"sudo" {
         return None;
     }
-    std::fs::read(format!("/proc/{parent}/environ")).ok().map(|bytes| parse_environment(&bytes))
+    read_proc(parent, ProcFile::Environ).ok().map(|bytes| parse_environment(&bytes))
 }
 
 /// A variable of an environment.

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Processes that want to keep gpuwhy from its work: files and memory that never arrive.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::jobs::assert_exact;
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, text, until};
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+/// A process with a CUDA runtime and a libpython that nobody can read, until it is dropped.
+struct Stalling(Child, tempfile::TempDir);
+
+impl Stalling {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let script = format!("{}/tests/python/stalling_files.py", env!("CARGO_MANIFEST_DIR"));
+        let mut command = Command::new("python3");
+        command.arg(script).arg(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        Self(child, folder)
+    }
+}
+
+impl Drop for Stalling {
+    fn drop(&mut self) {
+        // Whoever waits for its files is let go with it.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn files_that_cannot_be_read_keep_nobody_else_waiting() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let arguments = ["--mix", "mixed", "--calls", "140000", "--rate", "20000"];
+    let mut job = HeldSimjob::start(&mut place.simjob(&arguments));
+    let tracing = Tracing::start(&mut place.trace(), &place, 2);
+    let stalling = Stalling::start();
+    job.go();
+    let (ended, said) = job.end();
+    assert!(ended.success(), "{said}");
+    tracing.signal("INT");
+    let pid = tracing.pid();
+    let has_ended = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('Z')
+    };
+    // The files are as unreadable as before.
+    until("gpuwhy ends", has_ended);
+    let output = tracing.end();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_exact(&place);
+    let named = format!("SELECT COUNT(*) FROM libraries WHERE path LIKE '{}%'", stalling.1.path().display());
+    assert_eq!(number(&place.run_file(), &named), 0);
+    let warning = format!("process {} is not watched further: reading its libraries took more than", stalling.0.id());
+    assert!(text(&output).contains(&warning), "{}", text(&output));
+}
+
+#[test]
+fn a_process_whose_libpython_cannot_be_read_is_traced_without_it() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place, stalling) = (one_at_a_time(), Place::new(), Stalling::start());
+    let pid = stalling.0.id().to_string();
+    let mut command = place.trace();
+    command.args(["--pid", &pid, "--duration", "1"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut tracing = command.spawn().unwrap();
+    until("gpuwhy ends", || tracing.try_wait().unwrap().is_some());
+    let output = tracing.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert!(text(&output).contains(&format!("process {pid} is not watched further")), "{}", text(&output));
+}
