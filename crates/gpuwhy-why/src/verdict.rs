@@ -28,6 +28,9 @@ pub(crate) struct Lost {
     all: u64,
     /// The cause that lost most.
     why: &'static str,
+    /// Time in which launches were not watched, and all of it.
+    unwatched_ns: u64,
+    wall_ns: u64,
 }
 
 impl Lost {
@@ -47,7 +50,8 @@ impl Lost {
         } else {
             "gpuwhy could not follow them"
         };
-        Self { events, all: events.saturating_add(kept), why }
+        let (unwatched_ns, wall_ns) = (facts.unwatched_ns(), facts.wall_ns());
+        Self { events, all: events.saturating_add(kept), why, unwatched_ns, wall_ns }
     }
 
     fn share(self) -> f64 {
@@ -62,10 +66,20 @@ impl Lost {
     /// What comes before a verdict that rests on what is left; nothing where hardly anything was lost.
     fn sentence(self) -> String {
         if self.share() < LOSS_TOLD {
-            return String::new();
+            return self.not_watched();
         }
         let (events, all, why) = (units::count(self.events), units::count(self.all), self.why);
         format!("{events} of {all} events were lost because {why}; this is about the others only. ")
+            + &self.not_watched()
+    }
+
+    /// The same of time in which nobody looked: what was not seen may have happened.
+    fn not_watched(self) -> String {
+        if self.unwatched_ns < self.wall_ns / 2 || self.unwatched_ns == 0 {
+            return String::new();
+        }
+        let (unwatched, wall) = (units::time(self.unwatched_ns), units::time(self.wall_ns));
+        format!("Launches were not watched for {unwatched} of {wall} (view unwatched): what happened then is unknown. ")
     }
 }
 

@@ -5,7 +5,7 @@
 mod common;
 
 use common::jobs::assert_exact;
-use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, text, until};
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
@@ -78,4 +78,49 @@ fn a_process_whose_libpython_cannot_be_read_is_traced_without_it() {
     let output = tracing.wait_with_output().unwrap();
     assert!(output.status.success(), "{}", text(&output));
     assert!(text(&output).contains(&format!("process {pid} is not watched further")), "{}", text(&output));
+}
+
+/// Copies of the driver that a user other than root owns and has mapped.
+const COPIES: usize = 120;
+
+#[test]
+fn a_user_with_many_copies_of_a_library_blinds_nobody_else() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place, folder) = (one_at_a_time(), Place::new(), tempfile::tempdir().unwrap());
+    for copy in 0..COPIES {
+        let own = folder.path().join(copy.to_string());
+        std::fs::create_dir(&own).unwrap();
+        std::fs::copy(&sim().cuda, own.join("libcuda.so.1")).unwrap();
+    }
+    succeed(Command::new("chown").args(["-R", "65534:65534"]).arg(folder.path()));
+    let maps_all = "import glob, mmap, sys\n\
+                    files = [open(name, 'rb') for name in glob.glob(sys.argv[1] + '/*/*')]\n\
+                    maps = [mmap.mmap(f.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC) for f in files]\n\
+                    print('ready', flush=True)\n\
+                    sys.stdin.read()";
+    let mut command = Command::new("setpriv");
+    command.args(["--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", maps_all]);
+    let mut stranger = command.arg(folder.path()).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(stranger.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let tracing = Tracing::start(&mut place.trace(), &place, 90);
+    let mut job = HeldSimjob::start(&mut place.simjob(&["--mix", "mixed", "--calls", "20000"]));
+    tracing.wait_for_process(job.parent());
+    job.go();
+    let (ended, said) = job.end();
+    assert!(ended.success(), "{said}");
+    let output = tracing.interrupt();
+    drop(stranger.stdin.take());
+    let pid = stranger.id();
+    stranger.wait().unwrap();
+    assert!(output.status.success(), "{}", text(&output));
+    assert_exact(&place);
+    let never = format!("SELECT COUNT(*) FROM unwatched WHERE pid = {pid} AND \"to\" IS NULL");
+    let of_stranger = format!("SELECT COUNT(*) FROM libraries WHERE path LIKE '{}%'", folder.path().display());
+    let db = place.run_file();
+    assert_eq!(number(&db, &never) + number(&db, &of_stranger), COPIES as i64, "watched, or noted as not watched");
+    assert!(number(&db, &never) > 0 && text(&output).contains("not watched:"), "{}", text(&output));
 }

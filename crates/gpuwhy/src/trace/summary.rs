@@ -52,24 +52,33 @@ pub(crate) struct UnwatchedTime {
     pub(crate) times: u64,
     /// The longest, ns.
     pub(crate) longest_ns: u64,
+    /// Times a library was not watched at all.
+    pub(crate) never: u64,
 }
 
 impl UnwatchedTime {
     pub(crate) fn add(&mut self, row: &Unwatched) {
+        if row.to_ns == u64::MAX {
+            self.never += 1;
+            return;
+        }
         self.times += 1;
-        // One that was never watched has been warned of.
-        let ended = Some(row.to_ns).filter(|to| *to < u64::MAX);
-        self.longest_ns = self.longest_ns.max(ended.map_or(0, |to| to.saturating_sub(row.from_ns)));
+        self.longest_ns = self.longest_ns.max(row.to_ns.saturating_sub(row.from_ns));
     }
 
-    fn words(self) -> Option<String> {
-        (self.times > 0).then(|| {
+    fn words(self) -> impl Iterator<Item = String> {
+        let never = (self.never > 0).then(|| {
+            let times = units::count(self.never);
+            format!("not watched: {times} times a process had a CUDA library that gpuwhy could not attach to (view unwatched)")
+        });
+        let late = (self.times > 0).then(|| {
             format!(
                 "{} times a library was in use before it was watched, for {} at most: calls made then are missing (view unwatched)",
                 units::count(self.times),
                 units::time(self.longest_ns)
             )
-        })
+        });
+        never.into_iter().chain(late)
     }
 }
 
@@ -163,6 +172,9 @@ impl Summary {
                 "no CUDA library was found in what was traced: it uses none, or ended before gpuwhy could attach"
                     .into(),
             );
+        }
+        if self.cuda_calls == 0 && self.unwatched.never > 0 {
+            return Some("no call was seen, but not every CUDA library was watched: calls may have been made".into());
         }
         if self.cuda_calls == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
