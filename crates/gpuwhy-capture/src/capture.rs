@@ -33,6 +33,8 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
 use std::time::Duration;
 
+/// Processes whose names are remembered from when their libraries were found, at most.
+const MOST_NAMES: usize = 4096;
 /// How long an ended process and a stranger's mappings are remembered: records of both may be taken in any order.
 const REMEMBERED_NS: u64 = 5_000_000_000;
 
@@ -109,6 +111,8 @@ pub struct Capture {
     strangers: Vec<Mapping>,
     /// Traced processes that ended in the last seconds, and when that was told.
     ended: HashMap<u32, u64>,
+    /// What processes with CUDA libraries were called when those were found.
+    names_when_found: HashMap<u32, ProcessNames>,
     sockets: Sockets,
     pythons: Option<Pythons>,
     began_ns: u64,
@@ -162,6 +166,7 @@ impl Capture {
             processes: BTreeSet::new(),
             strangers: Vec::new(),
             ended: HashMap::new(),
+            names_when_found: HashMap::new(),
             sockets: Sockets::default(),
             pythons: options.stacks.then(Pythons::default),
             began_ns: now_ns(),
@@ -225,7 +230,9 @@ impl Capture {
         self.sockets.forget();
         let long_ago = now_ns().saturating_sub(REMEMBERED_NS);
         self.strangers.retain(|mapping| mapping.at_ns > long_ago);
-        self.ended.retain(|_, at_ns| *at_ns > long_ago);
+        for (pid, _) in self.ended.extract_if(|_, at_ns| *at_ns <= long_ago) {
+            self.names_when_found.remove(&pid);
+        }
         // Those whose end was not told, because the ring was full.
         self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
         if let Err(error) = self.programs.report_threads() {
@@ -370,11 +377,27 @@ impl Capture {
         });
     }
 
-    /// What a process is called, unless that takes too long to say.
+    /// What a process is called, unless that takes too long to say. One that has ended since its first call is called
+    /// what it was when its libraries were found.
     pub fn names_of(&mut self, pid: u32, and_python: bool) -> Option<ProcessNames> {
+        let now = self.ask_for_names(pid, and_python);
+        now.filter(|names| names.name.is_some()).or_else(|| self.names_when_found.get(&pid).cloned())
+    }
+
+    fn ask_for_names(&mut self, pid: u32, and_python: bool) -> Option<ProcessNames> {
         match self.lookups.ask_now(Question::Names { pid, and_python }) {
             Some(Answer::Names(names)) => Some(names),
             _ => None,
+        }
+    }
+
+    /// A process may end a moment after its first call, before anybody could ask for its name.
+    fn remember_names(&mut self, pid: u32) {
+        if self.names_when_found.len() >= MOST_NAMES {
+            self.names_when_found.clear();
+        }
+        if let Some(names) = self.ask_for_names(pid, false) {
+            self.names_when_found.insert(pid, names);
         }
     }
 

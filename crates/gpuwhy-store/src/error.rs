@@ -179,6 +179,17 @@ pub enum Error {
         /// Its version.
         version: i32,
     },
+    /// Whoever asks may not read the file.
+    #[error(
+        "{} belongs to user {owner}, and you may not read it: read it as that user, or ask for a copy (gpuwhy share)",
+        .path.display()
+    )]
+    NotPermitted {
+        /// The path.
+        path: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+    },
     /// The file exists but could not be read.
     #[error("cannot read {}: {source}; check its permissions, and that its -wal file, if any, lies beside it", .path.display())]
     CannotRead {

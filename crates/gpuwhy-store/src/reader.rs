@@ -5,11 +5,12 @@ use crate::guarded::{CACHE, Guard};
 use crate::place::{self, with_end};
 use crate::{Error, Result, functions, schema, scratch, side_files};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
+use std::ffi::CString;
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -64,6 +65,7 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
         // SQLite would take its -wal for that of another file, and remove it.
         Ok(found) if found.len() == 0 => return Err(Error::Empty { path: path.into() }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NotFound { path: path.into() }),
+        Ok(found) if !may_read(path) => return Err(Error::NotPermitted { path: path.into(), owner: found.uid() }),
         _ => {}
     }
     if is_without_wal(path) {
@@ -83,6 +85,13 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
         Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
         other => other,
     }
+}
+
+/// Asked without opening it: closing any descriptor of a file drops SQLite's locks in this process.
+fn may_read(path: &Path) -> bool {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: reads a string that ends in a zero byte.
+    unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::R_OK, libc::AT_EACCESS) == 0 }
 }
 
 /// Whether SQLite has found a -wal.

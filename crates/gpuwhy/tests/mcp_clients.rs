@@ -305,7 +305,8 @@ fn lines_are_those_of_stacks(client: &mut Client, place: &Place) {
 }
 
 fn sums_are_those_of_query(client: &mut Client, place: &Place) {
-    let cuda = "op NOT IN (SELECT op FROM ops WHERE layer = 'kernel')";
+    // The allocator's reports are no calls of CUDA: get_memory answers for them.
+    let cuda = "op NOT IN (SELECT op FROM ops WHERE layer IN ('kernel', 'torch'))";
     let sql = format!(
         "SELECT op, SUM(calls) AS calls, SUM(total_ns) AS total_ns, MAX(max_ns) AS max_ns FROM seconds WHERE {cuda} \
          GROUP BY op ORDER BY SUM(total_ns) DESC, SUM(calls) DESC, op"
