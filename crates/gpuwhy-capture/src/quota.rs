@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn all_users_together_leave_half_to_the_system() {
         let mut quotas = Quotas::new(20_000);
-        let taken: usize = (1..=100).map(|user| take_all(&mut quotas, user, 20)).sum();
+        let taken: usize = (1..=100).map(|user| take_all(&mut quotas, user, 10)).sum();
         assert_eq!(taken, MOST_FILES / 2);
         assert!(!quotas.admit(5000) && quotas.admit(0));
-        assert!(take_all(&mut quotas, 0, 20) > 100);
+        assert!(take_all(&mut quotas, 0, 10) > 100);
     }
 
     #[test]

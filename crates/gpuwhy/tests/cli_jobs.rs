@@ -6,7 +6,7 @@ mod common;
 
 use common::made::{LONG, MS, Made, reading, sleepy};
 use common::mcp::Served;
-use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed};
+use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed, text};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -188,6 +188,9 @@ fn a_launcher_that_uses_no_gpu_is_recorded_with_its_ranks() {
         // Whatever else uses CUDA on this machine is none of theirs.
         let ours =
             |job: &&Value| job["pids"].as_array().unwrap().iter().any(|pid| pids.contains(&pid.as_u64().unwrap()));
-        assert_eq!(report["jobs"].as_array().unwrap().iter().filter(ours).count(), jobs, "{name}: {report:#}");
+        let found = report["jobs"].as_array().unwrap().iter().filter(ours).count();
+        let mut ask = Command::new(GPUWHY);
+        ask.args(["query", "--db"]).arg(place.db()).arg("SELECT pid, parent, name FROM processes");
+        assert_eq!(found, jobs, "{name}, jobs of {pids:?}: {}", text(&succeed(&mut ask)));
     }
 }
