@@ -82,7 +82,7 @@ fn circumstances(pid: u32, samples: &[ProcessSample], report: &Report) -> Circum
             .findings
             .iter()
             .filter(|found| found.kind == "memory_leak" && found.pid == Some(pid))
-            .map(|found| found.title.clone())
+            .map(|found| found.headline())
             .collect(),
         ..Circumstances::default()
     };

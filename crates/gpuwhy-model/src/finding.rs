@@ -123,7 +123,7 @@ pub struct Finding {
     pub kind: String,
     /// How bad.
     pub severity: Severity,
-    /// One line: `GPU starved 37.2 s of 120 s: waiting for data workers`.
+    /// One line, without the cost: `Data loading is too slow`.
     pub title: String,
     /// Wall-clock nanoseconds it cost; 0 when it cost no time.
     #[serde(default)]
@@ -153,6 +153,19 @@ pub struct Finding {
     pub confidence: Confidence,
     /// Why so sure and no surer: what was measured, and what inferred.
     pub confidence_reason: String,
+}
+
+impl Fix {
+    /// The change and what it saves: `num_workers 4 → 6 (saves up to 31.0 s)`. Names are made safe to print.
+    pub fn sentence(&self) -> String {
+        let text = units::safe(&self.text, 300);
+        match (self.saves_ns, self.saves_bytes) {
+            (0, 0) => text,
+            (ns, 0) => format!("{text} (saves up to {})", units::time(ns)),
+            (0, bytes) => format!("{text} (saves up to {})", units::bytes(bytes)),
+            (ns, bytes) => format!("{text} (saves up to {} and {})", units::time(ns), units::bytes(bytes)),
+        }
+    }
 }
 
 impl Link {
@@ -198,10 +211,33 @@ impl Finding {
         self.severity == Severity::Critical && ENDINGS.contains(&self.kind.as_str())
     }
 
+    /// What it cost: `37.2 s · 31 %`, `63.4 MB`, or nothing.
+    pub fn cost(&self) -> String {
+        match (self.lost_ns, self.lost_bytes) {
+            (0, 0) => String::new(),
+            (0, bytes) => units::bytes(bytes),
+            (ns, _) if self.share > 0.0 => format!("{} · {}", units::time(ns), units::percent(self.share, 1.0)),
+            (ns, _) => units::time(ns),
+        }
+    }
+
+    /// Title and cost in one line: `Data loading is too slow (37.2 s · 31 %)`.
+    pub fn headline(&self) -> String {
+        let cost = self.cost();
+        if cost.is_empty() { self.title.clone() } else { format!("{} ({cost})", self.title) }
+    }
+
+    /// The fixes, the one that saves most first.
+    pub fn ranked_fixes(&self) -> Vec<&Fix> {
+        let mut fixes: Vec<&Fix> = self.fixes.iter().collect();
+        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_ns, fix.saves_bytes)));
+        fixes
+    }
+
     /// The finding as a block of plain text. Names from the traced world are made safe to print.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
-        let title = units::safe(&self.title, 200);
+        let title = units::safe(&self.headline(), 240);
         let head = format!("[{}] {title}", self.severity.label());
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{head:<88}  {}", units::safe(&self.kind, 40));
@@ -221,10 +257,8 @@ impl Finding {
         for (i, effect) in self.effect.iter().enumerate() {
             let _ = writeln!(out, "  {:<8}{}", if i == 0 { "effect" } else { "" }, units::safe(effect, 200));
         }
-        let mut fixes: Vec<&Fix> = self.fixes.iter().collect();
-        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_ns, fix.saves_bytes)));
-        for (i, fix) in fixes.into_iter().enumerate() {
-            let _ = writeln!(out, "  {:<8}{}", if i == 0 { "fix" } else { "" }, fix_text(fix));
+        for (i, fix) in self.ranked_fixes().into_iter().enumerate() {
+            let _ = writeln!(out, "  {:<8}{}", if i == 0 { "fix" } else { "" }, fix.sentence());
         }
         if self.confidence != Confidence::High {
             let _ = writeln!(out, "  {:<8}{}", "sure?", units::safe(&self.confidence_reason, 200));
@@ -240,16 +274,6 @@ fn said_of(place: usize, link: &Link) -> String {
     format!("{arrow}{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120))
 }
 
-fn fix_text(fix: &Fix) -> String {
-    let text = units::safe(&fix.text, 300);
-    match (fix.saves_ns, fix.saves_bytes) {
-        (0, 0) => text,
-        (ns, 0) => format!("{text}: saves up to {}", units::time(ns)),
-        (0, bytes) => format!("{text}: saves up to {}", units::bytes(bytes)),
-        (ns, bytes) => format!("{text}: saves up to {} and {}", units::time(ns), units::bytes(bytes)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -258,7 +282,7 @@ mod tests {
         Finding {
             kind: "input_starved".into(),
             severity: Severity::High,
-            title: "GPU starved 37.2 s of 120 s (31 %): waiting for data workers".into(),
+            title: "Data loading is too slow".into(),
             lost_ns: 37_200_000_000,
             lost_bytes: 0,
             share: 0.31,
@@ -305,12 +329,12 @@ mod tests {
     fn text_reads_from_the_waiter_to_the_fix() {
         let text = starved().to_text();
         let order = [
-            "[HIGH] GPU starved",
+            "[HIGH] Data loading is too slow (37.2 s · 31 %)",
             "chain   python3 4821",
             "← pt_data_worker:0–3",
             "cause   4 data workers",
             "effect  launches",
-            "fix     num_workers 4 → 6: saves up to 31.0 s",
+            "fix     num_workers 4 → 6 (saves up to 31.0 s)",
             "cache decoded samples",
             "sure?   who filled the pipe",
         ];

@@ -2,11 +2,12 @@
 //! An explanation on the screen: the verdict, the findings, what is well, the machine, the GPUs, where the time of
 //! the threads that matter went, and what cannot be known.
 
+use crate::finding_view::{self, Detail, paint};
 use crate::per_process;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::wrap::wrap;
-use gpuwhy_model::{Finding, Severity, units};
+use gpuwhy_model::{Severity, units};
 use gpuwhy_why::State;
 use gpuwhy_why::process_calls::ProcessCalls;
 use gpuwhy_why::report::{GpuReport, JobReport, Report, ThreadReport};
@@ -14,12 +15,8 @@ use unicode_width::UnicodeWidthStr;
 
 /// Prose is no wider than this, however wide the terminal.
 pub(crate) const PROSE: usize = 100;
-/// A finding is no wider than this, save its chain.
+/// A line of a list of jobs is no wider than this.
 const BLOCK: usize = 110;
-/// Where the second column of a finding begins.
-const HANG: usize = 10;
-/// Who and what of a link have this much room beside its time, or stand above it.
-const LEAST_SAID: usize = 44;
 /// Threads whose time is shown: those that launch, then the busiest, if they ran this share of the time.
 const THREADS: usize = 4;
 const LEAST_RUNNING: f64 = 0.02;
@@ -38,6 +35,8 @@ pub struct ExplainView<'a> {
     pub per_process: &'a [ProcessCalls],
     /// The run file, for commands that are suggested.
     pub run: &'a str,
+    /// The answer, or everything.
+    pub detail: Detail,
 }
 
 impl ExplainView<'_> {
@@ -48,15 +47,32 @@ impl ExplainView<'_> {
             return self.jobs(width, style);
         }
         let mut lines = verdict(&report.verdict, width, style);
-        for finding in &report.findings {
-            lines.push(String::new());
-            lines.extend(finding_lines(finding, width, style));
+        lines.extend(finding_view::lines(&report.findings, self.detail, width, style));
+        if self.detail == Detail::Short {
+            let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
+            section(&mut lines, "", per_process::lines(self.per_process, width, style), style);
+            section(&mut lines, "What cannot be known", unknown, style);
+            section(&mut lines, "", self.more(width, style), style);
+            return lines;
         }
         section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
         section(&mut lines, "The machine", list(&report.context, width), style);
         section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
         section(&mut lines, "", thread_lines(report, width, style), style);
         self.end(lines, width, style)
+    }
+
+    /// What else there is, and how to see it.
+    fn more(&self, width: usize, style: Style) -> Vec<String> {
+        let findings = finding_view::hidden(&self.report.findings, self.detail) as u64;
+        let findings = match findings {
+            0 => String::new(),
+            1 => "1 smaller finding, ".to_owned(),
+            n => format!("{} smaller findings, ", units::count(n)),
+        };
+        let run = units::safe(self.run, 500);
+        let text = format!("More: gpuwhy explain --full {run} ({findings}checks that passed, machine, GPUs, threads)");
+        wrap(&text, width.min(PROSE), 6).iter().map(|line| style.dim(line)).collect()
     }
 
     /// Several jobs: each in a line, the worst first, and how to look at one.
@@ -92,7 +108,7 @@ pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> V
         let line = format!("{label} {name}{pad}  {}", units::safe(&job.summary, 200));
         let mut shown = wrap(&line, width.min(BLOCK), label.len() + 1).into_iter();
         let first = shown.next().unwrap_or_default();
-        lines.push(first.replacen(label.trim_end(), &severity(label.trim_end(), worst, style), 1));
+        lines.push(first.replacen(label.trim_end(), &paint(label.trim_end(), worst, style), 1));
         lines.extend(shown);
     }
     if let Some(first) = jobs.first() {
@@ -113,79 +129,6 @@ fn job_name(job: &JobReport) -> String {
 pub fn verdict(text: &str, width: usize, style: Style) -> Vec<String> {
     let lines = wrap(&units::safe(text, 4000), width.min(PROSE), 0);
     lines.iter().map(|line| style.bold(line)).collect()
-}
-
-/// A finding in one line: how bad it is, and its title.
-pub fn title_line(finding: &Finding, style: Style) -> String {
-    let label = severity(&format!("[{}]", finding.severity.label()), finding.severity, style);
-    format!("{label} {}", units::safe(&finding.title, 200))
-}
-
-/// A finding as [`Finding::to_text`] lays it out, fitted to the terminal.
-pub(crate) fn finding_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
-    let (text, width) = (finding.to_text(), width.min(BLOCK));
-    let mut lines = text.lines();
-    let label = format!("[{}]", finding.severity.label());
-    let kind = units::safe(&finding.kind, 40);
-    let head = lines.next().unwrap_or_default();
-    let title = head.strip_suffix(kind.as_str()).unwrap_or(head).trim_end();
-    let room = width.saturating_sub(kind.width() + 2);
-    let mut shown = wrap(title, room, label.width() + 1);
-    if let Some(last) = shown.last_mut() {
-        let gap = width.saturating_sub(last.width() + kind.width()).clamp(2, 88);
-        *last = format!("{last}{}{}", " ".repeat(gap), style.dim(&kind));
-    }
-    if let Some(rest) = shown.first().and_then(|first| first.strip_prefix(&label)) {
-        shown[0] = format!("{}{rest}", severity(&label, finding.severity, style));
-    }
-    let mut lines: Vec<&str> = lines.collect();
-    let rest = lines.split_off(finding.chain.len().min(lines.len()));
-    shown.extend(chain_lines(finding, &lines, width));
-    shown.extend(rest.into_iter().flat_map(|line| wrap(line, width, HANG)));
-    shown
-}
-
-/// A chain as the text has it where that fits. Else who and what wrap beside the times and states, and where that leaves them
-/// too little room, above.
-fn chain_lines(finding: &Finding, lines: &[&str], width: usize) -> Vec<String> {
-    if lines.iter().all(|line| line.trim_end().width() <= width) {
-        return lines.iter().map(|line| line.trim_end().to_owned()).collect();
-    }
-    let timed = finding.chain.iter().any(|link| link.ns > 0);
-    let parts: Vec<(&str, String)> = finding
-        .chain
-        .iter()
-        .zip(lines)
-        .map(|(link, line)| {
-            let (time, state) =
-                (if link.ns > 0 { units::time(link.ns) } else { String::new() }, units::safe(&link.state, 80));
-            let said = line.trim_end().strip_suffix(state.as_str()).unwrap_or(line).trim_end();
-            let said = said.strip_suffix(time.as_str()).unwrap_or(said).trim_end();
-            (said, if timed { format!("{time:>7}  {state}").trim_end().to_owned() } else { state })
-        })
-        .collect();
-    let measured = parts.iter().map(|(_, measured)| measured.width()).max().unwrap_or(0);
-    let room = width.saturating_sub(measured + 2);
-    let mut shown = Vec::new();
-    for (said, measured) in parts {
-        let beside = room >= LEAST_SAID;
-        let mut lines = wrap(said, if beside { room } else { width }, HANG + 2);
-        match lines.first_mut().filter(|_| beside) {
-            Some(first) => *first = format!("{first}{}  {measured}", " ".repeat(room.saturating_sub(first.width()))),
-            None => lines.push(format!("{:1$}{2}", "", HANG + 2, measured.trim_start())),
-        }
-        shown.extend(lines.into_iter().map(|line| line.trim_end().to_owned()));
-    }
-    shown
-}
-
-fn severity(text: &str, severity: Severity, style: Style) -> String {
-    match severity {
-        Severity::Critical | Severity::High => style.red(text),
-        Severity::Medium => style.yellow(text),
-        Severity::Low => style.bold(text),
-        Severity::Info => style.green(text),
-    }
 }
 
 /// Adds lines under a heading, if there are any.

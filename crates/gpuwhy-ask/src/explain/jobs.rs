@@ -85,7 +85,7 @@ fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
         match findings.iter_mut().find(same).filter(|_| finding.lost_ns > 0) {
             Some(found) => {
                 found.severity = finding.severity;
-                found.effect.push(finding.title);
+                found.effect.push(finding.headline());
             }
             // What cost the GPU nothing is a matter of `gpuwhy memory` alone.
             None if finding.kind == ALLOC_LATENCY => {}
@@ -153,7 +153,7 @@ fn job_report(explained: &Explained) -> JobReport {
 /// A job in one line: its worst finding.
 fn summary(report: &Report) -> String {
     match report.findings.first().filter(|finding| finding.severity > Severity::Info) {
-        Some(worst) => worst.title.clone(),
+        Some(worst) => worst.headline(),
         None if report.loss.too_much => "too much was lost to say".to_owned(),
         None => "no cause costs 1 % or more".to_owned(),
     }

@@ -8,7 +8,7 @@ use anyhow::bail;
 use gpuwhy_ask::{Part, explain};
 use gpuwhy_model::{Severity, units};
 use gpuwhy_store::Reader;
-use gpuwhy_view::{Style, explain_view};
+use gpuwhy_view::{Style, explain_view, finding_view};
 use gpuwhy_why::Report;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -98,7 +98,7 @@ impl Answer {
         lines.extend(explain_view::verdict(&report.verdict, width, style));
         let worth = |severity: Severity| severity > Severity::Info;
         let named = report.findings.iter().filter(|finding| worth(finding.severity)).take(NAMED);
-        lines.extend(named.map(|finding| format!("  {}", explain_view::title_line(finding, style))));
+        lines.extend(named.map(|finding| format!("  {}", finding_view::title_line(finding, style))));
         let path = units::safe(&path.display().to_string(), 500);
         lines.push(style.dim(&format!("  gpuwhy explain --db {path} shows more")));
         lines
