@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An explanation on the screen: the verdict, the findings, what is well, the machine, the GPUs, where the time of
-//! the threads that matter went, and what cannot be known.
+//! An explanation on the screen. Short: what was traced, the verdict, up to three findings, the checks that passed. Full:
+//! all findings, figures of the checks, the machine, the GPUs and the threads as well.
 
 use crate::finding_view::{self, Detail, paint};
 use crate::per_process;
@@ -17,10 +17,10 @@ use unicode_width::UnicodeWidthStr;
 pub(crate) const PROSE: usize = 100;
 /// A line of a list of jobs is no wider than this.
 const BLOCK: usize = 110;
-/// Threads whose time is shown: those that launch, then the busiest, if they ran this share of the time.
+/// Threads shown: those that launch, then the busiest, if they ran at least this share of the time.
 const THREADS: usize = 4;
 const LEAST_RUNNING: f64 = 0.02;
-/// States shown of each, and the least share of its time that is worth a line.
+/// States shown per thread, and the least share of its time that gets a line.
 const STATES: usize = 6;
 const LEAST_SHARE: f64 = 0.01;
 /// No name is longer than this on a screen.
@@ -31,73 +31,97 @@ const NAME: usize = 40;
 pub struct ExplainView<'a> {
     /// The explanation.
     pub report: &'a Report,
-    /// Calls by process, where they were asked for.
+    /// Calls by process; empty unless asked for.
     pub per_process: &'a [ProcessCalls],
-    /// The run file, for commands that are suggested.
+    /// The run file, for suggested commands.
     pub run: &'a str,
-    /// The answer, or everything.
+    /// Short, or everything.
     pub detail: Detail,
 }
 
 impl ExplainView<'_> {
-    /// All of it, for a terminal of so many columns.
+    /// The lines for a terminal of `width` columns.
     pub fn lines(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
         if !report.jobs.is_empty() {
             return self.jobs(width, style);
         }
-        let mut lines = verdict(&report.verdict, width, style);
+        let mut lines = header(report, width, style);
+        lines.extend(verdict(&report.verdict, width, style));
         lines.extend(finding_view::lines(&report.findings, self.detail, width, style));
-        if self.detail == Detail::Short {
-            let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
-            section(&mut lines, "", per_process::lines(self.per_process, width, style), style);
-            section(&mut lines, "What cannot be known", unknown, style);
-            section(&mut lines, "", self.more(width, style), style);
-            return lines;
+        if self.detail == Detail::Full {
+            section(&mut lines, "Healthy", list(&report.healthy, width), style);
+            section(&mut lines, "Machine", list(&report.context, width), style);
+            section(&mut lines, "GPUs", gpu_lines(&report.gpus, width, style), style);
+            section(&mut lines, "Threads", thread_lines(report, width, style), style);
         }
-        section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
-        section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
-        section(&mut lines, "", thread_lines(report, width, style), style);
-        self.end(lines, width, style)
+        self.end(&mut lines, width, style);
+        if self.detail == Detail::Short {
+            section(&mut lines, "", outlook(report, self.run, width, style), style);
+        }
+        lines
     }
 
-    /// What else there is, and how to see it.
-    fn more(&self, width: usize, style: Style) -> Vec<String> {
-        let findings = finding_view::hidden(&self.report.findings, self.detail) as u64;
-        let findings = match findings {
-            0 => String::new(),
-            1 => "1 smaller finding, ".to_owned(),
-            n => format!("{} smaller findings, ", units::count(n)),
-        };
-        let run = units::safe(self.run, 500);
-        let text = format!("More: gpuwhy explain --full {run} ({findings}checks that passed, machine, GPUs, threads)");
-        wrap(&text, width.min(PROSE), 6).iter().map(|line| style.dim(line)).collect()
-    }
-
-    /// Several jobs: each in a line, the worst first, and how to look at one.
+    /// Several jobs: one line each, worst first, and the command that explains one.
     fn jobs(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
         let mut lines = job_lines(&report.jobs, self.run, width, style);
-        section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
-        self.end(lines, width, style)
+        if self.detail == Detail::Full {
+            section(&mut lines, "Machine", list(&report.context, width), style);
+            section(&mut lines, "GPUs", gpu_lines(&report.gpus, width, style), style);
+        }
+        self.end(&mut lines, width, style);
+        lines
     }
 
-    /// What every explanation ends with.
-    fn end(&self, mut lines: Vec<String>, width: usize, style: Style) -> Vec<String> {
-        let report = self.report;
-        section(&mut lines, "", per_process::lines(self.per_process, width, style), style);
-        let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
-        section(&mut lines, "What cannot be known", unknown, style);
-        lines
+    /// Calls by process, and what lost events mean for the answer.
+    fn end(&self, lines: &mut Vec<String>, width: usize, style: Style) {
+        section(lines, "", per_process::lines(self.per_process, width, style), style);
+        let unknown = list(&self.report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
+        section(lines, "What cannot be known", unknown, style);
     }
 }
 
-/// Several jobs, the worst first, and the command to look at one.
+/// `python3 train.py (pid 15828) · 6.20 s traced`, and an empty line.
+fn header(report: &Report, width: usize, style: Style) -> Vec<String> {
+    let Some(main) = report.processes.first() else { return Vec::new() };
+    let more = report.processes.iter().skip(1).filter(|process| process.launches > 0).count();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let name = units::safe(&main.name, 2 * NAME);
+    let who = if name == format!("pid {}", main.pid) { name } else { format!("{name} (pid {})", main.pid) };
+    let from = if report.from_ns > 0 {
+        format!(", from {} to {}", units::time(report.from_ns), units::time(report.to_ns))
+    } else {
+        String::new()
+    };
+    let text = format!("{who}{more} · {} traced{from}", units::time(report.wall_ns));
+    let mut lines: Vec<String> = wrap(&text, width.min(PROSE), 2).iter().map(|line| style.dim(line)).collect();
+    lines.push(String::new());
+    lines
+}
+
+/// The end of a short screen: the checks that passed, and the command that shows everything.
+pub fn outlook(report: &Report, run: &str, width: usize, style: Style) -> Vec<String> {
+    let names: Vec<&str> = report.healthy.iter().filter_map(|check| check.split(':').next()).collect();
+    let mut lines = Vec::new();
+    if !names.is_empty() {
+        lines.extend(wrap(&units::safe(&format!("Healthy: {}.", names.join(", ")), 500), width.min(PROSE), 2));
+    }
+    let findings = match finding_view::hidden(&report.findings, Detail::Short) as u64 {
+        0 => String::new(),
+        1 => "1 more finding, ".to_owned(),
+        n => format!("{} more findings, ", units::count(n)),
+    };
+    let run = units::safe(run, 500);
+    let more = format!("More: gpuwhy explain --full {run} ({findings}checks, machine, GPUs, threads)");
+    lines.extend(wrap(&more, width.min(PROSE), 2).iter().map(|line| style.dim(line)));
+    lines
+}
+
+/// Several jobs, worst first, and the command that explains one.
 pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
     let mut lines =
-        vec![style.bold(&format!("{} jobs were recorded; the worst first", units::count(jobs.len() as u64)))];
+        vec![style.bold(&format!("{} jobs recorded, worst first", units::count(jobs.len() as u64)))];
     lines.push(String::new());
     let names: Vec<String> = jobs.iter().map(job_name).collect();
     let room = names.iter().map(|name| name.width()).max().unwrap_or(0);
@@ -114,12 +138,12 @@ pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> V
     if let Some(first) = jobs.first() {
         lines.push(String::new());
         let run = units::safe(run, 500);
-        lines.push(style.dim(&format!("look at one: gpuwhy explain --db {run} --pid {}", first.pid)));
+        lines.push(style.dim(&format!("More: gpuwhy explain --db {run} --pid {}", first.pid)));
     }
     lines
 }
 
-/// `python3 train.py 4821`; of several ranks how many.
+/// `python3 train.py 4821`; with several ranks their number.
 fn job_name(job: &JobReport) -> String {
     let ranks = if job.ranks > 1 { format!(" ({} ranks)", job.ranks) } else { String::new() };
     format!("{} {}{ranks}", units::safe(&job.name, NAME), job.pid)
@@ -147,8 +171,8 @@ pub(crate) fn list(texts: &[String], width: usize) -> Vec<String> {
     texts.iter().flat_map(|text| wrap(&format!("  {}", units::safe(text, 1000)), width.min(PROSE), 4)).collect()
 }
 
-/// One line a GPU: how long it had no work in all of the time that is explained, what nvidia-smi would say, and how gpuwhy
-/// knows. Without shares: those on the screen are of the steady time.
+/// One line per GPU: bounds of its idle time in the whole time range, the rate nvidia-smi shows, and the basis. Without
+/// shares: those on the screen are of the steady state.
 fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
     let heads = [
         ("GPU", Align::Left),
@@ -156,7 +180,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
         ("idle at most", Align::Right),
         ("nvidia-smi", Align::Right),
         ("launches", Align::Right),
-        ("known from", Align::Left),
+        ("basis", Align::Left),
     ];
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
     for gpu in gpus {
@@ -165,7 +189,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
             format!("{}{of}", gpu.device),
             units::time(gpu.idle_min_ns),
             units::time(gpu.idle_max_ns),
-            gpu.rate_percent.map_or_else(|| "not known".to_owned(), |rate| format!("{rate:.0} %")),
+            gpu.rate_percent.map_or_else(|| "unknown".to_owned(), |rate| format!("{rate:.0} %")),
             units::count(gpu.launches),
             units::safe(&gpu.basis, 200),
         ]);
@@ -173,7 +197,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
     if table.is_empty() { Vec::new() } else { table.lines_within(width, &["launches"], style) }
 }
 
-/// Where the time of the threads that matter went, in all of the time that is explained.
+/// Where the time of the most important threads went, in the whole time range.
 fn thread_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let threads = &report.threads;
     let heads = [("thread", Align::Left), ("state", Align::Left), ("ms", Align::Right), ("mostly", Align::Left)];
@@ -199,20 +223,20 @@ fn thread_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let hidden = threads.len() - shown.len();
     if hidden > 0 && !lines.is_empty() {
         let threads = if hidden == 1 { "thread" } else { "threads" };
-        let more = format!("… {} more {threads}: the view `ledger` has all", units::count(hidden as u64));
+        let more = format!("… {} more {threads} (view `ledger`)", units::count(hidden as u64));
         lines.push(style.dim(&more));
     }
     lines
 }
 
-/// `python3 4821`, of a thread beside the main one `python3 4821/4830`; one that launches says so.
+/// `python3 4821`; a thread other than the main one: `python3 4821/4830`; a launching thread is marked.
 fn thread_name(thread: &ThreadReport) -> String {
     let name = units::safe(&thread.name, NAME);
     let id = if thread.pid == thread.tid { thread.pid.to_string() } else { format!("{}/{}", thread.pid, thread.tid) };
     if thread.launches > 0 { format!("{name} {id} (launches)") } else { format!("{name} {id}") }
 }
 
-/// The states that matter, most time first; what is left is put together.
+/// The most important states, most time first; the rest is one sum.
 fn states(thread: &ThreadReport) -> Vec<(Option<State>, u64)> {
     let of = |state: &State| thread.ledger.get(state.name()).copied().unwrap_or(0);
     let mut all: Vec<(Option<State>, u64)> = State::ALL.iter().map(|state| (Some(*state), of(state))).collect();
@@ -226,7 +250,7 @@ fn states(thread: &ThreadReport) -> Vec<(Option<State>, u64)> {
     all
 }
 
-/// In CUDA, which op; without a CPU, who had it.
+/// For CUDA time the op; for ready time the program that had the CPU.
 fn mostly(thread: &ThreadReport, state: State) -> Option<String> {
     match state {
         State::RunningCuda => {
@@ -235,10 +259,10 @@ fn mostly(thread: &ThreadReport, state: State) -> Option<String> {
         }
         State::Ready => {
             let ready = thread.ledger.get(state.name()).copied().unwrap_or(0);
-            // Who had it a moment only explains nothing.
+            // A program that had it only briefly explains nothing.
             let held = thread.held_by.first().filter(|held| held.ns >= ready / 10)?;
             let name = units::safe(&held.name, NAME);
-            Some(format!("{name} {} had the CPU {} of it", held.pid, units::time(held.ns)))
+            Some(format!("{name} {} had the CPU for {}", held.pid, units::time(held.ns)))
         }
         _ => None,
     }

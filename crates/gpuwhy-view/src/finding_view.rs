@@ -6,7 +6,7 @@ use crate::wrap::wrap;
 use gpuwhy_model::{Confidence, Finding, Severity, units};
 use unicode_width::UnicodeWidthStr;
 
-/// A finding is no wider than this, save its chain.
+/// A full finding is no wider than this, except its chain.
 const BLOCK: usize = 110;
 /// A short finding is no wider than this.
 const SHORT: usize = 100;
@@ -16,8 +16,8 @@ const LEAST_SHORT: Severity = Severity::Medium;
 /// Where the text of a short finding begins.
 const INDENT: usize = 10;
 /// Where the second column of a full finding begins.
-const HANG: usize = 10;
-/// Who and what of a link have this much room beside its time, or stand above it.
+const HANG: usize = 13;
+/// A link's text gets at least this many columns beside its time, else it stands above.
 const LEAST_SAID: usize = 44;
 
 /// How much of the findings is shown.
@@ -48,12 +48,6 @@ fn shown(findings: &[Finding], detail: Detail) -> impl Iterator<Item = &Finding>
     findings.iter().filter(move |finding| detail == Detail::Full || finding.severity >= LEAST_SHORT).take(most)
 }
 
-/// A finding in one line: how bad it is, its title and its cost.
-pub fn title_line(finding: &Finding, style: Style) -> String {
-    let label = paint(&format!("[{}]", finding.severity.label()), finding.severity, style);
-    format!("{label} {}", units::safe(&finding.headline(), 240))
-}
-
 /// A severity's colour.
 pub(crate) fn paint(text: &str, severity: Severity, style: Style) -> String {
     match severity {
@@ -77,7 +71,7 @@ fn short_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
     }
     let mut body = why(finding);
     body.extend(finding.ranked_fixes().first().map(|fix| format!("Fix: {}", fix.sentence())));
-    // A guess is marked as one: people act differently on it.
+    // People act differently on a guess.
     let unsure = finding.confidence == Confidence::Low && !finding.confidence_reason.is_empty();
     body.extend(unsure.then(|| format!("Not certain: {}", units::safe(&finding.confidence_reason, 200))));
     let indented = body.iter().flat_map(|text| wrap(&format!("{:INDENT$}{text}", ""), width, INDENT));
@@ -124,8 +118,8 @@ pub(crate) fn full_lines(finding: &Finding, width: usize, style: Style) -> Vec<S
     shown
 }
 
-/// A chain as the text has it where that fits. Else who and what wrap beside the times and states, and where that leaves them
-/// too little room, above.
+/// A chain's lines as they are where they fit. Else the texts wrap beside the times and states, or, where that leaves too
+/// little room, above them.
 fn chain_lines(finding: &Finding, lines: &[&str], width: usize) -> Vec<String> {
     if lines.iter().all(|line| line.trim_end().width() <= width) {
         return lines.iter().map(|line| line.trim_end().to_owned()).collect();

@@ -101,6 +101,7 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
     let mut causes: Vec<(f64, String)> = Vec::new();
     let mut others: Vec<String> = Vec::new();
+    let mut idle_unknown = false;
     for found in costly {
         let is_told = |story: &&Story| {
             (story.kind.name(), story.root.name()) == (found.kind.as_str(), found.root_cause.kind.as_str())
@@ -109,7 +110,12 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
         match stories.iter().find(is_told) {
             Some(story) if story.is_about_pace() => {
                 let clause = words::clause(story, scene);
+                let clause = match clause.strip_prefix("the training thread ") {
+                    Some(does) => format!("it {does}"),
+                    None => clause,
+                };
                 others.push(format!("The training thread was held up {share} of the time: {clause}."));
+                idle_unknown = idle < LEAST_IDLE;
             }
             Some(story) => causes.push((found.share, words::clause(story, scene))),
             None => others.push(of_the_gpu(found)),
@@ -127,6 +133,7 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
         sentences.push(idle_sentence(idle, &causes, scene));
     }
     sentences.append(&mut others);
+    sentences.extend(idle_unknown.then(|| "How long the GPU was idle is unknown without NVML.".to_owned()));
     if lost_track >= SERIOUS {
         sentences.push(format!("For {} of the time no cause was found.", units::percent(lost_track, 1.0)));
     }
@@ -255,11 +262,13 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
     well("input", &[Kind::InputStarved, Kind::ProcessChurn], String::new());
     well("disk and network", &[Kind::DiskIo, Kind::NetworkIo], String::new());
     well("locks", &[Kind::LockContention], String::new());
-    let syncs = format!(" ({} waits for the GPU a second)", scene.per_second(scene.steady.syncs));
+    let some = |n: u64, text: String| if n > 0 { format!(" ({text})") } else { String::new() };
+    let steady = scene.steady;
+    let syncs = some(steady.syncs, format!("{} waits for the GPU a second", scene.per_second(steady.syncs)));
     well("synchronization", &[Kind::SyncBound], syncs);
-    well("copies", &[Kind::CopyBound], format!(" ({})", units::bytes(scene.steady.copy_bytes)));
-    let allocs = format!(" ({} calls, {})", units::count(scene.steady.allocs), units::time(scene.steady.alloc_ns));
-    well("GPU memory calls", &[Kind::AllocChurn], allocs);
+    well("copies", &[Kind::CopyBound], some(steady.copy_bytes, units::bytes(steady.copy_bytes)));
+    let allocs = format!("{} calls, {}", units::count(steady.allocs), units::time(steady.alloc_ns));
+    well("GPU memory calls", &[Kind::AllocChurn], some(steady.allocs, allocs));
     list
 }
 
