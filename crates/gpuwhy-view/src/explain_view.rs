@@ -120,8 +120,7 @@ pub fn outlook(report: &Report, run: &str, width: usize, style: Style) -> Vec<St
 
 /// Several jobs, worst first, and the command that explains one.
 pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
-    let mut lines =
-        vec![style.bold(&format!("{} jobs recorded, worst first", units::count(jobs.len() as u64)))];
+    let mut lines = vec![style.bold(&format!("{} jobs recorded, worst first", units::count(jobs.len() as u64)))];
     lines.push(String::new());
     let names: Vec<String> = jobs.iter().map(job_name).collect();
     let room = names.iter().map(|name| name.width()).max().unwrap_or(0);

@@ -394,7 +394,8 @@ fn loss(explainer: &Explainer) -> LossReport {
     }
     if !facts.complete {
         notes.push(
-            "the run has no end (gpuwhy is still recording, or was killed): what was going on at its end is unknown".to_owned(),
+            "the run has no end (gpuwhy is still recording, or was killed): what was going on at its end is unknown"
+                .to_owned(),
         );
     }
     if !explainer.timeline.has_offs {

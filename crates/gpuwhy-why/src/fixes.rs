@@ -48,7 +48,10 @@ fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
         )],
         Kind::HostSleep => vec![fix(format!("remove the sleep{line}"), part.ns)],
         Kind::NetworkIo => {
-            vec![fix(format!("prefetch, or keep the data on a local disk: the reads{line} wait for the network"), part.ns)]
+            vec![fix(
+                format!("prefetch, or keep the data on a local disk: the reads{line} wait for the network"),
+                part.ns,
+            )]
         }
         Kind::CpuThrottled | Kind::HostMemoryPressure => own(story, root, root, scene),
         Kind::CpuContention => Vec::new(),

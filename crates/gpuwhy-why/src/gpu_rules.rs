@@ -156,7 +156,8 @@ pub(crate) fn collectives(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Fi
         return None;
     }
     let line = scene.line(&scene.steady.exchange_stacks);
-    let detail = format!("{}: the GPU was busy or waited for other ranks; one rank cannot know which", scene.of_steady(waited));
+    let detail =
+        format!("{}: the GPU was busy or waited for other ranks; one rank cannot know which", scene.of_steady(waited));
     let root =
         RootCause { kind: Kind::CollectiveWait.name().into(), pid: launcher, detail, line, ..RootCause::default() };
     let title = "Waiting behind collectives (NCCL)".to_owned();

@@ -113,7 +113,8 @@ impl Places {
 /// When processes that were not recorded had memory on a GPU: what they queued there is unknown.
 pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-    let sampled = |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
+    let sampled =
+        |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
     let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
     // A process with memory but no kernels does not matter.
     let foreign = |process: &&GpuProcess| !facts.is_recorded(process.pid) && process.sm_percent != Some(0);

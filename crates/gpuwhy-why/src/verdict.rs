@@ -86,7 +86,9 @@ impl Lost {
             return String::new();
         }
         let (unwatched, wall) = (units::time(self.unwatched_ns), units::time(self.wall_ns));
-        format!("Launches were not watched for {unwatched} of {wall} (view `unwatched`): what happened then is unknown. ")
+        format!(
+            "Launches were not watched for {unwatched} of {wall} (view `unwatched`): what happened then is unknown. "
+        )
     }
 }
 

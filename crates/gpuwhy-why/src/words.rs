@@ -29,7 +29,8 @@ enum Feeder {
 impl Feeder {
     fn of(story: &Story, scene: &Scene<'_>) -> Self {
         let part = story.root_part();
-        let is_worker = |name: &str| ["data_worker", "dataworker", "dataload", "data_load"].iter().any(|w| name.contains(w));
+        let is_worker =
+            |name: &str| ["data_worker", "dataworker", "dataload", "data_load"].iter().any(|w| name.contains(w));
         let pids = part.threads.keys().map(|index| scene.thread(*index).pid);
         let named = pids.clone().any(|pid| is_worker(&scene.name(pid).to_lowercase()));
         let queued = || story.all.head_stacks.ranked().first().is_some_and(|(stack, _)| scene.in_queue(*stack));
@@ -38,10 +39,16 @@ impl Feeder {
         }
         let ends = most(part.threads.iter().map(|(index, ns)| (*index, *ns))).map(|(index, _)| scene.thread(index).pid);
         match ends.filter(|pid| !story.ranks.contains(pid)) {
-            Some(pid) => Self::Program(base(&scene.name(pid)).to_owned()),
+            Some(pid) => Self::Program(short_name(&scene.name(pid))),
             None => Self::Unknown,
         }
     }
+}
+
+/// A program's name, unless it is too long for a title.
+fn short_name(name: &str) -> String {
+    let name = base(name);
+    if name.chars().count() <= TITLE_NAME { name.to_owned() } else { "another process".to_owned() }
 }
 
 /// The finding in a few words, without its cost.
@@ -50,8 +57,7 @@ pub(crate) fn title(story: &Story, scene: &Scene<'_>) -> String {
         Kind::InputStarved if story.root == Kind::OutsideProcess => "Waiting for a process that was not traced",
         Kind::InputStarved => match Feeder::of(story, scene) {
             Feeder::Data => "Data loading is too slow",
-            Feeder::Program(name) if name.chars().count() <= TITLE_NAME => return format!("Waiting for {name}"),
-            Feeder::Program(_) => "Waiting for another process",
+            Feeder::Program(name) => return format!("Waiting for {name}"),
             Feeder::Unknown => "Waiting for input",
         },
         Kind::CpuContention => "The training thread waits for a CPU",
