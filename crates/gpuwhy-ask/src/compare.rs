@@ -179,8 +179,8 @@ mod tests {
         let after =
             run(1_900, 1_900_000_000, vec![finding("copy_bound", 0.19, 0), finding("memory_leak", 0.0, 5_000_000)]);
         let compared = compare((&before.0, &before.1), (&after.0, &after.1));
-        let told: Vec<&str> = compared.changes.iter().map(|change| change.words.as_str()).collect();
-        assert_eq!(told, ["sync_bound is gone (cost 30 % of the time)", "memory_leak is new (costs 5.00 MB)"]);
+        let words: Vec<&str> = compared.changes.iter().map(|change| change.words.as_str()).collect();
+        assert_eq!(words, ["sync_bound is gone (cost 30 % of the time)", "memory_leak is new (costs 5.00 MB)"]);
         let slower = run(650, 1_300_000_000, Vec::new());
         let compared = compare((&before.0, &before.1), (&slower.0, &slower.1));
         assert_eq!(compared.changes[0].words, "launches/s 1,000 → 500");

@@ -204,8 +204,8 @@ impl Growing {
             (State::Throttled, sum(|life| life.throttled_ns), states[State::Throttled as usize]),
             (State::BlockedOther, sum(|life| life.blocked_ns), blocked),
         ];
-        for (state, told, counted) in missing {
-            let more = told.saturating_sub(counted);
+        for (state, known, counted) in missing {
+            let more = known.saturating_sub(counted);
             states[state as usize] += more;
             self.off_ns += more;
         }

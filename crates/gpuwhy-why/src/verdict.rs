@@ -76,7 +76,7 @@ impl Lost {
             return self.not_watched();
         }
         let (events, all, why) = (units::count(self.events), units::count(self.all), self.why);
-        format!("{events} of {all} events were lost because {why}: the rest of this verdict is based on the others. ")
+        format!("{events} of {all} events were lost because {why}: the verdict rests on the remaining ones. ")
             + &self.not_watched()
     }
 
@@ -105,11 +105,11 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
     let mut others: Vec<String> = Vec::new();
     let mut idle_unknown = false;
     for found in costly {
-        let is_told = |story: &&Story| {
+        let matches = |story: &&Story| {
             (story.kind.name(), story.root.name()) == (found.kind.as_str(), found.root_cause.kind.as_str())
         };
         let share = units::percent(found.share, 1.0);
-        match stories.iter().find(is_told) {
+        match stories.iter().find(matches) {
             Some(story) if story.is_about_pace() => {
                 let clause = words::clause(story, scene);
                 let clause = match clause.strip_prefix("the training thread ") {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Following a wait to its cause. Over an interval, a thread's time is cut into pieces, and each piece ends in exactly
-//! one *leaf*: somebody who was running, waited for a CPU, or waited for something that is no thread. A blocked thread
-//! is explained by the thread that woke it, over the same time.
+//! Follows a wait to its cause. A thread's time in an interval is cut into pieces, and each piece ends in exactly one *leaf*:
+//! a thread that ran, was ready without a CPU, or waited for something other than a thread. A blocked thread is explained by
+//! the thread that woke it, over the same time.
 
 use crate::state::State;
 use crate::timeline::{Off, SAME_OBJECT, Span, Thread, ThreadIndex, Timeline};

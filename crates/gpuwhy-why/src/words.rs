@@ -8,7 +8,6 @@ use crate::state::State;
 use crate::story::{ChainTotals, Story, most};
 use crate::timeline::ThreadIndex;
 use gpuwhy_model::{Link, RootCause};
-use std::collections::BTreeSet;
 
 /// Threads and states with less than one part in so many of a story are left out of its sentence.
 const LEAST_SAID: u64 = 20;
@@ -109,7 +108,7 @@ pub(crate) fn clause(story: &Story, scene: &Scene<'_>) -> String {
 /// Who does not deliver the input, and what keeps them from it.
 fn starved(story: &Story, scene: &Scene<'_>) -> String {
     let feeder = Feeder::of(story, scene);
-    let workers = processes(story.root_part(), scene).difference(&story.ranks).count();
+    let workers = scene.named_pids(&story.root_part().threads).difference(&story.ranks).count();
     let (who, many) = match feeder {
         Feeder::Data if workers > 1 => ("the data workers".to_owned(), true),
         Feeder::Data if workers == 1 => ("the data worker".to_owned(), false),
@@ -129,11 +128,6 @@ fn starved(story: &Story, scene: &Scene<'_>) -> String {
         _ => "cannot keep up".to_owned(),
     };
     format!("{who} {does}")
-}
-
-/// The processes of a story's end.
-fn processes(part: &ChainTotals, scene: &Scene<'_>) -> BTreeSet<u32> {
-    part.threads.keys().map(|index| scene.thread(*index).pid).collect()
 }
 
 /// The root cause in one line, with figures. Every share is of the steady time.
