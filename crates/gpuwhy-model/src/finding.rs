@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
 /// Least and most columns of a link's text before its time.
-const SAID_WIDTH: (usize, usize) = (64, 96);
+const SAID_WIDTH: (usize, usize) = (61, 96);
 /// Columns of a label such as `fix`.
 const LABEL: usize = 11;
 /// Kinds that, when critical, say what ended the process.

@@ -115,12 +115,12 @@ The GPU was idle at least 48 % of the time: 31 % because the data workers cannot
 shows 97 %.
 
 [HIGH] Data loading is too slow (37.2 s · 31 %)                                        input_starved
-  chain      python3 4821 waits for the next batch, train.py:138                 37.2 s   blocked, pipe
-             ← pt_data_worker:0–3 decode on the CPU, data.py:51                  34.1 s   running
+  chain      python3 4821 waits for the next batch, train.py:138              37.2 s   blocked, pipe
+             ← pt_data_worker:0–3 decode on the CPU, data.py:51               34.1 s   running
   cause      4 data workers decode
   effect     launches 1,200/s → 640/s
-  fix        num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6
-             num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6  (saves up to 31.0 s)
+  fix        num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 →
+             6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6  (saves up to 31.0 s)
 
 Healthy
   disk and network: no time lost
@@ -150,7 +150,7 @@ fn a_narrow_terminal_breaks_prose_and_titles() {
     assert_eq!(lines[0], "The GPU was idle at least 48 % of the time: 31 %");
     let title = lines.iter().position(|line| line.starts_with("[HIGH]")).unwrap();
     assert_eq!(lines[title], "[HIGH] Data loading is too slow");
-    assert_eq!(lines[title + 1], format!("       (37.2 s · 31 %){:12}input_starved", ""));
+    assert_eq!(lines[title + 1], format!("       (37.2 s · 31 %){:15}input_starved", ""));
     assert!(lines.iter().any(|line| line == "  fix        num_workers 4 → 6 num_workers 4 → 6"), "{lines:#?}");
     let short = shown(&report(), Detail::Short, 50, Style::PLAIN);
     assert!(short.contains(&format!("HIGH      Data loading is too slow{:3}37.2 s · 31 %", "")), "{short:#?}");

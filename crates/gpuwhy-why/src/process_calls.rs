@@ -221,9 +221,9 @@ mod tests {
     fn a_pace_that_fell_and_short_resources_get_warnings() {
         let launches = || op("cudaLaunchKernel", 2_000, [7_000, 9_000, 90_000], [0, 0]);
         let fell = Course { peak: 120.0, early: 100.0, last: 30.0 };
-        let process = launches().finish(Some(Class::Launch), Some(fell));
-        assert_eq!((process.peak_per_second, process.drop), (Some(120.0), Some(0.75)));
-        assert_eq!(process.warnings, ["fell from 120/s to 30/s"]);
+        let finished = launches().finish(Some(Class::Launch), Some(fell));
+        assert_eq!((finished.peak_per_second, finished.drop), (Some(120.0), Some(0.75)));
+        assert_eq!(finished.warnings, ["fell from 120/s to 30/s"]);
         let none: [&str; 0] = [];
         // Copies come and go; and one busy second at the start is no usual pace.
         assert_eq!(launches().finish(Some(Class::Copy), Some(fell)).warnings, none);

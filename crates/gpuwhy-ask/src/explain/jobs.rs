@@ -186,7 +186,7 @@ mod tests {
                 let report = together(time, vec![costing(kind, severity)]);
                 assert_eq!(report.findings.len(), 1, "{:#?}", report.findings);
                 assert_eq!((report.findings[0].kind.as_str(), report.findings[0].severity), (ALLOC_CHURN, severity));
-                assert_eq!(report.findings[0].effect, [format!("{kind} cost time")]);
+                assert_eq!(report.findings[0].effect, [format!("{kind} cost time (5 ns)")]);
             }
         }
         // Of memory that is reserved for nothing the time says nothing; and what cost no GPU time stays with memory.
