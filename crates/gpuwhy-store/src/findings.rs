@@ -93,7 +93,7 @@ pub(crate) fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: 
         detected_at,
         finding.severity.label().to_ascii_lowercase(),
         finding.kind,
-        finding.title,
+        finding.headline(),
         with_line(&finding.root_cause.detail, finding.root_cause.line.as_deref()),
         lines(&finding.chain, "\n← ", Link::sentence),
         lines(&finding.fixes, "\n", fix),

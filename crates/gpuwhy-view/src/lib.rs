@@ -3,6 +3,7 @@
 //! is somebody else's business.
 
 pub mod explain_view;
+pub mod finding_view;
 mod fitted;
 pub mod memory_compare;
 pub mod memory_live;

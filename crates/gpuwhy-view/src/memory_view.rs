@@ -2,7 +2,8 @@
 //! GPU memory on the screen: the verdict and what was found, then memory over time, who held it, what grew, what was
 //! reserved for nothing, what is hidden, and the times it ran out.
 
-use crate::explain_view::{finding_lines, list, section, verdict};
+use crate::explain_view::{list, section, verdict};
+use crate::finding_view::full_lines;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::wrap::fold;
@@ -70,7 +71,7 @@ impl MemoryView<'_> {
         let wanted = |kind: &str| all || self.sections.iter().any(|section| section.kinds().contains(&kind));
         for finding in report.findings.iter().filter(|finding| wanted(&finding.kind)) {
             lines.push(String::new());
-            lines.extend(finding_lines(finding, width, style));
+            lines.extend(full_lines(finding, width, style));
         }
         let has = |section: MemorySection| all || self.sections.contains(&section);
         if all {

@@ -262,6 +262,9 @@ Examples:
 pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) of: Of,
+    /// Show everything: all findings with their chains and fixes, checks that passed, machine, GPUs, threads
+    #[arg(long)]
+    pub(crate) full: bool,
     /// Also show each process's calls: how many, how long, bytes allocated and freed
     #[arg(long)]
     pub(crate) per_process: bool,
@@ -295,6 +298,9 @@ Examples:
 pub(crate) struct Memory {
     #[command(flatten)]
     pub(crate) of: Of,
+    /// Show everything: all findings with their chains and fixes, and all sections
+    #[arg(long)]
+    pub(crate) full: bool,
     /// Lines that keep what they allocate, and those that only look like it
     #[arg(long)]
     pub(crate) leaks: bool,
@@ -465,6 +471,9 @@ Examples:
   gpuwhy profile snapshot.pickle --gpu-gb 80
   gpuwhy profile run/ --json | jq .trace.devices")]
 pub(crate) struct Profile {
+    /// Show everything: all findings with their chains and fixes, and all tables
+    #[arg(long)]
+    pub(crate) full: bool,
     /// Folders or files
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,

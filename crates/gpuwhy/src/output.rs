@@ -138,6 +138,11 @@ pub(crate) fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
+/// Whether --verbose was given.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
+}
+
 /// Lines that help to report a problem, to stderr: with --verbose only.
 pub(crate) fn details(lines: impl IntoIterator<Item = String>) {
     if VERBOSE.load(Ordering::Relaxed) {

@@ -80,7 +80,7 @@ fn a_small_file_has_true_sums_and_every_slow_call() {
     let note = "events are in this file as weights of others";
     assert!(said.contains(note) && said.contains("--max-size 3.00 MB"), "{said}");
     let explained = text(&succeed(Command::new(GPUWHY).args(["explain", "--db"]).arg(place.db())));
-    assert!(explained.contains("are told by others like them"), "{explained}");
+    assert!(explained.contains("are represented by similar rows"), "{explained}");
     for format in [None, Some("--json"), Some("--csv")] {
         let args: Vec<&str> = format.into_iter().chain(["SELECT COUNT(*) AS n FROM sessions"]).collect();
         let output = query(&place, &args);

@@ -157,7 +157,7 @@ impl Finding {
         Self {
             kind: clean(&found.kind, 40),
             severity,
-            title: clean(&found.title, SENTENCE),
+            title: clean(&found.headline(), SENTENCE),
             lost_ns: found.lost_ns,
             lost_bytes: found.lost_bytes,
             pid: found.pid,

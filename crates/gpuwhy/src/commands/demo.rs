@@ -13,6 +13,7 @@ use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;
 use gpuwhy_view::MemoryView;
+use gpuwhy_view::finding_view::Detail;
 use simgpu::Installed;
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -252,7 +253,7 @@ fn answer(db: &Path) -> anyhow::Result<()> {
     let again = format!("gpuwhy explain {} says this again; anything else can be asked with SQL:", db.display());
     let query = format!("gpuwhy query --db {} \"SELECT op, COUNT(*) AS calls FROM events GROUP BY op\"", db.display());
     let mut lines = vec![String::new()];
-    lines.extend(command::text(db, &explained, &[]));
+    lines.extend(command::text(db, &explained, &[], Detail::Short));
     lines.extend([String::new(), style.dim(&again), style.dim(&query)]);
     Ok(output::show(lines)?)
 }

@@ -8,6 +8,7 @@ use crate::trace::sudo::Caller;
 use gpuwhy_ask::{Explained, Part, explain};
 use gpuwhy_model::Severity;
 use gpuwhy_view::ExplainView;
+use gpuwhy_view::finding_view::Detail;
 use gpuwhy_why::process_calls::ProcessCalls;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -35,16 +36,17 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         writeln!(out)?;
         out.flush()?;
     } else {
-        output::show(text(args.of.run.path(), &explained, &calls))?;
+        let detail = if args.full { Detail::Full } else { Detail::Short };
+        output::show(text(args.of.run.path(), &explained, &calls, detail))?;
     }
     let bad = args.fail_on.map(severity).is_some_and(|least| worst(&explained) >= Some(least));
     Ok(ExitCode::from(if bad { FOUND } else { 0 }))
 }
 
 /// The explanation as people read it.
-pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls]) -> Vec<String> {
+pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls], detail: Detail) -> Vec<String> {
     let run = &db.display().to_string();
-    let view = ExplainView { report: &explained.report, per_process: calls, run };
+    let view = ExplainView { report: &explained.report, per_process: calls, run, detail };
     view.lines(output::stdout_columns(), output::stdout_style())
 }
 

@@ -120,7 +120,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
     let (summary, mut progress) = recorder.finish(stop);
-    progress.summarise(&summary);
+    progress.end_recording();
     let answer = if settings.explain { answer::find(&summary, running.as_mut(), &mut signals) } else { Answer::None };
     progress.finish(&summary, &answer);
     if running.as_mut().is_some_and(|job| job.ended().is_none()) && settings.display == Display::Human {
