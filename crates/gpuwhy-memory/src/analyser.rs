@@ -405,7 +405,7 @@ impl Analyser {
         let mut notes = self.facts.notes.clone();
         if self.facts.lost > 0 {
             notes.push(format!(
-                "{} allocations or frees were lost: live bytes by line may be off, totals are PyTorch's own",
+                "{} allocations or frees were lost: live bytes by line may be off; totals are PyTorch's own",
                 self.facts.lost
             ));
         }
@@ -413,14 +413,14 @@ impl Analyser {
         if older > 0 {
             let bytes = gpuwhy_model::units::bytes(older);
             notes.push(format!(
-                "{bytes} were allocated before the recording, or before PyTorch's library was watched: which lines did is not known"
+                "{bytes} was allocated before the recording, or before gpuwhy watched PyTorch's library: its lines are unknown"
             ));
         }
         if report.spaces.is_empty() {
             notes.push("no process allocated GPU memory in this time".to_owned());
         }
         if !report.spaces.is_empty() && report.gaps.is_empty() {
-            notes.push("the device's own figures (NVML) are not known: nothing is said of what is hidden".to_owned());
+            notes.push("no figures from the device (NVML), so hidden memory is unknown".to_owned());
         }
         notes
     }

@@ -468,13 +468,13 @@ pub struct Oom {
 }
 
 impl Oom {
-    /// What the device said, in words, and how long before where that was not then.
+    /// What NVML reported, in words, and how long before or after, if not at the same time.
     pub fn device_words(&self) -> Option<String> {
         let (used, total) = (units::bytes(self.device_used?), units::bytes(self.device_total?));
         let at = self.device_used_at_ns?;
         let when = match self.at_ns.abs_diff(at) {
             ..=NOW_NS => String::new(),
-            by if at < self.at_ns => format!(", {} before", units::time(by)),
+            by if at < self.at_ns => format!(", {} earlier", units::time(by)),
             by => format!(", {} later", units::time(by)),
         };
         Some(format!("the device had {used} of {total} in use{when}"))
