@@ -119,7 +119,7 @@ fn header(input: &RunInput, first: &FirstPass, words: &HashMap<u64, SiteFact>, (
             duration_ns: session.duration_ns,
             command: session.command.as_deref().map(|command| command.chars().take(MOST_OF_COMMAND).collect()),
         },
-        part: gpuwhy_bundle::Part { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
+        part: gpuwhy_bundle::Selection { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
         lost: facts.lost,
         unreported: facts.unreported.clone(),
         notes: facts.notes.clone(),

@@ -115,7 +115,7 @@ fn leaks_of_runs_of_different_length_are_compared_per_step() {
     let all = compared(&[("short", &short), ("long", &long)]);
     assert_eq!(row(&all, "train.py:31").in_runs[1].change, Change::Same);
     assert!(all.verdict.starts_with("short and long keep 1.00 MB/step at train.py:31; peak"), "{}", all.verdict);
-    assert!(all.notes[0].contains("different length (100, 400 steps)"), "{:?}", all.notes);
+    assert!(all.notes[0].contains("differ in length (100, 400 steps)"), "{:?}", all.notes);
     let worse = leaking(run(&[MODEL, (31, "step", 200 * MB, 100)], 100), 31, "step", 2e6, 1);
     let all = compared(&[("short", &short), ("worse", &worse)]);
     assert_eq!(row(&all, "train.py:31").in_runs[1].change, Change::Grew);
@@ -129,7 +129,7 @@ fn what_cannot_be_compared_is_said() {
     let leaky = leaking(run(&[MODEL, (31, "step", 100 * MB, 60)], 100), 31, "step", 1e6, 40);
     let mut nothing = Report { to_ns: 5, notes: vec!["no process allocated GPU memory".into()], ..Report::default() };
     let all = compared(&[("short", &healthy), ("leaky", &leaky), ("empty", &nothing)]);
-    assert!(all.notes.iter().any(|note| note.contains("short has 30 steps only")), "{:?}", all.notes);
+    assert!(all.notes.iter().any(|note| note.contains("short has only 30 steps")), "{:?}", all.notes);
     assert!(all.notes.contains(&"empty: no process allocated GPU memory".to_owned()), "{:?}", all.notes);
     assert!(all.verdict.contains("that short does not; peak 500 MB → 600 MB → –"), "{}", all.verdict);
     assert!(all.verdict.ends_with("empty allocated no GPU memory and cannot be compared."), "{}", all.verdict);
@@ -183,7 +183,7 @@ fn memory_past_pytorch_has_a_figure_of_its_own() {
     let mut grown = report.clone();
     grown.spaces[1].peak_allocated = 5_000 * MB;
     let all = compared(&[("a", &report), ("b", &grown)]);
-    assert!(all.verdict.contains("about the same: 110 MB → 110 MB; past PyTorch 67.0 MB → 5.00 GB"), "{}", all.verdict);
+    assert!(all.verdict.contains("about the same: 110 MB → 110 MB; outside PyTorch 67.0 MB → 5.00 GB"), "{}", all.verdict);
     // Of a program without PyTorch it is all there is.
     report.spaces.remove(0);
     let all = compared(&[("a", &report), ("b", &report)]);
