@@ -155,7 +155,8 @@ impl Row {
     }
 
     fn of_tensor(event: &TensorEvent, site: Option<u32>) -> Option<Self> {
-        let kinds = [(TorchOp::Alloc, RowKind::Alloc), (TorchOp::Free, RowKind::Free), (TorchOp::OutOfMemory, RowKind::Oom)];
+        let kinds =
+            [(TorchOp::Alloc, RowKind::Alloc), (TorchOp::Free, RowKind::Free), (TorchOp::OutOfMemory, RowKind::Oom)];
         let kind = kinds.into_iter().find(|(op, _)| torch_op(*op) == event.op)?.1;
         Some(Self {
             device: Some(event.device),

@@ -205,7 +205,7 @@ fn the_table_has_a_row_for_each_and_no_formulas() {
     let rows: Vec<&str> = text.split_terminator(ends_row).collect();
     assert!(!text.contains('\r'), "{text:?}");
     assert_eq!(rows.len(), events().len(), "all but the launch, and a head");
-    assert!(rows[1].starts_with("5,driver_alloc,4821,4821,\"'=cmd|'/C calc'!A0,\"\"</script>\"\"\n\u{1b}[2J\",0,1048576,0xffffffffffffffff,,,cudaMalloc,77,0,,,9"), "{}", rows[1]);
+    assert!(rows[1].starts_with("5,driver_alloc,4821,4821,\"'=cmd|'/C calc'!A0,\"\"</script>\"\"\n\u{fffd}[2J\",0,1048576,0xffffffffffffffff,,,cudaMalloc,77,0,,,9"), "{}", rows[1]);
     assert!(rows.last().unwrap().contains(",-9,"), "by a signal: {}", rows.last().unwrap());
 }
 
@@ -272,7 +272,8 @@ fn errors_name_what_is_wrong_and_where() {
     assert!(said("{\"at_ns\":100,", "{\"at_ns\":1,").contains("earlier than that of the previous event"));
     assert!(said("\"function\":\"cudaMalloc\"", "\"function\":\"rm\"").contains("unknown function \"rm\""));
     assert!(
-        said("\"function\":\"cudaMalloc\"", "\"function\":\"cudaFree\"").contains("cudaFree does not fit kind driver_alloc")
+        said("\"function\":\"cudaMalloc\"", "\"function\":\"cudaFree\"")
+            .contains("cudaFree does not fit kind driver_alloc")
     );
     assert!(said("\"site\":2,\"function\"", "\"site\":3,\"function\"").contains("site 3 is not in the list"));
     assert!(said("\"to_ns\":10000", "\"to_ns\":18446744073709551615").contains("invalid time range"));

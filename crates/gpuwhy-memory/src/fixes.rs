@@ -78,7 +78,8 @@ pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     if had_by_others(oom).is_some() {
         fixes.extend(stop_others(&oom.others));
     } else if had_outside(oom).is_some() {
-        let text = "run fewer of the job's processes on this GPU, or use smaller library workspaces (see hidden_memory)";
+        let text =
+            "run fewer of the job's processes on this GPU, or use smaller library workspaces (see hidden_memory)";
         fixes.push(fix(text.to_owned(), 0));
     } else if is_too_large(oom) {
         let line = oom.line.as_deref().unwrap_or("the request");
@@ -93,8 +94,7 @@ pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     }
     let unused = oom.reserved.saturating_sub(oom.allocated);
     if is_scattered(oom) {
-        let text =
-            "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: enough memory was free, but not in one piece";
+        let text = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: enough memory was free, but not in one piece";
         fixes.push(fix(text.to_owned(), unused));
     }
     if let Some(most) = oom.live.first().filter(|most| fixes.is_empty() && most.bytes > oom.allocated / 4) {

@@ -185,8 +185,7 @@ mod tests {
     #[test]
     fn each_run_has_a_column_with_its_changes() {
         let text = lines(&comparison(3), 80, Style::PLAIN).join("\n");
-        for part in
-            ["peak in use", "8.40 MB", "leaks", "no data", "840 MB new", "trainer.py:31→33", "differ in length"]
+        for part in ["peak in use", "8.40 MB", "leaks", "no data", "840 MB new", "trainer.py:31→33", "differ in length"]
         {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

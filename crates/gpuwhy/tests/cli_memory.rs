@@ -151,12 +151,14 @@ fn one_tensor_a_step_is_a_leak_from_the_step_it_began_in() {
     assert_eq!(number(&traced.place.run_file(), stored), 1);
     // The same for people: the first screen, everything, and one section.
     let first = shown(&traced.place, &[]);
-    for part in [&traced.line("leak"), "since step 40", "HIGH", "Fix: ", "█ in use", "Top lines at the peak", "More: "] {
+    for part in [&traced.line("leak"), "since step 40", "HIGH", "Fix: ", "█ in use", "Top lines at the peak", "More: "]
+    {
         assert!(first.contains(part), "{part} is missing in\n{first}");
     }
     assert!(first.lines().count() <= 40 && !first.contains("(certain)"), "{first}");
     let all = shown(&traced.place, &["--full"]);
-    for part in ["memory_leak", &traced.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"] {
+    for part in ["memory_leak", &traced.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"]
+    {
         assert!(all.contains(part), "{part} is missing in\n{all}");
     }
     assert!(!first.contains('\x1b') && !all.contains('\x1b'), "no terminal, no colours");

@@ -420,7 +420,8 @@ impl Engine {
             let level = if soon { Level::Critical } else { level };
             let scope = Scope::Space { pid: leak.pid, device: leak.device.unwrap_or(0) };
             let figures = (leak.bytes_per_second, None);
-            if let Some(alert) = self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, figures, leak_text(leak)) {
+            if let Some(alert) = self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, figures, leak_text(leak))
+            {
                 self.alerted.push(key.clone());
                 if let Some(change) = self.changes.iter_mut().rfind(|change| change.id == alert.id) {
                     change.device = leak.device;

@@ -51,7 +51,8 @@ fn grow(engine: &mut Engine, ticks: u64, live: impl Fn(u64) -> u64) -> Vec<Alert
 fn noise_around_the_limit_raises_one_alert() {
     let mut engine = engine(&["memory>85%"]);
     let noise = |second: u64| second.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
-    let raised: Vec<Alert> = (0..600).flat_map(|second| nvml(&mut engine, second, (815 + noise(second)) * MB)).collect();
+    let raised: Vec<Alert> =
+        (0..600).flat_map(|second| nvml(&mut engine, second, (815 + noise(second)) * MB)).collect();
     let [alert] = raised.as_slice() else { panic!("{raised:#?}") };
     assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (Kind::Memory, Level::Warning, Some(0), 1));
     assert_eq!((alert.threshold, alert.cleared_ns), (Some(85.0), None));

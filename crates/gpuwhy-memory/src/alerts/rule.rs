@@ -54,7 +54,9 @@ pub enum RuleError {
         subject: String,
     },
     /// A limit is missing, or the rule takes none.
-    #[error("invalid alert {text:?}: memory and growth need `>` and a limit; leak, oom and none take no limit ({EXAMPLES})")]
+    #[error(
+        "invalid alert {text:?}: memory and growth need `>` and a limit; leak, oom and none take no limit ({EXAMPLES})"
+    )]
     Shape {
         /// The rule.
         text: String,

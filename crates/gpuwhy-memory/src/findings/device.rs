@@ -34,7 +34,8 @@ pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
         effect: vec![format!("this memory is not available to tensors ({trend})")],
         fixes: fixes::hidden(gap),
         confidence: Confidence::Medium,
-        confidence_reason: "memory used on the device (NVML, once a second) minus every allocation that was seen".into(),
+        confidence_reason: "memory used on the device (NVML, once a second) minus every allocation that was seen"
+            .into(),
         ..Finding::new("hidden_memory", severity, title)
     })
 }
@@ -60,7 +61,13 @@ fn chain(gap: &Gap, total: u64) -> Vec<Link> {
         Some(format!("SELECT timestamp, memory_used FROM gpu_seconds WHERE gpu = {}", gap.gpu)),
     );
     let others = gap.others.iter().take(3).map(|other| {
-        memory_link(name(other), format!("holds {}", units::bytes(other.bytes)), None, "not part of this job".into(), None)
+        memory_link(
+            name(other),
+            format!("holds {}", units::bytes(other.bytes)),
+            None,
+            "not part of this job".into(),
+            None,
+        )
     });
     std::iter::once(whole).chain(others).collect()
 }

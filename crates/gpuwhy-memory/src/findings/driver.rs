@@ -56,7 +56,8 @@ pub(super) fn fragmentation(one: &Fragmentation, report: &Report, facts: &Facts)
         fixes: fixes::fragmentation(one),
         confidence: if churns { Confidence::High } else { Confidence::Medium },
         confidence_reason:
-            "reserved and in use are PyTorch's own figures; gpuwhy does not see which free blocks fit which request".into(),
+            "reserved and in use are PyTorch's own figures; gpuwhy does not see which free blocks fit which request"
+                .into(),
         ..Finding::new("fragmentation", severity, title)
     })
 }

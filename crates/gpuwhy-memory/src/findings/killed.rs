@@ -21,7 +21,8 @@ pub(super) fn finding(end: &End) -> Option<Finding> {
             kind: "main_memory".into(),
             pid: Some(end.pid),
             name: Some(end.name.clone()),
-            detail: "the machine, or the job's cgroup, ran out of main memory, and the kernel killed this process".into(),
+            detail: "the machine, or the job's cgroup, ran out of main memory, and the kernel killed this process"
+                .into(),
             line: end.last_line.clone(),
         },
         fixes: fixes::killed(),
