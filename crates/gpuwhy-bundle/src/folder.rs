@@ -281,7 +281,7 @@ mod tests {
         fs::write(mine.join("events.json"), "mine").unwrap();
         let error = write(&mine, b"").unwrap_err();
         assert!(matches!(error, Error::NotABundle { .. }), "{error}");
-        fs::write(mine.join("manifest.json"), "{\"schema\": \"of somebody else\"}").unwrap();
+        fs::write(mine.join("manifest.json"), "{\"schema\": \"of another program\"}").unwrap();
         assert!(write(&mine, b"").is_err());
         assert_eq!(fs::read(mine.join("events.json")).unwrap(), b"mine");
     }

@@ -5,7 +5,7 @@
 use gpuwhy_bundle::{
     CsvWriter, Error, EventsFile, EventsWriter, Header, Process, Run, Selection, Site, Steps, is_events_file,
 };
-use gpuwhy_memory::alerts::{Alert, Kind, Level};
+use gpuwhy_memory::alerts::{Alert, AlertKind, Level};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_memory::{Analyser, ProcessSteps, Report, SiteFact, Unreported};
 use gpuwhy_model::ops::{KernelOp, TorchOp, by_function, kernel_op, torch_op};
@@ -113,7 +113,7 @@ fn header() -> Header {
             at_ns: 9_000,
             cleared_ns: None,
             level: Level::Critical,
-            kind: Kind::Oom,
+            kind: AlertKind::Oom,
             rule: "oom".into(),
             pid: Some(PID),
             device: Some(0),

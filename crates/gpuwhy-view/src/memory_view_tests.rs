@@ -145,7 +145,7 @@ fn alerts_are_listed_with_their_end_and_harmless_to_a_terminal() {
         at_ns: id * 1_000_000_000,
         cleared_ns: (id == 1).then_some(9_000_000_000),
         level: Level::Critical,
-        kind: gpuwhy_memory::alerts::Kind::Leak,
+        kind: gpuwhy_memory::alerts::AlertKind::Leak,
         rule: "leak".into(),
         pid: Some(7),
         device: Some(0),

@@ -27,7 +27,7 @@ struct Attached {
     place: Place,
     pid: u32,
     status: ExitStatus,
-    told: String,
+    output: String,
 }
 
 impl Attached {
@@ -59,8 +59,8 @@ impl Attached {
         });
         job.go();
         let (status, _) = job.end();
-        let told = text(&tracing.end());
-        Self { place, pid, status, told }
+        let output = text(&tracing.end());
+        Self { place, pid, status, output }
     }
 
     /// The command's output, by alert.
@@ -88,7 +88,7 @@ fn a_full_gpu_and_a_refusal_each_raise_one_alert_everywhere() {
         used,
         &["--alert", "none", "--alert", "memory>80%", "--alert", "oom"],
     );
-    assert_eq!(run.status.code(), Some(1), "it ran out of memory: {}", run.told);
+    assert_eq!(run.status.code(), Some(1), "it ran out of memory: {}", run.output);
     let truth = run.place.truth();
     let refused: Vec<Report> = truth
         .calls()
@@ -120,9 +120,9 @@ fn a_full_gpu_and_a_refusal_each_raise_one_alert_everywhere() {
     assert_eq!(commands[1][4..7], [refused.size.unsigned_abs().to_string(), String::new(), db]);
     assert_eq!(commands[1][7], oom["text"].as_str().unwrap());
     // The terminal, and the report.
-    assert_eq!(run.told.matches("gpuwhy: ALERT (warning) memory>80%: GPU 0").count(), 1, "{}", run.told);
-    assert_eq!(run.told.matches("gpuwhy: ALERT (critical) oom: out of memory").count(), 1, "{}", run.told);
-    assert!(!run.told.contains('\x1b') && !run.told.contains("on-alert"), "{}", run.told);
+    assert_eq!(run.output.matches("gpuwhy: ALERT (warning) memory>80%: GPU 0").count(), 1, "{}", run.output);
+    assert_eq!(run.output.matches("gpuwhy: ALERT (critical) oom: out of memory").count(), 1, "{}", run.output);
+    assert!(!run.output.contains('\x1b') && !run.output.contains("on-alert"), "{}", run.output);
     let mut shown = Command::new(GPUWHY);
     let shown = text(&succeed(shown.args(["memory", "--full", "--db"]).arg(run.place.db())));
     assert!(shown.contains("Alerts during the recording") && shown.contains("critical (oom)"), "{shown}");
@@ -135,10 +135,10 @@ fn a_healthy_job_raises_none() {
     }
     let _lock = one_at_a_time();
     let run = Attached::new(&["healthy", "--steps", "200"], TOTAL / 2, &["--alert", "growth>500MB/s"]);
-    assert!(run.status.success(), "{}", run.told);
+    assert!(run.status.success(), "{}", run.output);
     assert_eq!(number(&run.place.run_file(), "SELECT COUNT(*) FROM alerts"), 0);
     assert_eq!(run.memory()["alerts"], serde_json::json!([]));
-    assert!(!run.told.contains("ALERT") && run.commands().is_empty(), "{}", run.told);
+    assert!(!run.output.contains("ALERT") && run.commands().is_empty(), "{}", run.output);
 }
 
 /// Under sudo the command runs as the caller, as the job does: it has none of gpuwhy's rights.
@@ -154,7 +154,7 @@ fn the_command_has_no_more_rights_than_the_job() {
     let mut trace = place.trace();
     trace.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string()).args(["--on-alert", rights]);
     let run = Attached::of(place, trace, &["caught", "--steps", "40", "--onset", "20"], TOTAL / 2);
-    let said = std::fs::read_to_string(Attached::out(&run.place)).unwrap_or_else(|_| panic!("{}", run.told));
+    let said = std::fs::read_to_string(Attached::out(&run.place)).unwrap_or_else(|_| panic!("{}", run.output));
     let words: Vec<&str> = said.split_whitespace().collect();
     let nobody = NOBODY.to_string();
     let none = "0000000000000000";
@@ -180,8 +180,8 @@ fn a_leak_raises_an_alert_with_its_line_while_the_job_runs() {
     let output = succeed(&mut trace);
     let truth = said_report(&String::from_utf8_lossy(&output.stderr));
     assert!(truth["steps"].as_u64().unwrap() < 6000, "the alert came in time: {}", text(&output));
-    let told = reports(&String::from_utf8_lossy(&output.stdout));
-    let alerts: Vec<&Value> = told.iter().filter(|line| line["type"] == "alert").collect();
+    let lines = reports(&String::from_utf8_lossy(&output.stdout));
+    let alerts: Vec<&Value> = lines.iter().filter(|line| line["type"] == "alert").collect();
     let [alert] = alerts.as_slice() else { panic!("one: {alerts:#?}") };
     let line = format!("memjob.py:{}", truth["lines"]["leak"]);
     assert_eq!((&alert["kind"], &alert["pid"]), (&"leak".into(), &truth["pid"]), "{alert:#}");

@@ -12,7 +12,7 @@ use crate::{Error, Part, Result, Stop};
 pub use bundle::{Bundled, write_bundle};
 pub use compare::{Compared, compare};
 pub use gpuwhy_bundle::report::json as report_json;
-use gpuwhy_memory::alerts::{Alert, Kind, Level};
+use gpuwhy_memory::alerts::{Alert, AlertKind, Level};
 pub use gpuwhy_memory::compare::Comparison;
 pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
@@ -120,7 +120,7 @@ fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert
         Some(Alert {
             // A file written by another gpuwhy may have other names.
             level: Level::by_name(&row.level)?,
-            kind: Kind::by_name(&row.kind)?,
+            kind: AlertKind::by_name(&row.kind)?,
             id: row.id,
             at_ns: row.at_ns,
             cleared_ns: row.cleared_ns,

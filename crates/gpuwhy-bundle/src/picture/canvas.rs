@@ -72,7 +72,7 @@ impl Canvas {
         self.pixels.stroke_path(&path, &Self::paint(pen.color, 255), &stroke, Transform::identity(), None);
     }
 
-    /// A filled shape; alpha 255 hides what is below.
+    /// A filled shape; alpha 255 is opaque.
     pub(super) fn area(&mut self, points: &[(f32, f32)], color: Rgb, alpha: u8) {
         let Some(path) = path(points, true) else { return };
         self.pixels.fill_path(&path, &Self::paint(color, alpha), FillRule::Winding, Transform::identity(), None);
@@ -88,7 +88,7 @@ impl Canvas {
         self.pixels.fill_rect(rect, &Self::paint(color, alpha), Transform::identity(), None);
     }
 
-    /// A text whose left upper corner is here. Letters that there are no pictures of are question marks.
+    /// Draws a text; the position is its upper left corner. Characters the font lacks become question marks.
     pub(super) fn text(&mut self, (x, y): (f32, f32), text: &str, font: Font) {
         let (weight, size) = font.raster();
         let (mut left, top) = (x.round() as i64, y.round() as i64);
@@ -105,7 +105,7 @@ impl Canvas {
         }
     }
 
-    /// The background is opaque, so what is blended stays so.
+    /// Blends a pixel. The background is opaque, so the result is, too.
     fn blend(&mut self, x: i64, y: i64, (red, green, blue): Rgb, ink: u8) {
         let (width, height) = (i64::from(self.pixels.width()), i64::from(self.pixels.height()));
         if ink == 0 || !(0..width).contains(&x) || !(0..height).contains(&y) {

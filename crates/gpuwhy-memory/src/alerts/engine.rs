@@ -7,7 +7,7 @@
 
 use super::rule::{Condition, Rule};
 use super::series::{Floors, Window};
-use super::{Alert, Kind, Level};
+use super::{Alert, AlertKind, Level};
 use crate::lines::NO_LINE;
 use crate::report::Leak;
 use gpuwhy_model::ops::{TorchOp, torch_op};
@@ -194,7 +194,7 @@ impl Engine {
         );
         let scope = Scope::Space { pid: event.pid, device: u32::from(event.device) };
         let (level, value) = (rule.level, event.bytes as f64);
-        let raised = self.raise(event.at_ns, level, (Kind::Oom, rule.text.clone()), scope, (value, None), text);
+        let raised = self.raise(event.at_ns, level, (AlertKind::Oom, rule.text.clone()), scope, (value, None), text);
         if let Some(alert) = raised.filter(|_| self.refusals.len() < MOST) {
             let (pid, device, stack, last_ns) = (event.pid, event.device, event.stack, event.at_ns);
             self.refusals.push(Refusal { pid, device, stack, last_ns, alert });
@@ -218,8 +218,9 @@ impl Engine {
             self.judge_memory(scope, used, sample.memory_total.filter(|total| *total > 0), now);
             let slope = self.follow(sample.gpu, now, used);
             // A process's growth is also the GPU's: it is reported once.
-            let is_reported =
-                |active: &Active| matches!(active.scope, Scope::Space { .. }) && self.is(active.rule, Kind::Growth);
+            let is_reported = |active: &Active| {
+                matches!(active.scope, Scope::Space { .. }) && self.is(active.rule, AlertKind::Growth)
+            };
             if let Some(slope) = slope.filter(|_| !self.active.iter().any(is_reported)) {
                 self.judge_growth(scope, slope, now);
             }
@@ -253,9 +254,10 @@ impl Engine {
         if !silent {
             self.leave_memory_to_nvml(now_ns);
         }
-        let of_gpu = |active: &Active| matches!(active.scope, Scope::Gpu { .. }) && self.is(active.rule, Kind::Growth);
+        let of_gpu =
+            |active: &Active| matches!(active.scope, Scope::Gpu { .. }) && self.is(active.rule, AlertKind::Growth);
         let is_reported = self.active.iter().any(of_gpu);
-        let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == Kind::Growth);
+        let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == AlertKind::Growth);
         for at in 0..self.spaces.len() {
             let space = &mut self.spaces[at];
             let scope = Scope::Space { pid: space.pid, device: u32::from(space.device) };
@@ -284,7 +286,7 @@ impl Engine {
         let rules = &self.rules;
         let is_memory = |active: &Active| {
             let kind = rules.get(active.rule).map(|rule| rule.condition.kind());
-            matches!(active.scope, Scope::Space { .. }) && kind == Some(Kind::Memory)
+            matches!(active.scope, Scope::Space { .. }) && kind == Some(AlertKind::Memory)
         };
         for active in self.active.extract_if(.., |active| is_memory(active)) {
             self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
@@ -298,7 +300,7 @@ impl Engine {
         let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
         let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
         for active in gone {
-            if self.is(active.rule, Kind::Growth) {
+            if self.is(active.rule, AlertKind::Growth) {
                 // Growth up to now was reported. NVML's samples arrive late, and memory is freed late.
                 self.growth_reported_ns = now_ns;
                 self.gpus.iter_mut().for_each(|gpu| gpu.used = Window::default());
@@ -313,7 +315,7 @@ impl Engine {
         self.spaces.clear();
         self.paused_ns = now_ns;
         let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
-        let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, Kind::Growth)).collect();
+        let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, AlertKind::Growth)).collect();
         let mut growth = growth.into_iter();
         let changes = &mut self.changes;
         self.active.retain_mut(|active| {
@@ -329,7 +331,7 @@ impl Engine {
         });
     }
 
-    fn is(&self, rule: usize, kind: Kind) -> bool {
+    fn is(&self, rule: usize, kind: AlertKind) -> bool {
         self.rules.get(rule).is_some_and(|rule| rule.condition.kind() == kind)
     }
 
@@ -360,7 +362,7 @@ impl Engine {
         };
         let rate = units::bytes(slope.max(0.0) as u64);
         for at in 0..self.rules.len() {
-            if self.is(at, Kind::Growth) {
+            if self.is(at, AlertKind::Growth) {
                 self.judge(at, scope, slope, now, format!("memory of {who} is growing by {rate}/s"));
             }
         }
@@ -420,7 +422,8 @@ impl Engine {
             let level = if soon { Level::Critical } else { level };
             let scope = Scope::Space { pid: leak.pid, device: leak.device.unwrap_or(0) };
             let figures = (leak.bytes_per_second, None);
-            if let Some(alert) = self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, figures, leak_text(leak))
+            if let Some(alert) =
+                self.raise(now_ns, level, (AlertKind::Leak, rule.clone()), scope, figures, leak_text(leak))
             {
                 self.alerted.push(key.clone());
                 if let Some(change) = self.changes.iter_mut().rfind(|change| change.id == alert.id) {
@@ -462,7 +465,7 @@ impl Engine {
                 units::time(for_ns)
             );
             let scope = Scope::Space { pid, device };
-            if self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, (rate, None), text).is_some() {
+            if self.raise(now_ns, level, (AlertKind::Leak, rule.clone()), scope, (rate, None), text).is_some() {
                 self.alerted.push(key);
             }
         }
@@ -472,7 +475,7 @@ impl Engine {
         &mut self,
         at_ns: u64,
         level: Level,
-        (kind, rule): (Kind, String),
+        (kind, rule): (AlertKind, String),
         scope: Scope,
         (value, threshold): (f64, Option<f64>),
         text: String,

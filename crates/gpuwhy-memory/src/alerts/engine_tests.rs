@@ -54,7 +54,7 @@ fn noise_around_the_limit_raises_one_alert() {
     let raised: Vec<Alert> =
         (0..600).flat_map(|second| nvml(&mut engine, second, (815 + noise(second)) * MB)).collect();
     let [alert] = raised.as_slice() else { panic!("{raised:#?}") };
-    assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (Kind::Memory, Level::Warning, Some(0), 1));
+    assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (AlertKind::Memory, Level::Warning, Some(0), 1));
     assert_eq!((alert.threshold, alert.cleared_ns), (Some(85.0), None));
     assert!(alert.value > 85.0 && alert.text.contains("GPU 0") && alert.text.contains("1.00 GB"), "{alert:#?}");
 }
@@ -139,7 +139,7 @@ fn growth_raises_one_alert_that_ends_with_the_process() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
     let raised = grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB);
     let [alert] = raised.as_slice() else { panic!("{raised:#?}") };
-    assert_eq!((alert.kind, alert.pid, alert.threshold), (Kind::Growth, Some(9), Some(1e8)));
+    assert_eq!((alert.kind, alert.pid, alert.threshold), (AlertKind::Growth, Some(9), Some(1e8)));
     assert!((alert.value / 400e6 - 1.0).abs() < 0.01, "what is reserved grows twice as fast: {alert:#?}");
     engine.keep_processes(|pid| pid != 9, 77);
     let over = engine.take_changes();
@@ -242,7 +242,7 @@ fn a_refusal_raises_one_alert_for_each_place() {
     let raised = engine.take_changes();
     assert_eq!(
         raised.iter().map(|alert| (alert.kind, alert.at_ns)).collect::<Vec<_>>(),
-        [(Kind::Oom, 0), (Kind::Oom, 2 * SECOND)]
+        [(AlertKind::Oom, 0), (AlertKind::Oom, 2 * SECOND)]
     );
     assert_eq!((raised[0].level, raised[0].value, raised[0].threshold), (Level::Critical, 1e6, None));
     // The process goes on, so the alerts end. Much later there is another refusal.
@@ -313,7 +313,7 @@ fn minutes_of_growth_raise_an_alert_without_a_line_where_a_run_cannot_be_examine
     engine.cannot_examine(2);
     engine.cannot_examine(3);
     let raised = engine.take_changes();
-    assert_eq!((raised.len(), raised[0].kind, raised[0].pid), (1, Kind::Leak, Some(9)), "{raised:#?}");
+    assert_eq!((raised.len(), raised[0].kind, raised[0].pid), (1, AlertKind::Leak, Some(9)), "{raised:#?}");
 }
 
 #[test]

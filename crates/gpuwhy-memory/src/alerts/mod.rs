@@ -51,7 +51,7 @@ impl Level {
 /// What an alert, or a rule, is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Kind {
+pub enum AlertKind {
     /// Much of a GPU's memory is in use.
     Memory,
     /// Memory in use grows fast.
@@ -62,7 +62,7 @@ pub enum Kind {
     Oom,
 }
 
-impl Kind {
+impl AlertKind {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Memory, Self::Growth, Self::Leak, Self::Oom];
 
@@ -94,7 +94,7 @@ pub struct Alert {
     /// How bad it is.
     pub level: Level,
     /// What it is about.
-    pub kind: Kind,
+    pub kind: AlertKind,
     /// The rule, as it was written.
     pub rule: String,
     /// The process it is about; for a whole GPU, the traced process with most memory there.

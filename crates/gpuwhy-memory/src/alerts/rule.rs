@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Alert rules, as written after `--alert`.
 
-use super::{Kind, Level};
+use super::{AlertKind, Level};
 use std::str::FromStr;
 
 /// An alert is critical from this share of a GPU's memory on, percent.
@@ -97,12 +97,12 @@ const GROWTH_UNITS: &str = "kB/s, MB/s, GB/s, MiB/s or GiB/s";
 
 impl Condition {
     /// The kind of its alerts.
-    pub fn kind(self) -> Kind {
+    pub fn kind(self) -> AlertKind {
         match self {
-            Self::MemoryPercent(_) | Self::MemoryBytes(_) => Kind::Memory,
-            Self::Growth(_) => Kind::Growth,
-            Self::Leak => Kind::Leak,
-            Self::Oom => Kind::Oom,
+            Self::MemoryPercent(_) | Self::MemoryBytes(_) => AlertKind::Memory,
+            Self::Growth(_) => AlertKind::Growth,
+            Self::Leak => AlertKind::Leak,
+            Self::Oom => AlertKind::Oom,
         }
     }
 
@@ -151,7 +151,7 @@ impl Rule {
             }
         }
         if !choices.contains(&Choice::None) {
-            let given: Vec<Kind> = rules.iter().map(|rule| rule.condition.kind()).collect();
+            let given: Vec<AlertKind> = rules.iter().map(|rule| rule.condition.kind()).collect();
             rules.extend(Self::defaults().into_iter().filter(|rule| !given.contains(&rule.condition.kind())));
         }
         rules
@@ -179,13 +179,13 @@ impl FromStr for Rule {
             Some((subject, limit)) => (subject.trim(), Some(limit.trim())),
             None => (text, None),
         };
-        let kind = Kind::by_name(&subject.to_ascii_lowercase())
+        let kind = AlertKind::by_name(&subject.to_ascii_lowercase())
             .ok_or_else(|| RuleError::Subject { subject: subject.to_owned() })?;
         let condition = match (kind, limit) {
-            (Kind::Leak, None) => Condition::Leak,
-            (Kind::Oom, None) => Condition::Oom,
-            (Kind::Memory, Some(limit)) => memory(limit)?,
-            (Kind::Growth, Some(limit)) => growth(limit)?,
+            (AlertKind::Leak, None) => Condition::Leak,
+            (AlertKind::Oom, None) => Condition::Oom,
+            (AlertKind::Memory, Some(limit)) => memory(limit)?,
+            (AlertKind::Growth, Some(limit)) => growth(limit)?,
             _ => return Err(RuleError::Shape { text: text.to_owned() }),
         };
         Ok(Self::new(text, condition))

@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bounded_is_not_suspected() {
+    fn bounded_memory_is_not_suspected() {
         assert_eq!(floors(|_| 500 * MB, 1_000).rising(), None, "steady");
         assert_eq!(floors(|i| i.min(40) * MB, 1_000).rising(), None, "a cache that is full");
         assert_eq!(floors(|i| 900 * MB - i.min(800) * MB, 1_000).rising(), None, "falling");

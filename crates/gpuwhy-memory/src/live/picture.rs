@@ -151,7 +151,7 @@ impl Tracker {
     /// The picture. `sites` resolves stacks, `names` processes; missing ones are shown without a name.
     pub fn picture(&self, at_ns: u64, sites: &HashMap<u64, SiteFact>, names: &HashMap<u32, String>) -> Picture {
         let mut spaces: Vec<LiveSpaceReport> =
-            self.spaces.iter().map(|(key, space)| self.space_told(*key, space, names)).collect();
+            self.spaces.iter().map(|(key, space)| self.space_report(*key, space, names)).collect();
         spaces.sort_by_key(|space| (space.ended, std::cmp::Reverse(space.reserved.max(space.allocated))));
         let ooms = self.refused.iter().map(|refused| LiveOom {
             at_ns: refused.at_ns,
@@ -181,7 +181,7 @@ impl Tracker {
         only.or(own).copied().unwrap_or_default()
     }
 
-    fn space_told(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
+    fn space_report(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
         let device = self.device_of(key.pid);
         // A leak is reported once, with PyTorch's memory if there is any.
         let of_torch = SpaceKey { source: Source::Torch, ..key };

@@ -93,7 +93,7 @@ fn read_single_keys() -> Option<libc::termios> {
     let fd = std::io::stdin().as_raw_fd();
     // SAFETY: a struct of numbers, for which zeroes are valid.
     let mut now: libc::termios = unsafe { std::mem::zeroed() };
-    // SAFETY: fills the struct we own; fails where this is no terminal.
+    // SAFETY: fills the struct we own; fails if this is not a terminal.
     if unsafe { libc::tcgetattr(fd, &raw mut now) } != 0 {
         return None;
     }

@@ -204,7 +204,7 @@ impl Runner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpuwhy_memory::alerts::{Kind, Level};
+    use gpuwhy_memory::alerts::{AlertKind, Level};
 
     fn alert(text: &str) -> Alert {
         Alert {
@@ -212,7 +212,7 @@ mod tests {
             at_ns: 5,
             cleared_ns: None,
             level: Level::Critical,
-            kind: Kind::Leak,
+            kind: AlertKind::Leak,
             rule: "leak".into(),
             pid: Some(7),
             device: None,
