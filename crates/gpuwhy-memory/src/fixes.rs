@@ -79,7 +79,7 @@ pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
         fixes.extend(stop_others(&oom.others));
     } else if had_outside(oom).is_some() {
         let text =
-            "run fewer of the job's processes on this GPU, or use smaller library workspaces (see hidden_memory)";
+            "run fewer of the job's processes on this GPU, or use smaller library workspaces (gpuwhy memory --gap)";
         fixes.push(fix(text.to_owned(), 0));
     } else if is_too_large(oom) {
         let line = oom.line.as_deref().unwrap_or("the request");
@@ -90,7 +90,7 @@ pub(crate) fn oom(oom: &Oom, leaks: &[Leak]) -> Vec<Fix> {
     let of_it = leaks.iter().filter(|leak| leak.pid == oom.pid && leak.device == oom.device);
     for leak in of_it {
         let line = leak.line.as_deref().unwrap_or("an unknown line");
-        fixes.push(fix(format!("stop the leak at {line} (see memory_leak)"), leak.grown_bytes));
+        fixes.push(fix(format!("stop the leak at {line}"), leak.grown_bytes));
     }
     let unused = oom.reserved.saturating_sub(oom.allocated);
     if is_scattered(oom) {

@@ -51,8 +51,10 @@ fn cause(oom: &Oom, report: &Report) -> RootCause {
         return because("other_process", None, detail);
     }
     if let Some(bytes) = fixes::had_outside(oom).filter(is_more) {
-        let detail =
-            format!("{} was in use outside this process's PyTorch allocator (see hidden_memory)", units::bytes(bytes));
+        let detail = format!(
+            "{} was in use outside this process's PyTorch allocator (gpuwhy memory --gap)",
+            units::bytes(bytes)
+        );
         return because("outside_allocator", None, detail);
     }
     if fixes::is_too_large(oom) {
