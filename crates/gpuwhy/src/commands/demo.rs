@@ -237,7 +237,8 @@ fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
 fn tell_memory(db: &Path) -> anyhow::Result<()> {
     let examined =
         output::patiently("looking at its memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
-    let view = MemoryView { report: &examined.report, sections: &[] };
+    let run = db.display().to_string();
+    let view = MemoryView { report: &examined.report, sections: &[], detail: Detail::Short, run: &run };
     let again = format!("gpuwhy memory {} says this again; --json has every number", db.display());
     let mut lines = vec![String::new()];
     lines.extend(view.lines(output::stdout_columns(), output::stdout_style()));

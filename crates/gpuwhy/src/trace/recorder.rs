@@ -314,7 +314,7 @@ impl Recorder {
         for row in self.budgeting.tick(&mut self.capture, now_ns(), self.alerts.aside_ns()) {
             self.progress.note(&row.reason);
             if row.action == "detach" && row.op.and_then(OpId::get).is_some_and(|op| op.class == Class::Tensor) {
-                self.alerts.lose_reports(row.at_ns);
+                self.alerts.pause_reports(row.at_ns);
             }
             self.writer.governor(row);
         }
