@@ -261,6 +261,6 @@ impl Input<'_> {
                 _ => break,
             }
         }
-        Err(Error::Damaged { offset, what: "a memo index that is no number".into() })
+        Err(Error::Damaged { offset, what: "a memo index that is not a number".into() })
     }
 }

@@ -60,13 +60,13 @@ impl Snapshot {
                 return Err(error);
             }
             warnings.push(format!(
-                "{error}; analysed is what stands before: {} segments, {} trace entries",
+                "{error}; the analysis covers what comes before: {} segments, {} trace entries",
                 units::count(tables.segments.len() as u64),
                 units::count(tables.entries.len() as u64)
             ));
         }
         if trace_cut {
-            warnings.push("the recording's end is missing: peaks cover only what was read".into());
+            warnings.push("the end of the recording is missing: peaks cover only what was read".into());
         }
         let parts = Parts::find(&tables, top)?;
         let mut snapshot = Self {
@@ -109,7 +109,7 @@ impl Snapshot {
         }
         if older {
             self.warnings.push(
-                "written by Torch 2.0 or older: block addresses and requested sizes come from their history".into(),
+                "written by PyTorch 2.0 or older: block addresses and requested sizes are taken from the block history".into(),
             );
         }
     }
@@ -154,18 +154,18 @@ impl Snapshot {
         if self.segments.is_empty() && self.traces.is_empty() {
             let bytes = units::count(bytes);
             self.warnings
-                .push(format!("the snapshot ({bytes} bytes) holds no segments and no trace: nothing was allocated"));
+                .push(format!("the snapshot ({bytes} bytes) has no segments and no trace: nothing was allocated"));
         } else if self.traces.is_empty() && !self.trace_cut {
             self.warnings.push(
-                "no allocation history in this snapshot: call torch.cuda.memory._record_memory_history() before the \
-                 run; peaks are what is allocated now"
+                "no allocation history in this snapshot, so peaks are what is allocated now: call \
+                 torch.cuda.memory._record_memory_history() before the run"
                     .into(),
             );
         }
         let host = tables.items(parts.host_segments).count();
         if host > 0 {
             let host = units::count(host as u64);
-            self.warnings.push(format!("{host} segments of pinned host memory are in the file and were left out"));
+            self.warnings.push(format!("left out {host} segments of pinned host memory that are in the file"));
         }
     }
 
@@ -243,7 +243,7 @@ impl Parts {
             let foreign = tables.items(parts.segments).find(|item| !item.is(Tag::Segment));
             return match foreign {
                 None => Ok(parts),
-                Some(_) => Err(Error::NotASnapshot { what: "a list of something other than segments".into() }),
+                Some(_) => Err(Error::NotASnapshot { what: "a list, but not of segments".into() }),
             };
         }
         let dict = tables.dict(top);

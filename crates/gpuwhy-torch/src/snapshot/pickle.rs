@@ -279,7 +279,7 @@ impl Machine<'_> {
     fn protocol(&mut self) -> Result<(), Error> {
         let protocol = self.input.byte()?;
         if protocol > MAX_PROTOCOL {
-            return Err(self.damaged(&format!("pickle protocol {protocol}, known are those up to {MAX_PROTOCOL}")));
+            return Err(self.damaged(&format!("unknown pickle protocol {protocol} (the newest known is {MAX_PROTOCOL})")));
         }
         Ok(())
     }
@@ -301,7 +301,7 @@ impl Machine<'_> {
         // Every entry costs at least two bytes, so a larger index only serves to fill memory.
         let offset = self.input.offset();
         if index > offset / 2 + 256 {
-            return Err(self.damaged(&format!("memo index {index}, more than {offset} bytes can have stored")));
+            return Err(self.damaged(&format!("invalid memo index {index}: {offset} bytes cannot hold so many entries")));
         }
         let short = self.tables.short(top);
         let index = index as usize;
@@ -322,7 +322,7 @@ impl Machine<'_> {
     fn top(&self) -> Result<Value, Error> {
         match self.stack.last() {
             Some(top) => Ok(*top),
-            None => Err(self.damaged("an opcode needs a value and the stack is empty")),
+            None => Err(self.damaged("an opcode needs a value, but the stack is empty")),
         }
     }
 
@@ -345,8 +345,8 @@ impl Machine<'_> {
     fn pop_mark(&mut self) -> Result<usize, Error> {
         match self.marks.pop() {
             Some(at) if at <= self.stack.len() => Ok(at),
-            Some(_) => Err(self.damaged("a value below an open MARK was taken away")),
-            None => Err(self.damaged("items end that never began (no MARK)")),
+            Some(_) => Err(self.damaged("a value below an open MARK was removed")),
+            None => Err(self.damaged("items end without a start (no MARK)")),
         }
     }
 
@@ -355,7 +355,7 @@ impl Machine<'_> {
         let at = self.pop_mark()?;
         match at.checked_sub(1).map(|below| self.stack[below]) {
             Some(list) if list.is(Tag::List) => self.tables.append(list.index(), &self.stack[at..]),
-            _ => return Err(self.damaged("items are added to something that is no list")),
+            _ => return Err(self.damaged("items are added to a value that is not a list")),
         }
         self.stack.truncate(at);
         Ok(())
@@ -366,7 +366,7 @@ impl Machine<'_> {
         let n = self.stack.len();
         match n.checked_sub(2).map(|below| self.stack[below]) {
             Some(list) if list.is(Tag::List) => self.tables.append(list.index(), &self.stack[n - 1..]),
-            _ => return Err(self.damaged("an item is added to something that is no list")),
+            _ => return Err(self.damaged("an item is added to a value that is not a list")),
         }
         self.stack.truncate(n - 1);
         Ok(())
@@ -377,7 +377,7 @@ impl Machine<'_> {
         let at = self.pop_mark()?;
         match at.checked_sub(1).map(|below| self.stack[below]) {
             Some(dict) if dict.is(Tag::Dict) => self.set_from(dict, at),
-            _ => Err(self.damaged("pairs are added to something that is no dict")),
+            _ => Err(self.damaged("pairs are added to a value that is not a dict")),
         }
     }
 
@@ -385,7 +385,7 @@ impl Machine<'_> {
         let n = self.stack.len();
         match n.checked_sub(3).map(|below| self.stack[below]) {
             Some(dict) if dict.is(Tag::Dict) => self.set_from(dict, n - 2),
-            _ => Err(self.damaged("a pair is added to something that is no dict")),
+            _ => Err(self.damaged("a pair is added to a value that is not a dict")),
         }
     }
 
@@ -402,7 +402,7 @@ impl Machine<'_> {
     fn tuple_of(&mut self, n: usize) -> Result<(), Error> {
         match self.stack.len().checked_sub(n) {
             Some(at) => self.fold(at, true),
-            None => Err(self.damaged("a tuple of more items than there are")),
+            None => Err(self.damaged("a tuple has more items than the stack")),
         }
     }
 
@@ -435,7 +435,7 @@ impl Machine<'_> {
     fn long(&mut self, n: u32) -> Result<Value, Error> {
         let mut bytes = [0u8; 16];
         if n > 9 {
-            return Err(self.damaged(&format!("a number of {n} bytes; a snapshot's have nine at most")));
+            return Err(self.damaged(&format!("a number of {n} bytes; a snapshot's numbers have at most nine")));
         }
         let n = n as usize;
         self.input.bytes(n as u64, |given| bytes[..n].copy_from_slice(given))?;
@@ -448,7 +448,7 @@ impl Machine<'_> {
         }
         match u64::try_from(number) {
             Ok(bits) => Ok(self.tables.keep_wide(Tag::Wide, bits)),
-            Err(_) => Err(self.damaged("a number beyond 64 bits")),
+            Err(_) => Err(self.damaged("a number of more than 64 bits")),
         }
     }
 
@@ -463,7 +463,7 @@ impl Machine<'_> {
         } else if let Some(opcode) = unexpected_name(op) {
             Error::Unexpected { opcode, offset }
         } else {
-            Error::Damaged { offset, what: format!("byte 0x{op:02x} is no pickle opcode") }
+            Error::Damaged { offset, what: format!("byte 0x{op:02x} is not a pickle opcode") }
         }
     }
 

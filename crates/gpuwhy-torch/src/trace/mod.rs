@@ -35,29 +35,29 @@ pub enum Error {
     #[error("cannot read the trace: {0}")]
     Read(#[source] io::Error),
     /// Nothing in it.
-    #[error("the file is empty: the profiler did not finish writing it, or it is not the trace")]
+    #[error("the file is empty: the profiler did not finish writing it, or this is not the trace")]
     Empty,
     /// Not JSON.
-    #[error("not a profiler trace: the file begins with {start:?}, not with JSON")]
+    #[error("not a profiler trace: the file starts with {start:?}, which is not JSON")]
     NotJson {
         /// The first bytes.
         start: String,
     },
     /// JSON of another kind.
-    #[error("not a profiler trace: JSON without a traceEvents list (it has: {keys})")]
+    #[error("not a profiler trace: JSON without a traceEvents list (its keys: {keys})")]
     NoEvents {
         /// Some of the keys it has instead.
         keys: String,
     },
     /// A list, but not of events.
-    #[error("not a profiler trace: a JSON list whose entries are no trace events")]
+    #[error("not a profiler trace: a JSON list of something other than trace events")]
     ForeignList,
     /// Cut off in the head.
-    #[error("the file ends before its list of events begins: the profiler did not finish writing it")]
+    #[error("the file ends before its list of events: the profiler did not finish writing it")]
     CutBeforeEvents,
     /// A few bytes that stand for very many.
     #[error(
-        "{packed} bytes of the file unpack to {unpacked} and more, which no trace does: if you trust it, unpack it (gunzip) and give the unpacked file"
+        "{packed} bytes of the file unpack to more than {unpacked}, which no trace does: if you trust the file, unpack it with gunzip and give the unpacked file"
     )]
     UnpacksTooFar {
         /// Bytes of the file so far.
@@ -66,7 +66,7 @@ pub enum Error {
         unpacked: u64,
     },
     /// The rules are wrong.
-    #[error("kernel rules: {0}")]
+    #[error("invalid kernel rules: {0}")]
     Rules(String),
 }
 

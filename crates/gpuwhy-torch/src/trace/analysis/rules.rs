@@ -56,7 +56,7 @@ impl Rules {
         for rule in &mut rules {
             if rule.any.is_empty() && rule.all.is_empty() && rule.op.is_empty() {
                 return Err(Error::Rules(format!(
-                    "the rule for {:?} fits everything: give it `any`, `all` or `op`",
+                    "the rule for {:?} matches every kernel: give it `any`, `all` or `op`",
                     rule.category
                 )));
             }
