@@ -394,7 +394,10 @@ fn other_accelerators_are_not_called_cpu_only() {
         cpu("mtia_runtime", "launch", 0, 5, ""),
     ]));
     let said = mtia.warnings.join("\n");
-    assert!(said.contains("3 events of categories that gpuwhy does not analyse: 2 mtia_ccp_events, 1 mtia_runtime"), "{said}");
+    assert!(
+        said.contains("3 events of categories that gpuwhy does not analyse: 2 mtia_ccp_events, 1 mtia_runtime"),
+        "{said}"
+    );
     assert!(said.contains("no GPU events") && !said.contains("CPU only"), "{said}");
 }
 

@@ -19,9 +19,7 @@ pub enum Error {
         offset: u64,
     },
     /// Plain data of a kind that no snapshot has.
-    #[error(
-        "not a PyTorch memory snapshot: PyTorch never writes the pickle opcode {opcode} (at byte {offset}) in one"
-    )]
+    #[error("not a PyTorch memory snapshot: PyTorch never writes the pickle opcode {opcode} (at byte {offset}) in one")]
     Unexpected {
         /// The opcode's name as Python's `pickletools` prints it.
         opcode: &'static str,

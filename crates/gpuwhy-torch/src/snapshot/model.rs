@@ -109,7 +109,8 @@ impl Snapshot {
         }
         if older {
             self.warnings.push(
-                "written by PyTorch 2.0 or older: block addresses and requested sizes are taken from the block history".into(),
+                "written by PyTorch 2.0 or older: block addresses and requested sizes are taken from the block history"
+                    .into(),
             );
         }
     }

@@ -279,7 +279,9 @@ impl Machine<'_> {
     fn protocol(&mut self) -> Result<(), Error> {
         let protocol = self.input.byte()?;
         if protocol > MAX_PROTOCOL {
-            return Err(self.damaged(&format!("unknown pickle protocol {protocol} (the newest known is {MAX_PROTOCOL})")));
+            return Err(
+                self.damaged(&format!("unknown pickle protocol {protocol} (the newest known is {MAX_PROTOCOL})"))
+            );
         }
         Ok(())
     }
@@ -301,7 +303,9 @@ impl Machine<'_> {
         // Every entry costs at least two bytes, so a larger index only serves to fill memory.
         let offset = self.input.offset();
         if index > offset / 2 + 256 {
-            return Err(self.damaged(&format!("invalid memo index {index}: {offset} bytes cannot hold so many entries")));
+            return Err(
+                self.damaged(&format!("invalid memo index {index}: {offset} bytes cannot hold so many entries"))
+            );
         }
         let short = self.tables.short(top);
         let index = index as usize;

@@ -249,7 +249,10 @@ fn growth(measured: &Measured<'_>) -> Option<Finding> {
     let (confidence, reason) = if first.annotated {
         (Confidence::High, "measured: the blocks each step left behind")
     } else {
-        (Confidence::Medium, "the blocks are measured, but the recording has no step marks: its tenths are used as steps")
+        (
+            Confidence::Medium,
+            "the blocks are measured, but the recording has no step marks: its tenths are used as steps",
+        )
     };
     Some(Finding {
         kind: "memory_growth".into(),
@@ -263,7 +266,11 @@ fn growth(measured: &Measured<'_>) -> Option<Finding> {
             line: first.row.short_line(),
             ..RootCause::default()
         },
-        effect: vec![format!("{} of the {} live now", units::bytes(bytes), units::bytes(measured.device.requested_bytes))],
+        effect: vec![format!(
+            "{} of the {} live now",
+            units::bytes(bytes),
+            units::bytes(measured.device.requested_bytes)
+        )],
         fixes: vec![fix(
             "do not keep GPU tensors in lists or attributes across steps; keep .item() or .cpu() copies",
             bytes,

@@ -131,16 +131,20 @@ impl Group {
                 "launch the same work with fewer calls: torch.compile(mode=\"reduce-overhead\"), CUDA graphs, fused optimizer",
                 "give the GPU more work per launch: a larger batch or longer sequences",
             ],
-            Self::Input => &["use more data loader workers, prefetch_factor and persistent_workers, or cheaper transforms"],
-            Self::Sync => &["read values from the GPU (.item(), .cpu(), print) less often"],
-            Self::Allocator => {
-                &["set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and remove torch.cuda.empty_cache() from the loop"]
+            Self::Input => {
+                &["use more data loader workers, prefetch_factor and persistent_workers, or cheaper transforms"]
             }
+            Self::Sync => &["read values from the GPU (.item(), .cpu(), print) less often"],
+            Self::Allocator => &[
+                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and remove torch.cuda.empty_cache() from the loop",
+            ],
             Self::Loading => &["profile after warm-up, or load code early with CUDA_MODULE_LOADING=EAGER"],
             Self::Queued => {
                 &["check what the work waits for: cudaStreamWaitEvent between streams, and the order of collectives"]
             }
-            Self::Profiler => &["none needed: it goes away without the profiler; record longer to make its share smaller"],
+            Self::Profiler => {
+                &["none needed: it goes away without the profiler; record longer to make its share smaller"]
+            }
             Self::Unknown => &["record with with_stack=True and record_shapes=True to see what the CPU did"],
         }
     }
@@ -444,8 +448,10 @@ impl Scope<'_> {
         let mut finding = self.finding("pageable_copies", ns, title, chain, root);
         finding.effect = vec![format!("time in these copies: {}", self.of_span(ns))];
         finding.severity = finding.severity.min(Severity::Medium);
-        finding.fixes =
-            vec![fix("use pin_memory=True in the DataLoader (or .pin_memory()) and .to(device, non_blocking=True)", ns)];
+        finding.fixes = vec![fix(
+            "use pin_memory=True in the DataLoader (or .pin_memory()) and .to(device, non_blocking=True)",
+            ns,
+        )];
         Some(finding)
     }
 

@@ -218,7 +218,10 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     };
     let n = units::count;
     let cut = tally.truncated_at.map(|at| format!(" (inside the event at byte {})", n(at))).unwrap_or_default();
-    say(!tally.closed, format!("the file ends before the end of its list of events{cut}: the rest of the trace is missing"));
+    say(
+        !tally.closed,
+        format!("the file ends before the end of its list of events{cut}: the rest of the trace is missing"),
+    );
     let first = tally.first_unreadable.map(|at| format!(", the first at byte {}", n(at))).unwrap_or_default();
     say(tally.unreadable > 0, format!("left out {} places that could not be read{first}", n(tally.unreadable)));
     say(
@@ -227,7 +230,10 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     );
     say(tally.timeless > 0, format!("{} events without a usable time are left out", n(tally.timeless)));
     say(tally.negative > 0, format!("{} events with a negative duration count as 0", n(tally.negative)));
-    say(tally.dropped > 0, format!("dropped {} events beyond the number gpuwhy keeps: figures cover the others", n(tally.dropped)));
+    say(
+        tally.dropped > 0,
+        format!("dropped {} events beyond the number gpuwhy keeps: figures cover the others", n(tally.dropped)),
+    );
     let mut others: Vec<_> = tally.others.iter().collect();
     others.sort_by_key(|(_, count)| Reverse(**count));
     let named = |(name, count): &(&Vec<u8>, &u64)| format!("{} {}", n(**count), units::safe(&json::unescape(name), 40));
@@ -252,7 +258,8 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     }
     say(
         options.quick,
-        "--quick: CPU ops and Python functions were not read, so idle time and kernels are not traced back to them".into(),
+        "--quick: CPU ops and Python functions were not read, so idle time and kernels are not traced back to them"
+            .into(),
     );
     let unlinked = report.launches.unlinked;
     say(unlinked > 0, format!("{} GPU events have no launch call in the trace", n(unlinked)));
