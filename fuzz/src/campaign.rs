@@ -98,7 +98,9 @@ fn fault(target: &Target, input: &[u8]) -> Option<String> {
     match ended {
         Err(panic) => Some(format!("panicked: {}", words_of(&*panic))),
         Ok(()) if PANICS.load(Ordering::Relaxed) != panics => Some("one of its threads panicked".into()),
-        Ok(()) if taken > target.memory => Some(format!("used {taken} bytes of memory; the limit is {}", target.memory)),
+        Ok(()) if taken > target.memory => {
+            Some(format!("used {taken} bytes of memory; the limit is {}", target.memory))
+        }
         Ok(()) => None,
     }
 }

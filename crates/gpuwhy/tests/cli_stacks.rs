@@ -122,7 +122,9 @@ fn a_run_without_stacks_says_so() {
     let place = Place::new();
     run(&place, false);
     let text = answer(&place, &[]);
-    assert!(text.contains("\nthis run has no Python stacks: it was recorded with --no-stack, or the job ran no Python\n"));
+    assert!(
+        text.contains("\nthis run has no Python stacks: it was recorded with --no-stack, or the job ran no Python\n")
+    );
     assert!(text.contains("\n5 calls "), "{text}");
 }
 

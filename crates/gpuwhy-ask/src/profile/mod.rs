@@ -3,7 +3,7 @@
 
 mod sources;
 
-pub use sources::{Kind, Source, in_folder};
+pub use sources::{FileKind, Source, in_folder};
 
 use crate::{Error, Result, Stop};
 use gpuwhy_model::Finding;
@@ -87,16 +87,16 @@ pub fn analyse(question: &Question, watch: &Watch<'_>, stop: &Stop<'_>) -> Resul
     let options = trace_options(question)?;
     let mut files: Vec<Analysed> = Vec::new();
     // Traces first: they say how much memory the GPU has.
-    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
+    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == FileKind::Trace);
     for source in traces.into_iter().chain(snapshots) {
         if stop() {
             return Err(Error::Stopped);
         }
         let outcome = match source.kind {
-            Kind::Trace => {
+            FileKind::Trace => {
                 read_trace(&source.path, &options, watch, stop).map(|report| Report::Trace(Box::new(report)))
             }
-            Kind::Snapshot => {
+            FileKind::Snapshot => {
                 let given = question.gpu_gb.map(|gb| (gb * GIB) as u64);
                 let options = snapshot::Options {
                     device: question.device,
@@ -122,7 +122,7 @@ const GIB: f64 = (1u64 << 30) as f64;
 
 /// Labels files by rank, else by name, where there are several of a kind.
 fn label(files: &mut [Analysed]) {
-    for kind in [Kind::Trace, Kind::Snapshot] {
+    for kind in [FileKind::Trace, FileKind::Snapshot] {
         if files.iter().filter(|file| file.source.kind == kind).count() < 2 {
             continue;
         }

@@ -10,7 +10,7 @@ const HEAD: u64 = 4096;
 
 /// The kinds of files that PyTorch writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// A profiler trace.
     Trace,
     /// A memory snapshot.
@@ -23,7 +23,7 @@ pub struct Source {
     /// Its path.
     pub path: PathBuf,
     /// What it is.
-    pub kind: Kind,
+    pub kind: FileKind,
 }
 
 /// The files in the order given; those of a folder are sorted by path.
@@ -45,8 +45,8 @@ pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<V
         }
     }
     sources.retain(|source| match source.kind {
-        Kind::Trace => traces,
-        Kind::Snapshot => snapshots,
+        FileKind::Trace => traces,
+        FileKind::Snapshot => snapshots,
     });
     if sources.is_empty() {
         return Err(Error::NothingLeft);
@@ -65,7 +65,7 @@ pub fn in_folder(folder: &Path) -> Result<Vec<Source>> {
             // Checked before reading: reading a pipe could block forever.
             let kind = kind_by_name(&path).filter(|_| path.is_file())?;
             let name = path.file_name()?.to_string_lossy().to_lowercase();
-            let meant = kind == Kind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
+            let meant = kind == FileKind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
             meant.then_some(Source { path, kind })
         })
         .collect();
@@ -94,22 +94,22 @@ fn head(path: &Path) -> std::io::Result<Vec<u8>> {
     Ok(unpacked)
 }
 
-fn kind_by_name(path: &Path) -> Option<Kind> {
+fn kind_by_name(path: &Path) -> Option<FileKind> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
     match name.rsplit_once('.')?.1 {
-        "json" | "raw" => Some(Kind::Trace),
-        "pickle" | "pkl" => Some(Kind::Snapshot),
+        "json" | "raw" => Some(FileKind::Trace),
+        "pickle" | "pkl" => Some(FileKind::Snapshot),
         _ => None,
     }
 }
 
 /// A pickle of protocol 2 or later starts with 0x80, JSON with a bracket.
-fn kind_by_content(path: &Path) -> Result<Kind> {
+fn kind_by_content(path: &Path) -> Result<FileKind> {
     let first = head(path).map_err(|source| Error::Io { path: path.into(), source })?;
     match first.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(0x80) => Ok(Kind::Snapshot),
-        Some(b'{' | b'[') => Ok(Kind::Trace),
+        Some(0x80) => Ok(FileKind::Snapshot),
+        Some(b'{' | b'[') => Ok(FileKind::Trace),
         _ => Err(Error::UnknownKind { path: path.into() }),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         let names: Vec<_> = found.iter().map(|s| s.path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names, ["profiler_trace.json.gz", "rank1.pt.trace.json", "sampled_rank-0.json", "snapshot.pickle"]);
         assert_eq!(find(&[folder.path().to_path_buf()], true, false).unwrap().len(), 1);
-        assert_eq!(find(&[at("unnamed")], true, true).unwrap()[0].kind, Kind::Snapshot);
+        assert_eq!(find(&[at("unnamed")], true, true).unwrap()[0].kind, FileKind::Snapshot);
         assert!(find(&[at("notes.txt")], true, true).unwrap_err().to_string().contains("neither"));
         assert!(find(&[at("missing")], true, true).unwrap_err().to_string().contains("missing"));
         assert!(find(&[at("truth.json")], true, false).is_err());

@@ -2,6 +2,7 @@
 //! From rows to a report, without files or clocks.
 
 mod account;
+mod attribution;
 mod findings;
 mod idle;
 mod launches;
@@ -9,7 +10,6 @@ mod links;
 mod names;
 mod rules;
 mod steps;
-mod tell;
 mod timeline;
 mod totals;
 mod transfers;
@@ -45,14 +45,14 @@ pub(super) fn analyse(mut trace: Trace, rules: &Rules, options: &Options) -> Tra
     report.devices = devices(&trace, &categories, steady_from);
     report.steps = step_report(&trace, &found, &warmup);
     let gaps = idle::gaps(&trace.rows.gpu, &links);
-    let told = tell::tell(&trace, &meanings, &gaps, steady_from.unwrap_or(i64::MIN));
-    report.idle_causes = idle_causes(&trace, told.idle);
+    let attributed = attribution::attribute(&trace, &meanings, &gaps, steady_from.unwrap_or(i64::MIN));
+    report.idle_causes = idle_causes(&trace, attributed.idle);
     let from = Attributed {
         trace: &trace,
         links: &links,
         categories: &categories,
-        origins: &told.origins,
-        forward: &told.forward,
+        origins: &attributed.origins,
+        forward: &attributed.forward,
         steady_from: steady_from.unwrap_or(i64::MIN),
     };
     std::thread::scope(|scope| {
