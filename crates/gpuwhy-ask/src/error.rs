@@ -15,16 +15,16 @@ pub enum Error {
     #[error(transparent)]
     File(#[from] gpuwhy_store::Error),
     /// It was told to.
-    #[error("stopped before there was an answer")]
+    #[error("stopped before the analysis was complete")]
     Stopped,
     /// The asked-for process is none of the run's.
-    #[error("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are")]
+    #[error("invalid --pid {pid}: not in this run; `gpuwhy query \"SELECT pid, name FROM processes\"` lists its processes")]
     UnknownProcess {
         /// The process.
         pid: u32,
     },
     /// None of the asked-for processes is one of this run's, of several runs.
-    #[error("process {pid}, or another that was asked for, is not in {}", .path.display())]
+    #[error("invalid --pid {pid}: {} has none of the given processes; name at least one of each run", .path.display())]
     UnknownProcessOf {
         /// The first process asked for.
         pid: u32,
@@ -32,19 +32,19 @@ pub enum Error {
         path: PathBuf,
     },
     /// No time is left between the two ends asked for.
-    #[error("there is nothing between from and to: from must be earlier than to and than the end of the run, which is {} long", units::time(*.run_ns))]
+    #[error("invalid range: from must be before to and before the end of the run ({})", units::time(*.run_ns))]
     EmptyPart {
         /// How long the run is.
         run_ns: u64,
     },
     /// A folder without anything of PyTorch's.
-    #[error("{} has no profiler trace (*.json, *.json.gz) and no memory snapshot (*.pickle): give the file itself", .path.display())]
+    #[error("{} has no profiler trace (*.json, *.json.gz) or memory snapshot (*.pickle): give the file itself", .path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
     },
     /// There are files, but not of the kind asked for.
-    #[error("nothing is left to analyse: --memory-only wants a snapshot.pickle, --trace-only a profiler trace")]
+    #[error("nothing to analyse: --memory-only needs a memory snapshot (.pickle), --trace-only a profiler trace")]
     NothingLeft,
     /// Neither JSON nor a pickle.
     #[error("{} is neither a profiler trace (JSON) nor a memory snapshot (pickle)", .path.display())]
@@ -72,7 +72,7 @@ pub enum Error {
     #[error(transparent)]
     Bundle(#[from] gpuwhy_bundle::Error),
     /// A bundle's events are of another part of the run.
-    #[error("process {pid} is not in {}, which has only those it was made for: ask the run file", .path.display())]
+    #[error("invalid --pid {pid}: {} has only the processes it was made for; read the run file instead", .path.display())]
     NotInBundle {
         /// The process.
         pid: u32,

@@ -108,6 +108,7 @@ impl Part {
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let help = || format!("invalid duration {text:?}; examples: 500ms, 60s, 5m, 2h");
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match unit.trim() {
@@ -115,10 +116,11 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
+        _ => return Err(help()),
     };
-    let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
+    let number: f64 = number.parse().map_err(|_| help())?;
+    Duration::try_from_secs_f64(number * factor)
+        .map_err(|_| format!("invalid duration {text:?}: it is too long; example: 60s"))
 }
 
 #[cfg(test)]

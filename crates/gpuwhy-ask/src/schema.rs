@@ -24,7 +24,7 @@ pub fn lines(reader: &Reader) -> Result<Vec<String>> {
         }
     }
     lines.push(String::new());
-    lines.push("beside SQLite's own functions:".to_owned());
+    lines.push("functions in addition to SQLite's own:".to_owned());
     lines.extend(FUNCTIONS.iter().map(|function| format!("{}: {}", function.call, function.gives)));
     Ok(lines)
 }

@@ -29,7 +29,7 @@ const MOST_TEXT: usize = 4 << 20;
 pub enum CalibrateError {
     #[error("gpuwhy cannot read its own code: {0}")]
     Own(std::io::Error),
-    #[error("gpuwhy's own code is not where /proc/self/maps says")]
+    #[error("gpuwhy's own code is not where /proc/self/maps says it is")]
     NotMapped,
 }
 

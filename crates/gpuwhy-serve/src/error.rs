@@ -15,7 +15,7 @@ pub(crate) enum ToolError {
     #[error("{}", file(.0))]
     File(gpuwhy_store::Error),
     /// SQL that took too long.
-    #[error("stopped after {} s: narrow it with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
+    #[error("stopped after {} s: narrow the query with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
     SlowSql(Duration),
     /// Stacks.
     #[error(transparent)]
@@ -25,7 +25,7 @@ pub(crate) enum ToolError {
     Arguments(String),
     /// A path that was not allowed when the server was started.
     #[error(
-        "{path} is not in a folder this server may read: it was started for {allowed}. Who starts the server can add folders"
+        "{path} is outside the folders this server may read ({allowed}): restart it with another --dir"
     )]
     Forbidden {
         /// What was asked for.
@@ -34,25 +34,25 @@ pub(crate) enum ToolError {
         allowed: String,
     },
     /// No run is there yet.
-    #[error("{path} is not there (yet): list_runs has the runs there are; somebody has to record one first")]
+    #[error("{path} does not exist (yet): call list_runs for the available runs, or record one with `gpuwhy trace`")]
     NoRun {
         /// Where it was looked for.
         path: String,
     },
     /// The run was replaced.
-    #[error("the run has changed since that cursor was given: ask again without it")]
+    #[error("stale cursor: the run has changed since; ask again without a cursor")]
     StaleCursor,
     /// It took too long.
     #[error("no answer within {} s: ask for a shorter time (from, to, since) or a process (pid)", .0.as_secs())]
     TooSlow(Duration),
     /// Others are asking.
-    #[error("other questions are being worked on, and none was done within a minute: ask again")]
+    #[error("the server is busy: no other request finished within a minute; ask again")]
     Busy,
     /// The client does not want it any more.
     #[error("cancelled")]
     Cancelled,
     /// A fault.
-    #[error("a fault in gpuwhy, please report it: {0}")]
+    #[error("bug in gpuwhy, please report it: {0}")]
     Fault(String),
 }
 
@@ -71,7 +71,7 @@ fn question(wrong: &gpuwhy_ask::Error) -> String {
     match wrong {
         gpuwhy_ask::Error::UnknownProcess { pid } => {
             format!(
-                "process {pid} is not in this run; run_sql with SELECT pid, name FROM processes lists those that are"
+                "invalid pid {pid}: not in this run; run_sql with SELECT pid, name FROM processes lists its processes"
             )
         }
         gpuwhy_ask::Error::File(wrong) => file(wrong),
@@ -82,15 +82,15 @@ fn question(wrong: &gpuwhy_ask::Error) -> String {
 /// What is wrong with a run file.
 fn file(wrong: &gpuwhy_store::Error) -> String {
     use gpuwhy_store::Error;
-    const OTHERS: &str = "list_runs has the runs there are";
+    const OTHERS: &str = "call list_runs for the available runs";
     match wrong {
-        Error::NotFound { path } => format!("there is no run file {}: {OTHERS}", path.display()),
+        Error::NotFound { path } => format!("no run file {}: {OTHERS}", path.display()),
         Error::NotSqlite { path } => format!("{} is not a gpuwhy run file: {OTHERS}", path.display()),
         Error::NotARun { path } => {
             format!("{} is an SQLite database but not a gpuwhy run file: {OTHERS}", path.display())
         }
         Error::Corrupt { path, source } => {
-            format!("{} is damaged ({source}), and cannot be read: {OTHERS}", path.display())
+            format!("{} is damaged and unreadable ({source}): {OTHERS}", path.display())
         }
         wrong => wrong.to_string(),
     }
@@ -130,6 +130,6 @@ pub enum Error {
     #[error("cannot serve: {0}")]
     Io(#[from] std::io::Error),
     /// The protocol.
-    #[error("the client and gpuwhy could not agree: {0}")]
+    #[error("MCP protocol error: {0}")]
     Protocol(String),
 }

@@ -162,7 +162,7 @@ fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
         .and_then(Iterator::collect)
         .map_err(|why| wrong(&tls.certificate, why.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong(&tls.certificate, "there is no certificate in it (a PEM file has BEGIN CERTIFICATE)".into()));
+        return Err(wrong(&tls.certificate, "no certificate found: expected a PEM file with BEGIN CERTIFICATE".into()));
     }
     let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|why| wrong(&tls.key, why.to_string()))?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(certificates, key);
@@ -196,7 +196,7 @@ impl Door {
     async fn answer(&self, request: Request<Incoming>, place: &Place) -> Reply {
         if !self.may_ask(&request) {
             let mut reply =
-                refuse(StatusCode::UNAUTHORIZED, "this server wants a token: send Authorization: Bearer TOKEN");
+                refuse(StatusCode::UNAUTHORIZED, "token required: send Authorization: Bearer TOKEN");
             reply.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             return reply;
         }
@@ -208,7 +208,7 @@ impl Door {
         if !self.has_room(session.as_deref()).await {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "too many sessions are open: end some, or wait a minute for unused ones to end",
+                "too many open sessions: close some, or wait a minute until unused ones expire",
             );
         }
         let ends = request.method() == Method::DELETE;
@@ -216,10 +216,10 @@ impl Door {
         let body = match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, LARGEST).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(wrong)) if wrong.is::<LengthLimitError>() => {
-                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a request may have 1 MiB");
+                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large: at most 1 MiB");
             }
-            Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "the request's body cannot be read"),
-            Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "the request's body did not come"),
+            Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "cannot read the request body"),
+            Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "timed out waiting for the request body"),
         };
         let Ok(mut reply) = self.mcp.clone().call(Request::from_parts(head, Full::new(body))).await;
         // The session has ended when this is said, and not every client takes "accepted" for that.

@@ -76,7 +76,7 @@ pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>
         let read = match tokio::time::timeout(if saw_last { SILENCE } else { crate::work::LIMIT }, reading).await {
             Ok(read) => read?,
             Err(_) if saw_last => break,
-            Err(_) => return Err(Error::Protocol("it does not answer any more".into())),
+            Err(_) => return Err(Error::Protocol("the server stopped answering".into())),
         };
         if read == 0 {
             break;
@@ -130,7 +130,7 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
             if whole {
                 let line = std::mem::take(&mut self.line);
                 if std::mem::take(&mut self.too_long) {
-                    let message = format!("a message may be {LONGEST} bytes long, this one is longer");
+                    let message = format!("message too long: at most {LONGEST} bytes");
                     return Some(Err(ErrorData::invalid_request(message, None)));
                 }
                 return Some(Ok(line));
@@ -143,10 +143,10 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
 fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> {
     let refuse = |id, error| Box::new(JsonRpcError::new(id, error));
     let value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("invalid JSON: {wrong}"), None)))?;
     let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
     serde_json::from_value(value).map_err(|_| {
-        let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
+        let message = "invalid JSON-RPC message: it needs \"jsonrpc\": \"2.0\", \"method\", \"params\" and, for a request, \"id\"";
         refuse(id, ErrorData::invalid_request(message, None))
     })
 }

@@ -24,12 +24,12 @@ pub struct SqlFunction {
 
 /// The functions, in the order people meet them.
 pub const FUNCTIONS: [SqlFunction; 6] = [
-    SqlFunction { call: "p50(x[, weight])", gives: "the median: half of the values are no larger" },
-    SqlFunction { call: "p95(x[, weight])", gives: "95 of 100 values are no larger" },
-    SqlFunction { call: "p99(x[, weight])", gives: "99 of 100 values are no larger" },
-    SqlFunction { call: "quantile(x, q[, weight])", gives: "the same for any q from 0 to 1" },
-    SqlFunction { call: "human_time(ns)", gives: "a duration as people read it: 7.20 ms" },
-    SqlFunction { call: "human_bytes(n)", gives: "a size as people read it: 207 GB" },
+    SqlFunction { call: "p50(x[, weight])", gives: "median of x" },
+    SqlFunction { call: "p95(x[, weight])", gives: "95th percentile of x" },
+    SqlFunction { call: "p99(x[, weight])", gives: "99th percentile of x" },
+    SqlFunction { call: "quantile(x, q[, weight])", gives: "quantile q of x, q from 0 to 1" },
+    SqlFunction { call: "human_time(ns)", gives: "a duration in nanoseconds as text: 7.20 ms" },
+    SqlFunction { call: "human_bytes(n)", gives: "a size in bytes as text: 207 GB" },
 ];
 
 /// What all quantiles of a connection may hold together, bytes: three of them over 20 million rows that each stand for
@@ -225,11 +225,11 @@ impl Quantile {
             _ => f64::NAN,
         };
         if !(0.0..=1.0).contains(&q) {
-            return refuse(format!("the second argument of quantile is a number from 0 to 1, got {}", kind(value)));
+            return refuse(format!("invalid second argument of quantile: expected a number from 0 to 1, got {}", kind(value)));
         }
         match before {
             Some(before) if before != q => refuse(format!(
-                "the second argument of quantile must be the same in every row, got {before} and {q}: ask twice"
+                "the second argument of quantile must be the same in every row, got {before} and {q}: use two queries"
             )),
             _ => Ok(q),
         }
@@ -243,7 +243,7 @@ impl Quantile {
         }
         match context.get_raw(place) {
             ValueRef::Integer(n) if u32::try_from(n).is_ok() => Ok(n as u32),
-            other => refuse(format!("a weight of {} is a whole number from 0 on, got {}", self.name, kind(other))),
+            other => refuse(format!("invalid weight in {}: expected a whole number from 0 on, got {}", self.name, kind(other))),
         }
     }
 }
@@ -274,7 +274,7 @@ impl Aggregate<Given, Value> for Quantile {
         }
         let most = units::bytes(self.most as u64);
         refuse(format!(
-            "{} has too many values, which take more than {most} here: narrow it with a time range, ask for one quantile at a time, or use the sums in `seconds`",
+            "{} has too many values: they need more than {most}; narrow the query with a time range, compute one quantile at a time, or use the sums in `seconds`",
             self.name
         ))
     }

@@ -298,7 +298,7 @@ impl Reader {
             other => other.to_string(),
         };
         let hint = self.hint(&message, sql);
-        Error::Sql { message, hint }
+        Error::Sql { message: overflow_in_sum(&message, sql).unwrap_or(message), hint }
     }
 
     /// What the file has, for who asks for something it has not.
@@ -321,6 +321,14 @@ impl Reader {
         let mut statement = self.db.prepare("SELECT name FROM pragma_table_info(?1)")?;
         statement.query_map([view], |row| row.get(0))?.collect()
     }
+}
+
+/// What to do about a SUM() that does not fit into 64 bits, for example of addresses.
+fn overflow_in_sum(message: &str, sql: &str) -> Option<String> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let sums = sql.split(|c: char| !is_word(c)).any(|word| word.eq_ignore_ascii_case("sum"));
+    (message == "integer overflow" && sums)
+        .then(|| "SQLite: integer overflow in SUM(); use TOTAL() for a floating-point sum".to_owned())
 }
 
 /// Refuses what compiled but is no query. VACUUM is told by not being read-only; nothing at all by having

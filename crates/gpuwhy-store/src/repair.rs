@@ -75,7 +75,7 @@ pub fn repair(request: &RepairRequest<'_>) -> Result<Repaired> {
         Ok(_) => {}
     }
     if place::is_written(path).map_err(|e| refuse(e.to_string()))? {
-        return Err(refuse("it is still being recorded; wait until that gpuwhy has ended".into()));
+        return Err(refuse("it is still being recorded; wait for that gpuwhy to end".into()));
     }
     side_files::check(path)?;
     let lacks_wal = crate::reader::is_without_wal(path);
@@ -124,7 +124,7 @@ fn close_into_one(path: &Path) -> Result<Vec<String>> {
     db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(failed)?;
     let mode: String = db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).map_err(failed)?;
     if mode != "delete" {
-        let what = "another program has it open; close that, or make a repaired copy with -o".to_owned();
+        let what = "another program has it open; close that program, or write a repaired copy with -o".to_owned();
         return Err(Error::CannotRepair { path: path.into(), what });
     }
     damage(&db).map_err(failed)

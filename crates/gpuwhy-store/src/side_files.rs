@@ -46,7 +46,7 @@ pub(crate) fn take(path: &Path, owner: Option<Owner>) -> Result<(Held, Held)> {
     for end in ENDS {
         let side = with_end(path, end);
         create(&side, owner).map_err(|source| match source.kind() {
-            io::ErrorKind::AlreadyExists => planted(path, &side, "was made by somebody else just now".into()),
+            io::ErrorKind::AlreadyExists => planted(path, &side, "was just created by another program".into()),
             _ => Error::CannotCreate { path: path.into(), source },
         })?;
         if end == JOURNAL { &mut journal } else { &mut kept }.0.push(side);
@@ -109,13 +109,13 @@ fn wrong(found: &Metadata, owners: &[u32], mode: u32) -> Option<String> {
     let ours = unsafe { libc::geteuid() };
     let uid = found.uid();
     if !found.is_file() {
-        Some("is no regular file".into())
+        Some("is not a regular file".into())
     } else if uid != 0 && uid != ours && !owners.contains(&uid) {
         Some(format!("belongs to another user ({uid})"))
     } else if found.nlink() > 1 {
-        Some("has another name, too (a hard link)".into())
+        Some("has a second name (a hard link)".into())
     } else if found.mode() & 0o022 & !mode != 0 {
-        Some("can be written by other users".into())
+        Some("is writable by other users".into())
     } else {
         None
     }
@@ -123,7 +123,7 @@ fn wrong(found: &Metadata, owners: &[u32], mode: u32) -> Option<String> {
 
 /// What is there after SQLite has opened the file, and was not before.
 pub(crate) fn appeared(path: &Path) -> Error {
-    planted(path, &with_end(path, "-wal"), "was made by somebody else just now".into())
+    planted(path, &with_end(path, "-wal"), "was just created by another program".into())
 }
 
 fn planted(path: &Path, side: &Path, what: String) -> Error {

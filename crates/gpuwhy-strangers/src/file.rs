@@ -34,7 +34,7 @@ impl Seen {
     /// somebody to write to a pipe.
     pub fn open(&self) -> io::Result<File> {
         if !self.metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let path = format!("/proc/self/fd/{}", self.place.as_raw_fd());

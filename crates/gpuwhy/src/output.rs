@@ -111,7 +111,7 @@ pub(crate) fn open(path: &Path) -> gpuwhy_store::Result<Reader> {
     if reader.lacks_wal() {
         let path = gpuwhy_model::units::safe(&path.display().to_string(), 500);
         say_aside(&format!(
-            "gpuwhy: {path}-wal is not beside {path}, whose gpuwhy was killed: the last two seconds or so are missing"
+            "gpuwhy: {path}-wal is missing and gpuwhy was killed while recording {path}: about the last two seconds are missing"
         ));
     }
     Ok(reader)

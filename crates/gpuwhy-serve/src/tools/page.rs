@@ -29,10 +29,10 @@ const MOST_ENTRIES: u32 = 500;
 /// How many entries, and from where on.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Paging {
-    /// Entries at most, up to 500
+    /// Maximum number of entries, up to 500
     #[serde(default)]
     pub(crate) limit: Option<u32>,
-    /// next_cursor of the answer before
+    /// next_cursor of the previous answer
     #[serde(default)]
     pub(crate) cursor: Option<String>,
 }
@@ -49,7 +49,7 @@ impl Paging {
         let parts = cursor.strip_prefix('c').and_then(|rest| rest.split_once('.'));
         let read = parts.and_then(|(at, mark)| Some((at.parse().ok()?, u32::from_str_radix(mark, 16).ok()?)));
         let (at, mark): (usize, u32) = read.ok_or_else(|| {
-            ToolError::Arguments("that cursor is none: give next_cursor of an answer, or leave it out".into())
+            ToolError::Arguments("invalid cursor: give the next_cursor of an earlier answer, or leave it out".into())
         })?;
         if mark == mark_of(run) { Ok(at) } else { Err(ToolError::StaleCursor) }
     }
@@ -80,9 +80,9 @@ pub(crate) fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
 /// Where in its list an answer stands.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub(crate) struct Page {
-    /// How many entries there are in all
+    /// Total number of entries
     pub(crate) total: usize,
-    /// Give this as cursor to get the entries after these; null: these are the last
+    /// Give this as cursor to get the next entries; null: these are the last
     pub(crate) next_cursor: Option<String>,
     #[serde(skip)]
     #[schemars(skip)]

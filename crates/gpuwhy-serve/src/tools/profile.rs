@@ -17,12 +17,12 @@ use std::path::PathBuf;
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// A file or a folder, in a folder this server may read
+    /// A file or folder inside the folders this server may read
     path: String,
-    /// Let findings cover warm-up steps, too
+    /// Include warm-up steps in findings
     #[serde(default)]
     include_warmup: bool,
-    /// Memory of the GPU in GB, such as 80
+    /// GPU memory in GB, such as 80
     #[serde(default)]
     gpu_gb: Option<f64>,
     /// Only this device
@@ -35,12 +35,12 @@ pub(crate) struct Arguments {
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Profile {
-    /// Each file and what it comes to
+    /// Each file with its summary
     files: Vec<File>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_files: usize,
-    /// What was found, worst first
+    /// Findings, worst first
     findings: Vec<Finding>,
     #[serde(flatten)]
     page: Page,
@@ -53,7 +53,7 @@ struct File {
     path: String,
     /// trace or memory
     kind: &'static str,
-    /// What it says, or why it could not be read
+    /// Its main figures, or why it could not be read
     summary: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ impl Answer for Profile {
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile, ToolError> {
     let paths = files_of(asked.runs.folders(), asked.runs.folders().resolve(&arguments.path)?)?;
     if arguments.gpu_gb.is_some_and(|gb| !(gb > 0.0 && gb < 1e6)) {
-        return Err(ToolError::Arguments("gpu_gb is the GPU's memory in GB, such as 80".into()));
+        return Err(ToolError::Arguments(format!("invalid gpu_gb {}: give the GPU's memory in GB, such as 80", arguments.gpu_gb.unwrap_or_default())));
     }
     let question = Question {
         paths,
@@ -114,7 +114,7 @@ fn trace(report: &TraceReport) -> Vec<String> {
         let account = device.steady.as_ref().unwrap_or(&device.account);
         let of = |ns: u64| units::percent(ns as f64, account.span_ns as f64);
         told.push(format!(
-            "device {} {}: {} recorded, computing {}, communication alone {}, idle {}",
+            "device {} {}: {} recorded, computing {}, exposed communication {}, idle {}",
             device.index,
             device.name,
             units::time(account.span_ns),
@@ -135,7 +135,7 @@ fn trace(report: &TraceReport) -> Vec<String> {
         (!top.is_empty()).then(|| format!("most GPU time by {what}: {}", top.join("; ")))
     };
     told.extend(named("line", &report.lines));
-    told.extend(named("kind of kernel", &report.categories));
+    told.extend(named("kernel category", &report.categories));
     told
 }
 

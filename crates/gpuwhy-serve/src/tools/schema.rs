@@ -104,7 +104,7 @@ pub(super) fn as_typed(tool: &str, schema: &JsonObject, mut arguments: JsonObjec
             Some(read) => *value = read,
             None => {
                 let given = clean(&value.to_string(), 40);
-                return Err(ToolError::Arguments(format!("{tool}: {name} is {example}, not {given}")));
+                return Err(ToolError::Arguments(format!("{tool}: invalid {name} {given}: give {example}")));
             }
         }
     }

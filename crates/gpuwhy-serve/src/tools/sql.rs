@@ -33,14 +33,14 @@ const COLUMNS: usize = 64;
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// One SELECT on the views. With from, to, since or pid it uses :from_ns, :to_ns or :pid
+    /// One SELECT on the views. With from, to, since or pid, it must use :from_ns, :to_ns or :pid
     sql: String,
     #[serde(flatten)]
     place: Where,
-    /// Rows at most (default 50, at most 1000); more are told by more_rows
+    /// Maximum rows (default 50, at most 1000); more_rows tells whether there are more
     #[serde(default)]
     limit: Option<u32>,
-    /// Give up after this long (default 5s, at most 30s)
+    /// Give up after this time (default 5s, at most 30s)
     #[serde(default)]
     timeout: Option<Time>,
 }
@@ -51,11 +51,11 @@ pub(crate) struct Rows {
     #[serde(flatten)]
     head: RunHead,
     columns: Vec<String>,
-    /// Each row's values in the order of the columns
+    /// The values of each row, in column order
     rows: Vec<Vec<Json>>,
-    /// There are more than these: aggregate, add LIMIT and OFFSET, or give limit
+    /// There are more rows: aggregate, add LIMIT and OFFSET, or give limit
     more_rows: bool,
-    /// Columns after these, which were left out for brevity: name the ones you want
+    /// Columns left out for brevity: select only the ones you need
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_columns: usize,
@@ -136,7 +136,7 @@ fn values(arguments: &Arguments, run_ns: u64) -> Result<[(&'static str, i64); 3]
     if let Some((_, unused)) = asked.into_iter().find(|(given, name)| *given && !arguments.sql.contains(name)) {
         let example = "WHERE timestamp >= :from_ns AND timestamp < :to_ns AND pid = :pid";
         return Err(ToolError::Arguments(format!(
-            "the statement does not use {unused}: write {example}, or leave it out"
+            "the statement does not use {unused}: add {example}, or leave that argument out"
         )));
     }
     let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);

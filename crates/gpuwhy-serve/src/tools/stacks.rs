@@ -22,13 +22,13 @@ const PARTS: usize = 3;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// Only this op, such as cudaMalloc; default: all CUDA calls
+    /// Only this op, such as cudaMalloc (default: all CUDA calls)
     #[serde(default)]
     op: Option<String>,
-    /// What to put together (default: line)
+    /// How to group (default: line)
     #[serde(default)]
     by: By,
-    /// Which figure comes first (default: total, the time in all)
+    /// Sort by this figure, largest first (default: total time)
     #[serde(default)]
     sort: Sort,
     #[serde(flatten)]
@@ -80,7 +80,7 @@ pub(crate) struct Stacks {
 /// Calls that belong together.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Group {
-    /// The line, stack's innermost line, function or library; null: unknown
+    /// The line, innermost line of the stack, function or library; null: unknown
     name: Option<String>,
     calls: u64,
     total_ns: u64,
@@ -88,9 +88,9 @@ struct Group {
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     bytes: u64,
-    /// Processes, the one with most time first
+    /// Processes, most time first
     pids: Vec<u32>,
-    /// Which calls they are, or what was waited for
+    /// Which calls, or what was waited for
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     what: Vec<String>,

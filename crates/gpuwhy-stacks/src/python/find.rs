@@ -15,7 +15,7 @@ use std::sync::Mutex;
 #[derive(Debug, thiserror::Error)]
 pub enum PyError {
     /// Not a Python process, as far as can be seen: it may become one when it loads the library.
-    #[error("process {pid} runs no Python")]
+    #[error("process {pid} does not run Python")]
     NoPython {
         /// The process.
         pid: u32,
@@ -29,7 +29,7 @@ pub enum PyError {
         version: String,
     },
     /// Not permitted, or gone.
-    #[error("cannot look into process {pid}: {source}")]
+    #[error("cannot inspect process {pid}: {source}")]
     Process {
         /// The process.
         pid: u32,

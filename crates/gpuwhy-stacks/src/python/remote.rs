@@ -40,7 +40,7 @@ impl Memory {
         let table = self.word(code.wrapping_add(at.code_table.into()))?;
         let size = self.word(table.wrapping_add(at.bytes_size.into()))?;
         if size > LONGEST_TABLE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "its line table cannot be that long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its line table is too long"));
         }
         let mut bytes = vec![0; size as usize];
         self.read(table.wrapping_add(at.bytes_data.into()), &mut bytes)?;

@@ -124,7 +124,7 @@ impl<'a> Copier<'a> {
             return insert.raw_bind_parameter(place + 1, reduced).map_err(|source| self.failed(source));
         }
         let Some(value) = mapped(kind, value, &input.shift) else {
-            let what = format!("{}.{column} has {}, which cannot be", table.name, shown(value));
+            let what = format!("{}.{column} has an invalid value: {}", table.name, shown(value));
             return Err(input.refuse(what));
         };
         insert.raw_bind_parameter(place + 1, value).map_err(|source| self.failed(source))

@@ -49,7 +49,7 @@ pub(crate) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
     while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
         let found = found(row).map_err(|source| input.failed(source))?;
         if spans.len() >= MAX_ANSWERS && !spans.contains_key(&found.span) {
-            return Err(input.refuse(format!("it has findings about more than {MAX_ANSWERS} parts of its run")));
+            return Err(input.refuse(format!("it has findings about more than {MAX_ANSWERS} time ranges")));
         }
         let span = *spans.entry(found.span).or_insert_with(|| known.free(found.span, &input.shift));
         store(db, input, &found, span).map_err(|error| match error {
@@ -102,12 +102,12 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
     let detected_at = time(found.detected_at, shift);
     let whole = found.finding.as_deref().and_then(|text| serde_json::from_str::<Finding>(text).ok());
     if let (Some(mut finding), (Some(from), Some(to))) = (whole, span) {
-        renumber(&mut finding, shift).ok_or_else(|| Failed::Input("a finding is about a process no run has".into()))?;
+        renumber(&mut finding, shift).ok_or_else(|| Failed::Input("a finding names a process that is in no run".into()))?;
         let text = json(&finding).map_err(Failed::Write)?;
         return insert(db, [from, to, detected_at], &finding, &text).map(|_| ()).map_err(Failed::Write);
     }
     let known = |number: Option<i64>| match number.map(|number| pid(number, shift)) {
-        Some(None) => Err(Failed::Input("a finding is about a process no run has".into())),
+        Some(None) => Err(Failed::Input("a finding names a process that is in no run".into())),
         Some(number) => Ok(number),
         None => Ok(None),
     };

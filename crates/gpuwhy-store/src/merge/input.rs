@@ -85,12 +85,12 @@ impl Input {
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refuse = |what: &str| Error::CannotMerge { path: path.into(), what: what.into() };
         match place::is_written(path) {
-            Ok(true) => return Err(refuse("it is still being recorded; wait until that gpuwhy has ended")),
+            Ok(true) => return Err(refuse("it is still being recorded; wait for that gpuwhy to end")),
             Err(e) => return Err(refuse(&e.to_string())),
             Ok(false) => {}
         }
         let mut db = open_read_only(path).map_err(|error| match error {
-            Error::NotSqlite { .. } => refuse("it is no run file (not an SQLite database)"),
+            Error::NotSqlite { .. } => refuse("it is not a run file (not an SQLite database)"),
             Error::NotARun { .. } => refuse("it is an SQLite database, but not a gpuwhy run file"),
             other => other,
         })?;
@@ -103,7 +103,7 @@ impl Input {
         input.check_tables()?;
         input.session = input.read_session().map_err(failed)?;
         if input.session.start_unix_ns < 0 {
-            return Err(input.refuse("the time of its beginning cannot be".into()));
+            return Err(input.refuse("its start time is invalid".into()));
         }
         Ok(input)
     }
@@ -134,7 +134,7 @@ impl Input {
                 FROM sqlite_schema WHERE name = ?1";
             let plain = self.db.query_row(sql, [name], |row| row.get(0)).optional();
             if !plain.map_err(|source| self.failed(source))?.unwrap_or(false) {
-                return Err(self.refuse(format!("{name} is no plain table there: no gpuwhy has written this file")));
+                return Err(self.refuse(format!("its {name} is not a plain table, so gpuwhy did not write this file")));
             }
         }
         Ok(())
@@ -215,7 +215,7 @@ pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
         let found = std::fs::metadata(path).map_err(|e| refuse(e.to_string()))?;
         // A pipe would be waited for without end.
         if !found.is_file() {
-            return Err(refuse("it is no file".into()));
+            return Err(refuse("it is not a regular file".into()));
         }
         if let Some(same) = known.insert((found.dev(), found.ino()), path) {
             return Err(refuse(format!("it is the same file as {}", same.display())));
@@ -250,10 +250,10 @@ fn next_shift(input: &Input, before: &Shift, begin: i64) -> Result<Shift> {
         ..Shift::default()
     };
     if shift.slot + shift.slots > MAX_RUNS {
-        return Err(input.refuse(format!("more than {MAX_RUNS} runs do not fit into one file")));
+        return Err(input.refuse(format!("one file holds at most {MAX_RUNS} runs")));
     }
     if shift.cpu_offset + shift.cpus > MAX_CPUS {
-        return Err(input.refuse(format!("more than {MAX_CPUS} CPUs do not fit into one file")));
+        return Err(input.refuse(format!("one file holds at most {MAX_CPUS} CPUs")));
     }
     for (place, ids) in Ids::ALL.into_iter().enumerate() {
         let name = ids.table();

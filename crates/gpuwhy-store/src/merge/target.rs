@@ -96,7 +96,7 @@ impl Target {
             let here = known(row).map_err(|source| input.failed(source))?.map_err(|source| self.failed(source))?;
             ids.insert(id, here);
             if ids.len() > MAX_WORDS {
-                return Err(input.refuse("it has more functions than a run file has room for".into()));
+                return Err(input.refuse("it has more functions than one run file can hold".into()));
             }
         }
         Ok(ids)

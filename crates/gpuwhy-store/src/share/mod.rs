@@ -80,7 +80,7 @@ fn copy(request: &ShareRequest<'_>, go_on: &mut dyn FnMut() -> bool) -> Result<S
     if reducer.overflowed {
         return Err(Error::CannotShare {
             path: request.path.clone(),
-            what: "it has more different names than can be kept apart".into(),
+            what: "it has more distinct names than share can keep apart".into(),
         });
     }
     Ok(Shared {

@@ -199,7 +199,7 @@ pub struct StackAnswer {
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
     /// No op has that name.
-    #[error("no op is called {op}{}", did_you_mean(.near))]
+    #[error("unknown op {op:?}{}", did_you_mean(.near))]
     UnknownOp {
         /// What was asked for.
         op: String,
@@ -207,7 +207,7 @@ pub enum StackError {
         near: Vec<String>,
     },
     /// A wake-up is told by the thread that wakes.
-    #[error("a sched_wakeup has no stack of its own: ask for sched_switch, the wait that it ended")]
+    #[error("sched_wakeup has no stacks: use sched_switch, the wait that it ended")]
     Wakeup,
     /// The file.
     #[error(transparent)]
@@ -216,7 +216,7 @@ pub enum StackError {
 
 fn did_you_mean(near: &[String]) -> String {
     match near {
-        [] => ", and this run has no events at all".into(),
+        [] => "; this run has no events".into(),
         [one] => format!("; this run has {one}"),
         [first @ .., last] => format!("; this run has {} and {last}", first.join(", ")),
     }

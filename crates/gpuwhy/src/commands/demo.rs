@@ -25,18 +25,18 @@ use tempfile::TempDir;
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.unpack {
-        let sim = simgpu::install(folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+        let sim = simgpu::install(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
         println!("{}", sim.dir.display());
         return Ok(ExitCode::SUCCESS);
     }
     needs::require()?;
-    let folder = Folder::new().context("cannot make a temporary folder")?;
+    let folder = Folder::new().context("cannot create a temporary folder")?;
     // The job may run as the user who called sudo, and must be able to read its program.
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
     let play = Play::of(args.scenario);
     let title =
-        format!("A small training job ({}) runs on a simulated GPU; everything else about it is real.", play.name);
+        format!("A small training job ({}) runs on a simulated GPU. Everything else is real.", play.name);
     output::show([title, String::new()])?;
     let settings = settings(args, &play, &sim)?;
     let neighbours = if play.has_neighbours() { Neighbours::start(&sim)? } else { Neighbours::default() };
@@ -136,7 +136,7 @@ impl Neighbours {
             let mut program = Command::new("python3");
             program.arg(&sim.bystander_py).args(["--name", "cpu_hog", "--when"]).arg(log_folder(sim));
             program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            neighbours.0.push(program.spawn().context("cannot start python3")?);
+            neighbours.0.push(program.spawn().context("cannot start python3: install Python 3")?);
         }
         Ok(neighbours)
     }
@@ -236,9 +236,9 @@ fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
 /// Tells what the traced job did with memory.
 fn tell_memory(db: &Path) -> anyhow::Result<()> {
     let examined =
-        output::patiently("looking at its memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
+        output::patiently("analysing memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
     let view = MemoryView { report: &examined.report, sections: &[] };
-    let again = format!("gpuwhy memory {} says this again; --json has every number", db.display());
+    let again = format!("gpuwhy memory {} shows this again; --json has every number", db.display());
     let mut lines = vec![String::new()];
     lines.extend(view.lines(output::stdout_columns(), output::stdout_style()));
     lines.extend([String::new(), output::stdout_style().dim(&again)]);
@@ -250,7 +250,7 @@ fn answer(db: &Path) -> anyhow::Result<()> {
     let explained = output::patiently("explaining", || explain::explain(&Reader::open(db)?, &Part::default()))?;
     explain::keep(db, &explained);
     let style = output::stdout_style();
-    let again = format!("gpuwhy explain {} says this again; anything else can be asked with SQL:", db.display());
+    let again = format!("gpuwhy explain {} shows this again. For anything else, use SQL:", db.display());
     let query = format!("gpuwhy query --db {} \"SELECT op, COUNT(*) AS calls FROM events GROUP BY op\"", db.display());
     let mut lines = vec![String::new()];
     lines.extend(command::text(db, &explained, &[], Detail::Short));

@@ -40,7 +40,7 @@ fn unpack(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
 }
 
 fn become_user(user: &str) -> anyhow::Result<()> {
-    let (uid, gid) = user.split_once(':').context("--user is UID:GID")?;
+    let (uid, gid) = user.split_once(':').context("invalid --user: expected UID:GID")?;
     let (uid, gid): (u32, u32) = (uid.parse()?, gid.parse()?);
     let name = crate::trace::sudo::user_name(uid);
     // SAFETY: plain system calls with numbers and a string that outlives them; this process has one thread.

@@ -61,7 +61,7 @@ fn run_files(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             None => runs.push(path.clone()),
             Some(main) if arguments.contains(&main) => {}
             Some(main) => {
-                bail!("{} is a part of a run file, to be read with it: name {} instead", path.display(), main.display())
+                bail!("{} is part of the run file {1}: give {1} instead", path.display(), main.display())
             }
         }
     }

@@ -39,7 +39,7 @@ pub(crate) struct RunningJob {
 impl Job {
     /// Finds the program; one that is not there is said before anything is traced.
     pub(crate) fn find(command: &[OsString], extra: &[(OsString, OsString)]) -> anyhow::Result<Self> {
-        let (program, arguments) = command.split_first().context("there is no command to run")?;
+        let (program, arguments) = command.split_first().context("no command to run")?;
         let caller = Caller::from_env();
         let mut env = sudo::job_environment(caller.as_ref());
         env.retain(|(name, _)| !extra.iter().any(|(n, _)| n == name));
@@ -47,7 +47,7 @@ impl Job {
         let path = sudo::variable(&env, "PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         let Some(found) = find_program(Path::new(program), path) else {
             bail!(
-                "there is no program {} in PATH: check its spelling, or give its full path",
+                "no program {} in PATH: check the spelling, or give the full path",
                 program.to_string_lossy()
             );
         };
@@ -57,7 +57,7 @@ impl Job {
     /// Makes the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: how
     /// many files the job may have open.
     pub(crate) fn start_held(&self, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<HeldJob> {
-        let (read, gate) = std::io::pipe().context("cannot make a pipe")?;
+        let (read, gate) = std::io::pipe().context("cannot create a pipe")?;
         let fd = read.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command.arg("__hold").arg("--fd").arg(fd.to_string());
@@ -110,7 +110,7 @@ impl HeldJob {
     /// Lets it go.
     pub(crate) fn release(self) -> anyhow::Result<RunningJob> {
         let Self { child, mut gate, environment } = self;
-        gate.write_all(&environment).context("the job ended before it began")?;
+        gate.write_all(&environment).context("the job was killed before it started")?;
         Ok(RunningJob { child })
     }
 }
@@ -127,7 +127,7 @@ impl RunningJob {
         let sent = unsafe { libc::kill(self.child.id() as i32, signal) } == 0;
         if !sent && std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) {
             let pid = self.child.id();
-            output::say_aside(&format!("gpuwhy: the job has become another user and cannot be signalled: kill {pid}"));
+            output::say_aside(&format!("gpuwhy: the job now runs as another user, so gpuwhy cannot signal it: stop it with `kill {pid}`"));
         }
     }
 }

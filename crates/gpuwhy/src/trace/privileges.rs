@@ -36,7 +36,7 @@ pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T
         libc::seteuid(uid) != 0 || libc::setegid(gid) != 0 || libc::setgroups(before.len(), before.as_ptr()) != 0
     };
     if failed {
-        return Err(io::Error::last_os_error()).context("cannot take root's rights again");
+        return Err(io::Error::last_os_error()).context("cannot regain root's rights");
     }
     Ok(outcome)
 }
@@ -58,7 +58,7 @@ pub(crate) fn renounce() -> anyhow::Result<()> {
     if is_root() {
         return Ok(());
     }
-    CapSets::default().apply().context("cannot give up capabilities")
+    CapSets::default().apply().context("cannot drop capabilities")
 }
 
 /// A server answers whoever reaches it, so it has no more rights than who started it: with sudo it becomes its caller for good,
@@ -71,12 +71,12 @@ pub(crate) fn renounce_to_serve(caller: Option<&Caller>) -> anyhow::Result<()> {
     // While there still is the right to do it; a container may lack it, and then what is left cannot be gained either: see below.
     let _ = capabilities::drop_bounding(keep);
     let _ = capabilities::clear_ambient();
-    no_new_rights().context("cannot give up the right to gain rights")?;
+    no_new_rights().context("cannot set no_new_privs")?;
     if let Some(caller) = caller {
         let become_caller = set_groups(caller).and_then(|()| set_ids(caller));
         become_caller.with_context(|| format!("cannot become user {}, who called sudo", caller.uid))?;
     }
-    keep_only(keep).context("cannot give up capabilities")
+    keep_only(keep).context("cannot drop capabilities")
 }
 
 /// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of the bounding
@@ -137,15 +137,15 @@ pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>)
     if caller.is_none() && lacks_with_usual(CAP_DAC_OVERRIDE, || refuses_write(folder)) {
         keep |= 1 << CAP_DAC_OVERRIDE;
         let folder = folder.display();
-        reduced.notes.push(format!("{folder} is another user's: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
+        reduced.notes.push(format!("{folder} belongs to another user: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
     }
     if circumstances.plain_probes && lacks_with_usual(CAP_SYS_ADMIN, refuses_plain_probes) {
         keep |= 1 << CAP_SYS_ADMIN;
-        reduced.notes.push("this kernel wants CAP_SYS_ADMIN for plain probes: gpuwhy keeps it".to_owned());
+        reduced.notes.push("this kernel requires CAP_SYS_ADMIN for plain probes: gpuwhy keeps it".to_owned());
     }
     let mut attempt = |what: &str, outcome: io::Result<()>| {
         if let Err(error) = outcome {
-            reduced.warnings.push(format!("{what} could not be given up: {error}"));
+            reduced.warnings.push(format!("cannot drop {what}: {error}"));
         }
     };
     // While there still is the right to do it. Who is not root never had it, and needs it for nothing.
@@ -156,7 +156,7 @@ pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>)
         attempt("root's user id", become_for_good(caller));
     }
     attempt("capabilities", keep_only(keep));
-    attempt("the right to gain rights by starting programs", no_new_rights());
+    attempt("the right to gain privileges by starting programs", no_new_rights());
     reduced.warnings.extend(unlike_us(keep));
     reduced
 }
@@ -236,7 +236,7 @@ fn unlike_us(keep: u64) -> Option<String> {
         capabilities::permitted_of(&status).is_some_and(|caps| caps & !keep != 0)
     };
     let more = threads.filter(|thread| has_more(&thread.path())).count();
-    (more > 0).then(|| format!("{more} threads of a library keep capabilities that gpuwhy itself gave up"))
+    (more > 0).then(|| format!("{more} threads of a library keep capabilities that gpuwhy dropped"))
 }
 
 /// Ambient capabilities are meant for gpuwhy: a job must not inherit them. Root's job has root's rights as ever.
@@ -245,7 +245,7 @@ pub(crate) fn leave_to_job() -> anyhow::Result<()> {
         return Ok(());
     }
     if let Err(error) = capabilities::clear_ambient() {
-        bail!("the job would inherit gpuwhy's capabilities: {error}");
+        bail!("not starting the job, because it would inherit gpuwhy's capabilities: {error}");
     }
     Ok(())
 }

@@ -68,7 +68,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     needs::require()?;
     // A signal that was ignored when gpuwhy was started (nohup) stays so, for gpuwhy and for the job.
     let watched = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
-    let mut signals = SignalsInfo::<WithOrigin>::new(watched).context("cannot watch for Ctrl-C")?;
+    let mut signals = SignalsInfo::<WithOrigin>::new(watched).context("cannot install signal handlers")?;
     let open_files = limits::raise_open_files();
     let job = match settings.command.as_slice() {
         [] => None,
@@ -85,12 +85,12 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let progress = Progress::new(settings.display);
     give_up_rights(caller.as_ref(), &created.writer, &capture, &progress);
     if let Some(moved) = &created.moved_to {
-        progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
+        progress.note(&format!("renamed the existing {} to {}", settings.db.display(), moved.display()));
     }
     let alerts = Alerting::start(settings, shell, created.writer.path(), start_ns, &progress);
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
     let machine = machine();
-    let writer = WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?;
+    let writer = WriterThread::start(created.writer, ledger).context("cannot start the writer thread")?;
     let mut recorder = Recorder {
         capture,
         sources: Sources::start(&writer, whose_sources(settings, caller.as_ref())),
@@ -124,7 +124,7 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let answer = if settings.explain { answer::find(&summary, running.as_mut(), &mut signals) } else { Answer::None };
     progress.finish(&summary, &answer);
     if running.as_mut().is_some_and(|job| job.ended().is_none()) && settings.display == Display::Human {
-        output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
+        output::say_aside("gpuwhy: tracing has ended; the job continues, and gpuwhy will exit with its exit code");
     }
     Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
 }
@@ -225,7 +225,7 @@ impl Recorder {
         let attached = self.capture.attached();
         let probes: usize = attached.iter().map(|library| library.functions).sum();
         self.progress
-            .note(&format!("tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C ends it", attached.len()));
+            .note(&format!("tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C stops it", attached.len()));
         self.note_libraries();
     }
 
@@ -326,7 +326,7 @@ impl Recorder {
             self.progress.warn(trouble);
         }
         if self.troubled && snapshot.trouble.is_none() {
-            self.progress.warn("the run file can be written again: what was kept in memory is in it now");
+            self.progress.warn("the run file is writable again: the events kept in memory are now in it");
         }
         self.troubled = snapshot.trouble.is_some();
         self.progress.update(&snapshot, &self.lost_by_op);
@@ -349,13 +349,13 @@ impl Recorder {
         for library in &attached[self.libraries_noted..] {
             let mut notes = Vec::new();
             if library.hidden {
-                let says = "no CUDA runtime whose functions can be found (built in without symbols, or none): its calls are \
-                            seen at the driver, under the driver's names";
+                let says = "no CUDA runtime functions found (linked in without symbols, or not used): calls are recorded at the \
+                            driver, under the driver's names";
                 self.progress.note(&format!("{}: {says}", library.path));
                 notes.push(says.to_owned());
             }
             if library.linked_in {
-                notes.push("the CUDA runtime is part of this file".to_owned());
+                notes.push("the CUDA runtime is linked into this file".to_owned());
             }
             if library.slow_functions > 0 {
                 notes.push(format!(
@@ -364,7 +364,7 @@ impl Recorder {
                 ));
             }
             if library.refused > 0 {
-                notes.push(format!("{} functions could not be probed", library.refused));
+                notes.push(format!("{} functions cannot be probed", library.refused));
             }
             self.writer.library(LibraryRow {
                 path: library.path.clone(),
@@ -459,7 +459,7 @@ fn is_call(op: OpId) -> bool {
 fn problem(finished: Option<&Finished>) -> Option<String> {
     match finished {
         Some(finished) => finished.problem.as_ref().map(ToString::to_string),
-        None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
+        None => Some("the writer thread ended early; the file has what was committed until then".to_owned()),
     }
 }
 

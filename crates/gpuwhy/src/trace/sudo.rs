@@ -29,7 +29,7 @@ impl Caller {
     /// Why a place that root could write to is refused.
     pub(crate) fn rights(&self) -> String {
         format!(
-            "run files are written with the rights of user {}, who called sudo; without SUDO_UID in the environment, with root's",
+            "gpuwhy writes run files with the rights of user {}, who called sudo; unset SUDO_UID to write them as root",
             self.uid
         )
     }

@@ -56,14 +56,14 @@ fn http(address: SocketAddr, args: &Mcp, token: &Token) -> Http {
 fn tell(http: &Http, token: &Token, address: SocketAddr) {
     let scheme = if http.tls.is_some() { "https" } else { "http" };
     let loopback = address.ip().is_loopback();
-    let reach = if loopback { "this machine alone" } else { "other machines, too" };
+    let reach = if loopback { "this machine only" } else { "other machines" };
     let say = |line: &str| output::say_aside(line);
-    say(&format!("gpuwhy: MCP at {scheme}://{address}/mcp, for {reach}, with a token; Ctrl-C ends it"));
+    say(&format!("gpuwhy: MCP server at {scheme}://{address}/mcp, reachable from {reach}; token required; Ctrl-C stops it"));
     if let Some(words) = token.words() {
         say(&format!("gpuwhy: {words}"));
     }
     if !loopback && http.tls.is_none() {
-        say("gpuwhy: without --tls-cert and --tls-key the token and all answers can be read on the way");
+        say("gpuwhy: no TLS: anyone on the network can read the token and all answers; give --tls-cert and --tls-key");
     }
 }
 

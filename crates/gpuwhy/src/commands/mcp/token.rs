@@ -52,7 +52,7 @@ impl Token {
                 let mut file = OpenOptions::new();
                 let file = file.write(true).create_new(true).mode(0o600).open(path);
                 let written = file.and_then(|mut file| writeln!(file, "{text}"));
-                written.with_context(|| format!("cannot make the token file {name}"))?;
+                written.with_context(|| format!("cannot create the token file {name}"))?;
                 Ok(Self { text, made: Made::Into(path.to_owned()) })
             }
             Err(error) => Err(error).with_context(|| format!("cannot read {name}")),
@@ -65,9 +65,9 @@ impl Token {
         match &self.made {
             Made::Elsewhere => None,
             Made::Here => {
-                Some(format!("the token is {}; {use_it} ({VARIABLE} or --token-file set your own)", self.text))
+                Some(format!("token {}; {use_it} (set your own with {VARIABLE} or --token-file)", self.text))
             }
-            Made::Into(path) => Some(format!("a token was made and is in {}; {use_it}", path.display())),
+            Made::Into(path) => Some(format!("wrote a new token to {}; {use_it}", path.display())),
         }
     }
 }
@@ -77,12 +77,12 @@ fn read(file: File, path: &Path) -> anyhow::Result<String> {
     let found = file.metadata().with_context(|| format!("cannot read {name}"))?;
     // A pipe's end has a mode, too, which says nothing.
     if found.is_file() && found.mode() & 0o077 != 0 {
-        bail!("{name} can be read or written by other users: chmod 600 {name}, and put a new token in");
+        bail!("other users can read or write {name}: run chmod 600 {name} and put a new token in it");
     }
     let mut text = String::new();
     file.take(LONGEST).read_to_string(&mut text).with_context(|| format!("cannot read {name}"))?;
     match text.trim() {
-        "" => bail!("{name} is empty: put a token in, or remove it and one is made"),
+        "" => bail!("{name} is empty: put a token in it, or remove it and gpuwhy makes one"),
         token => Ok(token.to_owned()),
     }
 }

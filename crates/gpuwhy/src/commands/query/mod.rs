@@ -38,8 +38,8 @@ pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
     };
     if more {
         let rows = units::count(limits.rows);
-        let advice = if is_table { ": raise --rows, or pipe them (| less)" } else { "" };
-        output::say_aside(&format!("gpuwhy: these are the first {rows} rows; there are more{advice}"));
+        let advice = if is_table { ": raise --rows, or pipe to less" } else { "" };
+        output::say_aside(&format!("gpuwhy: showing the first {rows} rows; there are more{advice}"));
     }
     if let Some(note) = thinned(&reader)?.note() {
         output::say_aside(&format!("gpuwhy: {note}"));
@@ -87,7 +87,7 @@ fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowForma
         Err(error) => {
             format.end(&names)?;
             let rows = units::count(printed);
-            Err(with_advice(error).context(format!("the answer is not complete: it ends after {rows} rows")))
+            Err(with_advice(error).context(format!("the output is incomplete: it ends after {rows} rows")))
         }
     }
 }
@@ -96,7 +96,7 @@ fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowForma
 fn with_advice(error: gpuwhy_store::Error) -> anyhow::Error {
     let wants_memory = matches!(error, gpuwhy_store::Error::TooMuchMemory);
     let error = anyhow::Error::from(error);
-    if wants_memory { error.context("--memory raises the limit") } else { error }
+    if wants_memory { error.context("out of memory: raise the limit with --memory") } else { error }
 }
 
 /// Whether counting rows is counting events.
