@@ -18,7 +18,9 @@ pub enum Error {
     #[error("stopped before the analysis was complete")]
     Stopped,
     /// The asked-for process is none of the run's.
-    #[error("invalid --pid {pid}: not in this run; `gpuwhy query \"SELECT pid, name FROM processes\"` lists its processes")]
+    #[error(
+        "invalid --pid {pid}: not in this run; `gpuwhy query \"SELECT pid, name FROM processes\"` lists its processes"
+    )]
     UnknownProcess {
         /// The process.
         pid: u32,

@@ -47,7 +47,9 @@ pub enum CaptureError {
         "Linux {release} kills a process under a seccomp filter, as in a container, when a probed function returns: update the kernel (fixed in 6.12.14, 6.13.3, 6.14 and newer)"
     )]
     KillsConfined { release: String },
-    #[error("Linux {release} does not support uprobe {flavour}: leave out --probes, and gpuwhy picks the best kind it supports")]
+    #[error(
+        "Linux {release} does not support uprobe {flavour}: leave out --probes, and gpuwhy picks the best kind it supports"
+    )]
     NoFlavour { release: String, flavour: &'static str },
     #[error("gpuwhy's eBPF programs are loaded, but {why}")]
     Load { why: String },
@@ -59,8 +61,6 @@ pub enum CaptureError {
     Library { path: PathBuf, source: std::io::Error },
     #[error("{path} is not an ELF library that gpuwhy can read: {why}")]
     Elf { path: PathBuf, why: String },
-    #[error(
-        "the kernel refuses to report new library mappings: {source}; libraries loaded from now on are not traced"
-    )]
+    #[error("the kernel refuses to report new library mappings: {source}; libraries loaded from now on are not traced")]
     MapWatch { source: std::io::Error },
 }

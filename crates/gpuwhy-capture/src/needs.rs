@@ -129,7 +129,9 @@ fn privilege_of(user: &str, effective: u64, path: &Path) -> Need {
     let lacks_for_others = missing(&FOR_OTHERS, effective);
     let found = match (lacks.len(), lacks_for_others.is_empty()) {
         (0, true) => format!("user {user} with capabilities"),
-        (0, false) => format!("user {user} without {}: can trace only their own processes", lacks_for_others.join(", ")),
+        (0, false) => {
+            format!("user {user} without {}: can trace only their own processes", lacks_for_others.join(", "))
+        }
         (2, _) => format!("user {user}"),
         _ => format!("user {user} without {}", lacks.join(", ")),
     };

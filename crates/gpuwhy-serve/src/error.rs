@@ -24,9 +24,7 @@ pub(crate) enum ToolError {
     #[error("{0}")]
     Arguments(String),
     /// A path that was not allowed when the server was started.
-    #[error(
-        "{path} is outside the folders this server may read ({allowed}): restart it with another --dir"
-    )]
+    #[error("{path} is outside the folders this server may read ({allowed}): restart it with another --dir")]
     Forbidden {
         /// What was asked for.
         path: String,

@@ -195,8 +195,7 @@ async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
 impl Door {
     async fn answer(&self, request: Request<Incoming>, place: &Place) -> Reply {
         if !self.may_ask(&request) {
-            let mut reply =
-                refuse(StatusCode::UNAUTHORIZED, "token required: send Authorization: Bearer TOKEN");
+            let mut reply = refuse(StatusCode::UNAUTHORIZED, "token required: send Authorization: Bearer TOKEN");
             reply.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             return reply;
         }

@@ -225,7 +225,10 @@ impl Quantile {
             _ => f64::NAN,
         };
         if !(0.0..=1.0).contains(&q) {
-            return refuse(format!("invalid second argument of quantile: expected a number from 0 to 1, got {}", kind(value)));
+            return refuse(format!(
+                "invalid second argument of quantile: expected a number from 0 to 1, got {}",
+                kind(value)
+            ));
         }
         match before {
             Some(before) if before != q => refuse(format!(
@@ -243,7 +246,11 @@ impl Quantile {
         }
         match context.get_raw(place) {
             ValueRef::Integer(n) if u32::try_from(n).is_ok() => Ok(n as u32),
-            other => refuse(format!("invalid weight in {}: expected a whole number from 0 on, got {}", self.name, kind(other))),
+            other => refuse(format!(
+                "invalid weight in {}: expected a whole number from 0 on, got {}",
+                self.name,
+                kind(other)
+            )),
         }
     }
 }
@@ -440,7 +447,7 @@ mod tests {
             (format!("SELECT quantile(x, q) FROM {rows}"), "the same in every row, got 0.1 and 0.9"),
             ("SELECT p95('slow')".to_owned(), "p95 takes numbers, got the text 'slow'"),
             ("SELECT p95(x'00ff')".to_owned(), "a blob of 2 bytes"),
-            ("SELECT p50(1, -1)".to_owned(), "a weight of p50 is a whole number from 0 on, got -1"),
+            ("SELECT p50(1, -1)".to_owned(), "invalid weight in p50: expected a whole number from 0 on, got -1"),
             ("SELECT p50(1, 0.5)".to_owned(), "got 0.5"),
             ("SELECT p50(1, NULL)".to_owned(), "got NULL"),
             ("SELECT p50()".to_owned(), "wrong number of arguments"),

@@ -53,9 +53,6 @@ mod tests {
         let both = Thinned { refused: 7, ..thinned }.note().unwrap();
         assert!(both.contains("(see `weight`), 7 fast events were dropped to stay within --max-size"), "{both}");
         let full = Thinned { thinned: 0, refused: 7, ..thinned }.note().unwrap();
-        assert!(
-            full.starts_with("7 fast events were dropped to stay within --max-size 2.00 GB or --budget"),
-            "{full}"
-        );
+        assert!(full.starts_with("7 fast events were dropped to stay within --max-size 2.00 GB or --budget"), "{full}");
     }
 }

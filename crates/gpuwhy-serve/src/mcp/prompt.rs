@@ -28,8 +28,7 @@ pub(super) fn get(request: &GetPromptRequestParams) -> Result<GetPromptResult, E
         let value = request.arguments.as_ref().and_then(|arguments| arguments.get(name)?.as_str());
         value.map(|value| clean(value, QUESTION)).filter(|value| !value.is_empty())
     };
-    let question =
-        given("question").unwrap_or_else(|| "Why is this GPU job slow, and how do I fix it?".into());
+    let question = given("question").unwrap_or_else(|| "Why is this GPU job slow, and how do I fix it?".into());
     let run = given("run").map(|run| format!(" Pass run={run:?} to every tool.")).unwrap_or_default();
     let text = format!(
         "{question}\n\n\

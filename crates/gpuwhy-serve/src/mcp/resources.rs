@@ -35,12 +35,9 @@ impl Known {
 
     fn describe(self) -> Resource {
         let (name, title, what, mime) = match self {
-            Self::Schema => (
-                "schema",
-                "SQL schema",
-                "Views, columns and SQL functions of the run file, for run_sql",
-                "text/plain",
-            ),
+            Self::Schema => {
+                ("schema", "SQL schema", "Views, columns and SQL functions of the run file, for run_sql", "text/plain")
+            }
             Self::Queries => {
                 ("queries", "Ready-made queries", "SQL for common questions about a run, for run_sql", "text/markdown")
             }

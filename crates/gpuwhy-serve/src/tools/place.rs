@@ -58,15 +58,17 @@ pub(crate) struct Time(pub(crate) Duration);
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "invalid time: give seconds as a number, or text such as \"90s\", \"2m\" or \"500ms\"")]
+        #[serde(
+            untagged,
+            expecting = "invalid time: give seconds as a number, or text such as \"90s\", \"2m\" or \"500ms\""
+        )]
         enum Written {
             Seconds(f64),
             Text(String),
         }
         let read = match Written::deserialize(from)? {
-            Written::Seconds(seconds) => {
-                Duration::try_from_secs_f64(seconds).map_err(|_| format!("invalid time {seconds}: give seconds from 0 on, such as 90"))
-            }
+            Written::Seconds(seconds) => Duration::try_from_secs_f64(seconds)
+                .map_err(|_| format!("invalid time {seconds}: give seconds from 0 on, such as 90")),
             Written::Text(text) => parse_time(text.trim()),
         };
         read.map(Self).map_err(serde::de::Error::custom)

@@ -70,7 +70,10 @@ impl Answer for Profile {
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile, ToolError> {
     let paths = files_of(asked.runs.folders(), asked.runs.folders().resolve(&arguments.path)?)?;
     if arguments.gpu_gb.is_some_and(|gb| !(gb > 0.0 && gb < 1e6)) {
-        return Err(ToolError::Arguments(format!("invalid gpu_gb {}: give the GPU's memory in GB, such as 80", arguments.gpu_gb.unwrap_or_default())));
+        return Err(ToolError::Arguments(format!(
+            "invalid gpu_gb {}: give the GPU's memory in GB, such as 80",
+            arguments.gpu_gb.unwrap_or_default()
+        )));
     }
     let question = Question {
         paths,

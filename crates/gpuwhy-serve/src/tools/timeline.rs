@@ -238,9 +238,7 @@ fn cut(arguments: &Arguments, length_ns: u64) -> Result<Cut, ToolError> {
         });
     };
     if arguments.buckets.is_some() {
-        return Err(ToolError::Arguments(
-            "give buckets (how many) or bucket (how long each is), not both".into(),
-        ));
+        return Err(ToolError::Arguments("give buckets (how many) or bucket (how long each is), not both".into()));
     }
     let width = u64::try_from(bucket.0.as_nanos()).unwrap_or(u64::MAX);
     if width == 0 || length_ns.div_ceil(width) > u64::from(MOST) {

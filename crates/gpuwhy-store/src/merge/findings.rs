@@ -102,7 +102,8 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
     let detected_at = time(found.detected_at, shift);
     let whole = found.finding.as_deref().and_then(|text| serde_json::from_str::<Finding>(text).ok());
     if let (Some(mut finding), (Some(from), Some(to))) = (whole, span) {
-        renumber(&mut finding, shift).ok_or_else(|| Failed::Input("a finding names a process that is in no run".into()))?;
+        renumber(&mut finding, shift)
+            .ok_or_else(|| Failed::Input("a finding names a process that is in no run".into()))?;
         let text = json(&finding).map_err(Failed::Write)?;
         return insert(db, [from, to, detected_at], &finding, &text).map(|_| ()).map_err(Failed::Write);
     }

@@ -7,8 +7,13 @@ use std::time::Duration;
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    moment(text)
-        .and_then(|d| if d.is_zero() { Err(format!("invalid duration {text:?}: it must be longer than 0; example: 60s")) } else { Ok(d) })
+    moment(text).and_then(|d| {
+        if d.is_zero() {
+            Err(format!("invalid duration {text:?}: it must be longer than 0; example: 60s"))
+        } else {
+            Ok(d)
+        }
+    })
 }
 
 /// A time counted from the start of the run; may be 0.
@@ -51,7 +56,9 @@ pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
     let bytes = number.parse::<f64>().map_err(|_| help())? * factor;
     match bytes {
         0.0 => Ok(MaxSize(None)),
-        bytes if bytes < LEAST_SIZE => Err(format!("invalid size {text:?}: a run file needs at least 1 MB; 0 or none removes the limit")),
+        bytes if bytes < LEAST_SIZE => {
+            Err(format!("invalid size {text:?}: a run file needs at least 1 MB; 0 or none removes the limit"))
+        }
         bytes if bytes < 9e18 => Ok(MaxSize(Some(bytes as u64))),
         _ => Err(help()),
     }
@@ -63,7 +70,9 @@ const LEAST_MEMORY: u64 = 200_000_000;
 /// Like [`max_size`], for memory.
 pub(super) fn memory(text: &str) -> Result<MaxSize, String> {
     match max_size(text)? {
-        MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => Err(format!("invalid size {text:?}: a query needs at least 200 MB; example: 2GB")),
+        MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => {
+            Err(format!("invalid size {text:?}: a query needs at least 200 MB; example: 2GB"))
+        }
         size => Ok(size),
     }
 }
@@ -76,7 +85,11 @@ pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
 pub(super) fn ring_size(text: &str) -> Result<u32, String> {
     let size: u32 = text.parse().map_err(|_| format!("invalid size {text:?}: give a number of KiB; example: 16384"))?;
     let fits = size.is_power_of_two() && (64..=1024 * 1024).contains(&size);
-    if fits { Ok(size) } else { Err(format!("invalid size {text:?}: give a power of two from 64 to 1048576; example: 16384")) }
+    if fits {
+        Ok(size)
+    } else {
+        Err(format!("invalid size {text:?}: give a power of two from 64 to 1048576; example: 16384"))
+    }
 }
 
 #[cfg(test)]

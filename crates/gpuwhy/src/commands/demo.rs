@@ -35,8 +35,7 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
     let play = Play::of(args.scenario);
-    let title =
-        format!("A small training job ({}) runs on a simulated GPU. Everything else is real.", play.name);
+    let title = format!("A small training job ({}) runs on a simulated GPU. Everything else is real.", play.name);
     output::show([title, String::new()])?;
     let settings = settings(args, &play, &sim)?;
     let neighbours = if play.has_neighbours() { Neighbours::start(&sim)? } else { Neighbours::default() };
@@ -235,8 +234,7 @@ fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
 
 /// Tells what the traced job did with memory.
 fn tell_memory(db: &Path) -> anyhow::Result<()> {
-    let examined =
-        output::patiently("analysing memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
+    let examined = output::patiently("analysing memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
     let view = MemoryView { report: &examined.report, sections: &[] };
     let again = format!("gpuwhy memory {} shows this again; --json has every number", db.display());
     let mut lines = vec![String::new()];

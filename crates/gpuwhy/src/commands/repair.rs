@@ -14,7 +14,11 @@ use std::process::ExitCode;
 pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
     let runs = super::run_files(&args.runs)?;
     if let (Some(output), [_, _, ..]) = (&args.output, runs.as_slice()) {
-        bail!("-o {} names one file, but {} run files were given: repair them one at a time", output.display(), runs.len());
+        bail!(
+            "-o {} names one file, but {} run files were given: repair them one at a time",
+            output.display(),
+            runs.len()
+        );
     }
     let caller = Caller::from_env();
     let mut damaged = false;

@@ -58,10 +58,14 @@ fn lines(made: &Path, shared: &Shared, source: bool) -> Vec<String> {
             "  removed: arguments of {} commands, gpuwhy's flags, folders, user names, ids of containers, cgroups and GPUs{source}",
             units::count(shared.commands)
         ),
-        "  kept: times, sizes, counts, process ids, versions, CPU and GPU models, names of functions, GPU kernels and".into(),
+        "  kept: times, sizes, counts, process ids, versions, CPU and GPU models, names of functions, GPU kernels and"
+            .into(),
         format!("    programs: {}", list(&shared.programs)),
         format!("    files of your code: {}", list(&shared.files)),
-        format!("  Check these names; --hide WORD hides more. gpuwhy explain {} shows what others will see.", made.display()),
+        format!(
+            "  Check these names; --hide WORD hides more. gpuwhy explain {} shows what others will see.",
+            made.display()
+        ),
     ]
 }
 

@@ -46,10 +46,7 @@ impl Job {
         env.extend(extra.iter().cloned());
         let path = sudo::variable(&env, "PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         let Some(found) = find_program(Path::new(program), path) else {
-            bail!(
-                "no program {} in PATH: check the spelling, or give the full path",
-                program.to_string_lossy()
-            );
+            bail!("no program {} in PATH: check the spelling, or give the full path", program.to_string_lossy());
         };
         Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
     }
@@ -127,7 +124,9 @@ impl RunningJob {
         let sent = unsafe { libc::kill(self.child.id() as i32, signal) } == 0;
         if !sent && std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) {
             let pid = self.child.id();
-            output::say_aside(&format!("gpuwhy: the job now runs as another user, so gpuwhy cannot signal it: stop it with `kill {pid}`"));
+            output::say_aside(&format!(
+                "gpuwhy: the job now runs as another user, so gpuwhy cannot signal it: stop it with `kill {pid}`"
+            ));
         }
     }
 }

@@ -58,7 +58,9 @@ fn tell(http: &Http, token: &Token, address: SocketAddr) {
     let loopback = address.ip().is_loopback();
     let reach = if loopback { "this machine only" } else { "other machines" };
     let say = |line: &str| output::say_aside(line);
-    say(&format!("gpuwhy: MCP server at {scheme}://{address}/mcp, reachable from {reach}; token required; Ctrl-C stops it"));
+    say(&format!(
+        "gpuwhy: MCP server at {scheme}://{address}/mcp, reachable from {reach}; token required; Ctrl-C stops it"
+    ));
     if let Some(words) = token.words() {
         say(&format!("gpuwhy: {words}"));
     }

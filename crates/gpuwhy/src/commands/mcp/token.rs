@@ -64,9 +64,7 @@ impl Token {
         let use_it = "clients send it as Authorization: Bearer TOKEN";
         match &self.made {
             Made::Elsewhere => None,
-            Made::Here => {
-                Some(format!("token {}; {use_it} (set your own with {VARIABLE} or --token-file)", self.text))
-            }
+            Made::Here => Some(format!("token {}; {use_it} (set your own with {VARIABLE} or --token-file)", self.text)),
             Made::Into(path) => Some(format!("wrote a new token to {}; {use_it}", path.display())),
         }
     }
