@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong, in words an assistant or an administrator can act on.
+//! Errors, worded so that an assistant or administrator can act on them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a tool has no answer. The message goes to the client.
+/// Why a tool failed. The message goes to the client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ToolError {
-    /// The question.
+    /// The request is invalid or failed.
     #[error("{}", question(.0))]
     Ask(#[from] gpuwhy_ask::Error),
     /// The run file.
@@ -23,7 +23,7 @@ pub(crate) enum ToolError {
     /// The arguments.
     #[error("{0}")]
     Arguments(String),
-    /// A path that was not allowed when the server was started.
+    /// A path outside the allowed folders.
     #[error("{path} is outside the folders this server may read ({allowed}): restart it with another --dir")]
     Forbidden {
         /// What was asked for.
@@ -31,7 +31,7 @@ pub(crate) enum ToolError {
         /// What is allowed.
         allowed: String,
     },
-    /// No run is there yet.
+    /// The run does not exist yet.
     #[error("{path} does not exist (yet): call list_runs for the available runs, or record one with `gpuwhy trace`")]
     NoRun {
         /// Where it was looked for.
@@ -40,16 +40,16 @@ pub(crate) enum ToolError {
     /// The run was replaced.
     #[error("stale cursor: the run has changed since; ask again without a cursor")]
     StaleCursor,
-    /// It took too long.
+    /// The request timed out.
     #[error("no answer within {} s: ask for a shorter time (from, to, since) or a process (pid)", .0.as_secs())]
     TooSlow(Duration),
-    /// Others are asking.
+    /// Too many requests.
     #[error("the server is busy: no other request finished within a minute; ask again")]
     Busy,
-    /// The client does not want it any more.
+    /// The client cancelled the request.
     #[error("cancelled")]
     Cancelled,
-    /// A fault.
+    /// A bug.
     #[error("bug in gpuwhy, please report it: {0}")]
     Fault(String),
 }
@@ -57,14 +57,14 @@ pub(crate) enum ToolError {
 impl From<gpuwhy_store::Error> for ToolError {
     fn from(wrong: gpuwhy_store::Error) -> Self {
         match wrong {
-            // In the words of who asks here: there is no flag to raise.
+            // MCP has a timeout argument instead of a --timeout flag.
             gpuwhy_store::Error::TimedOut { limit } => Self::SlowSql(limit),
             wrong => Self::File(wrong),
         }
     }
 }
 
-/// What is wrong with a question. An assistant has tools, not a command line.
+/// The message for an invalid request. An assistant has tools, not a command line.
 fn question(wrong: &gpuwhy_ask::Error) -> String {
     match wrong {
         gpuwhy_ask::Error::UnknownProcess { pid } => {
@@ -77,7 +77,7 @@ fn question(wrong: &gpuwhy_ask::Error) -> String {
     }
 }
 
-/// What is wrong with a run file.
+/// The message for a problem with a run file.
 fn file(wrong: &gpuwhy_store::Error) -> String {
     use gpuwhy_store::Error;
     const OTHERS: &str = "call list_runs for the available runs";
@@ -97,7 +97,7 @@ fn file(wrong: &gpuwhy_store::Error) -> String {
 /// Why the server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It has no address.
+    /// It cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// Where.
@@ -105,7 +105,7 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// A token that is easily guessed.
+    /// A token that is easy to guess.
     #[error("the token has {0} characters: use at least 16, such as the output of `openssl rand -hex 32`")]
     ShortToken(usize),
     /// The certificate or key.
@@ -116,7 +116,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A folder that was to be allowed.
+    /// An allowed folder does not exist or cannot be read.
     #[error("cannot allow the folder {}: {source}", .path.display())]
     Folder {
         /// The folder.
@@ -124,10 +124,10 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// The machine.
+    /// An I/O error.
     #[error("cannot serve: {0}")]
     Io(#[from] std::io::Error),
-    /// The protocol.
+    /// A protocol error.
     #[error("MCP protocol error: {0}")]
     Protocol(String),
 }

@@ -389,7 +389,7 @@ impl RunFile {
     }
 }
 
-/// The run file and the part of it to read.
+/// The run file, and which processes and time range to read.
 #[derive(Debug, Args)]
 pub(crate) struct Of {
     #[command(flatten)]

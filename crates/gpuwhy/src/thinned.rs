@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to know of a run file that was kept small, in a line.
+//! A one-line note about a run file whose events were partly represented by others or dropped.
 
 use gpuwhy_model::units;
 
-/// How a file came to have fewer rows than there were events.
+/// Why a file has fewer rows than events.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Thinned {
     /// Events in the file, by weight.
     pub(crate) stored: u64,
-    /// Of them, those that are the weight of another's row.
+    /// Of these, events represented by the weight of a similar row.
     pub(crate) thinned: u64,
-    /// Events for which there was no room at all.
+    /// Events dropped because the file was full.
     pub(crate) refused: u64,
-    /// How large the file might become, bytes.
+    /// `--max-size`, bytes.
     pub(crate) max_size: Option<u64>,
 }
 
 impl Thinned {
-    /// What to do about it; `None` where every event has its row.
+    /// The note; `None` if every event has its own row.
     pub(crate) fn note(&self) -> Option<String> {
         let size = self
             .max_size

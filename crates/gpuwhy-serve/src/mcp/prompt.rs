@@ -6,7 +6,7 @@ use rmcp::ErrorData;
 use rmcp::model::{GetPromptRequestParams, GetPromptResult, Prompt, PromptArgument, PromptMessage, Role};
 
 const NAME: &str = "investigate";
-/// The longest question, characters.
+/// Maximum length of a question, characters.
 const QUESTION: usize = 1_000;
 
 pub(super) fn describe() -> Prompt {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resources: what an assistant reads once, beside asking.
+//! Resources: reference texts for the assistant.
 
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -9,7 +9,7 @@ use gpuwhy_why::Kind;
 use rmcp::model::{ReadResourceResult, Resource, ResourceContents};
 use std::fmt::Write;
 
-/// What people ask, as SQL; a test runs each.
+/// Common questions as SQL; a test runs each query.
 const QUERIES: &str = include_str!("../../../../docs/sql.md");
 
 /// A resource.
@@ -68,7 +68,7 @@ pub(super) fn find(uri: &str) -> Option<Known> {
     Known::ALL.into_iter().find(|known| known.uri() == uri)
 }
 
-/// One line a view.
+/// One line per view.
 fn schema_text(asked: &Asked<'_>) -> Result<String, ToolError> {
     let run = asked.runs.get(None)?;
     let lines = gpuwhy_ask::schema::lines(&*run.reader(asked.work)?)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_causal_chains`: why it is slow.
+//! `get_causal_chains`: why a job is slow.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -10,7 +10,7 @@ use gpuwhy_model::Severity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The longest sentence, characters.
+/// Maximum length of a sentence, characters.
 const SENTENCE: usize = 220;
 
 /// The arguments.
@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     paging: Paging,
 }
 
-/// How bad, at least.
+/// Minimum severity.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum AtLeast {
@@ -193,13 +193,13 @@ impl Finding {
         gone > 0
     }
 
-    /// Whether it has more than it tells.
+    /// Whether something was left out.
     pub(super) fn has_more(&self) -> bool {
         self.more_links > 0 || self.more_fixes > 0
     }
 }
 
-/// The line at fault: the root cause's, else the deepest in the chain that has one.
+/// The line at fault: the root cause's, otherwise the deepest line in the chain.
 fn line_of(found: &gpuwhy_model::Finding) -> Option<&str> {
     let in_chain = || found.chain.iter().rev().find_map(|link| link.line.as_deref());
     found.root_cause.line.as_deref().or_else(in_chain)
@@ -223,7 +223,7 @@ impl Answer for Chains {
     }
 }
 
-/// Keeps the sentences that have room; what goes is marked.
+/// Keeps the sentences that fit and marks the cut.
 fn shorter_verdict(verdict: &mut String) -> bool {
     if verdict.chars().count() <= SHORT_VERDICT {
         return false;
@@ -246,7 +246,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, 
     };
     let found: Vec<_> = report.findings.iter().filter(wanted).collect();
     let (found, page) = arguments.paging.cut(found, 8, Some(&run))?;
-    // Who turns pages has read the verdict.
+    // The first page had the verdict.
     let verdict = if arguments.paging.cursor.is_none() { clean(&report.verdict, 420) } else { String::new() };
     Ok(Chains {
         head: RunHead::new(&run.path, &explained.session),

@@ -8,7 +8,7 @@ use crate::text::clean;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// There are no arguments.
+/// No arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {}
 
@@ -23,7 +23,7 @@ pub(crate) struct Check {
     left_out: usize,
 }
 
-/// Something tracing needs.
+/// A requirement for tracing.
 #[derive(Debug, Serialize, JsonSchema)]
 struct One {
     name: String,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `compare_runs`: what got better and what got worse.
+//! `compare_runs`: what improved and what got worse.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -109,7 +109,7 @@ fn changed(change: Change) -> Changed {
     Changed { what: clean(&what, 60), before: rounded(before), after: rounded(after), text: clean(&words, 240) }
 }
 
-/// To four digits after the point.
+/// Rounds to four decimals.
 fn rounded(x: f64) -> f64 {
     (x * 1e4).round() / 1e4
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_memory`: what GPU memory is used for, and what is wrong with it.
+//! `get_memory`: what uses GPU memory, and the problems found.
 
 use super::page::{Answer, Page, Paging, pop, pop_counting};
 use super::place::{RunHead, Where};
@@ -114,7 +114,7 @@ struct Space {
 
 impl Answer for Memory {
     fn shorten(&mut self) -> bool {
-        // Findings say of leaks what entries say in numbers.
+        // Findings describe the leaks that entries give in numbers.
         let shortened = pop(&mut self.entries)
             || self.spaces.len() > 2 && pop_counting(&mut self.spaces, &mut self.more_spaces)
             || self.findings.iter_mut().skip(1).rev().any(Finding::brief)
@@ -212,7 +212,7 @@ fn trim(entry: &mut serde_json::Map<String, Value>) -> bool {
     }
 }
 
-/// Every text in it clean and cut, and nothing that is null.
+/// Cleans and cuts every text, and drops nulls.
 fn cleaned(value: Value) -> Value {
     match value {
         Value::String(text) => clean(&text, LONG).into(),

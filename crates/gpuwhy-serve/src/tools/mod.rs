@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an assistant may ask: one file a tool, its arguments and its answer as types, from which the schemas are made.
+//! The tools: one file per tool, with arguments and answer as types, from which the schemas are generated.
 
 mod chains;
 mod check;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 pub(crate) use chains::Finding;
 
-/// What a tool may use.
+/// The context of a tool call.
 pub(crate) struct Asked<'a> {
     /// The run files.
     pub(crate) runs: &'a Runs,
@@ -39,7 +39,7 @@ pub(crate) struct Asked<'a> {
 
 type Call = dyn Fn(&Asked<'_>, JsonObject) -> Result<Value, ToolError> + Send + Sync;
 
-/// A tool: what is told of it, and what it does.
+/// A tool: its description and its function.
 #[derive(Clone)]
 pub(crate) struct ToolEntry {
     pub(crate) tool: Tool,
@@ -47,13 +47,13 @@ pub(crate) struct ToolEntry {
 }
 
 impl ToolEntry {
-    /// Asks it.
+    /// Calls it.
     pub(crate) fn call(&self, asked: &Asked<'_>, arguments: JsonObject) -> Result<Value, ToolError> {
         self.check_names(&arguments)?;
         (self.call)(asked, arguments)
     }
 
-    /// An argument with a wrong name is an error: passing over it would answer another question.
+    /// An unknown argument is an error: ignoring it would answer a different question.
     fn check_names(&self, arguments: &JsonObject) -> Result<(), ToolError> {
         // A tool without arguments has no list of them.
         let known = self.tool.input_schema.get("properties").and_then(Value::as_object);
@@ -70,7 +70,7 @@ impl ToolEntry {
     }
 }
 
-/// Makes a tool of a function.
+/// Makes a tool from a function.
 fn tool<A, R>(
     name: &'static str,
     title: &'static str,
@@ -98,7 +98,7 @@ where
     ToolEntry { tool, call: Arc::new(call) }
 }
 
-/// All of them, in the order in which they are best asked.
+/// All tools, in the recommended order of use.
 pub(crate) fn all() -> Vec<ToolEntry> {
     vec![
         tool(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which run, and which part of it: the arguments most tools share.
+//! Arguments that most tools share: run, time range and process.
 
 use crate::error::ToolError;
 use crate::text::{PATH, clean};
@@ -13,7 +13,7 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
-/// Which run and which part of it.
+/// Run, time range and process.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Where {
     /// Run file (see list_runs); default: the served one, or the newest
@@ -34,7 +34,7 @@ pub(crate) struct Where {
 }
 
 impl Where {
-    /// The part asked for.
+    /// The requested time range and process.
     pub(crate) fn part(&self) -> Result<Part, ToolError> {
         if self.since.is_some() && (self.from.is_some() || self.to.is_some()) {
             return Err(ToolError::Arguments(
@@ -51,7 +51,7 @@ impl Where {
     }
 }
 
-/// A time as people write it, or seconds.
+/// A time such as "90s", or a number of seconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Time(pub(crate) Duration);
 
@@ -89,7 +89,7 @@ impl JsonSchema for Time {
     }
 }
 
-/// What a run is, in every answer about one.
+/// The run, part of every answer about one.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct RunHead {
     /// The run file

@@ -89,7 +89,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile,
     Ok(Profile { files: files.iter().map(file).collect(), more_files: 0, findings, page, note: NOTICE })
 }
 
-/// The file itself, or those of PyTorch's in a folder that are really there: links may lead to where nothing may be read.
+/// The file itself, or PyTorch's files in a folder. Links that lead outside the allowed folders are skipped.
 fn files_of(folders: &Folders, path: PathBuf) -> Result<Vec<PathBuf>, ToolError> {
     if !path.is_dir() {
         return Ok(vec![path]);
@@ -110,7 +110,7 @@ fn file(file: &Analysed) -> File {
     File { path: clean(&file.source.path.to_string_lossy(), LONG), kind, summary }
 }
 
-/// Where each device's time went, and the lines with most of it.
+/// Where each device's time went, and the lines with the most time.
 fn trace(report: &TraceReport) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for device in report.devices.iter().take(4) {
@@ -142,7 +142,7 @@ fn trace(report: &TraceReport) -> Vec<String> {
     told
 }
 
-/// Each device's memory, and the lines that hold most of it.
+/// Each device's memory, and the lines that hold the most.
 fn memory(report: &MemoryReport) -> Vec<String> {
     let device = |device: &Device| {
         format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `list_runs`: which run files there are.
+//! `list_runs`: the available run files.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_stacks`: which lines made the calls, waited or were running.
+//! `get_stacks`: which lines made the calls, waited or used the CPU.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -12,9 +12,9 @@ use gpuwhy_store::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Frames told of a stack.
+/// Frames per stack.
 const FRAMES: usize = 6;
-/// Kinds of calls or waits told of a group.
+/// Kinds of calls or waits per group.
 const PARTS: usize = 3;
 
 /// The arguments.
@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
     paging: Paging,
 }
 
-/// What makes a group.
+/// The grouping key.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum By {
@@ -46,7 +46,7 @@ enum By {
     Library,
 }
 
-/// What groups are sorted by.
+/// The sort key.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Sort {
@@ -66,10 +66,10 @@ pub(crate) struct Stacks {
     op: Option<String>,
     /// What is counted: calls, samples (of running threads), off_cpu (waits) or events
     unit: &'static str,
-    /// All of them, with and without a stack
+    /// Total, with and without a stack
     calls: u64,
     total_ns: u64,
-    /// Those without a known line
+    /// How many have no known line
     without_stack: u64,
     groups: Vec<Group>,
     #[serde(flatten)]
@@ -173,7 +173,7 @@ fn frame(frame: &StackFrame) -> String {
     clean(&format!("{}{line} {}", frame.file, frame.function), 120)
 }
 
-/// Which calls they are, or what for threads were off the CPU, most time first.
+/// Which calls, or why threads were off the CPU, most time first.
 fn what(sums: &StackSums) -> Vec<String> {
     let ops = sums.ops.iter().map(|(op, part)| (op.clone(), part));
     let waits = sums.waits.iter().map(|((reason, wait), part)| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_trace_stats`: the run in figures.
+//! `get_trace_stats`: statistics of the run.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop, pop_counting};
@@ -12,15 +12,15 @@ use gpuwhy_store::LossRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Jobs told of.
+/// Maximum jobs in an answer.
 const JOBS: usize = 8;
-/// Warnings told of each process.
+/// Maximum warnings per process.
 const WARNINGS: usize = 4;
-/// Processes told of.
+/// Maximum processes in an answer.
 const PROCESSES: usize = 5;
-/// Findings named.
+/// Maximum findings in an answer.
 const FINDINGS: usize = 3;
-/// The longest verdict, characters.
+/// Maximum length of the verdict, characters.
 const VERDICT: usize = 420;
 
 /// The arguments.
@@ -122,7 +122,7 @@ struct Process {
     warnings: Vec<String>,
 }
 
-/// Events, or details of them, that were lost.
+/// Lost events or details.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Loss {
     cause: String,
@@ -136,7 +136,7 @@ impl Answer for Stats {
         if let Some(process) = long {
             return process.warnings.pop().is_some();
         }
-        // A process more matters less than an op, and an op less than the worst finding.
+        // Processes matter less than ops, and ops less than the worst finding.
         if self.processes.len() > 2 {
             self.more_processes += 1;
             return self.processes.pop().is_some();
@@ -184,7 +184,7 @@ fn job(job: &JobReport) -> Job {
     Job { pid: job.pid, name: clean(&job.name, 40), severity, summary: clean(&job.summary, LONG) }
 }
 
-/// To one digit behind the point.
+/// Rounds to one decimal.
 fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_timeline`: the run piece by piece, and what happened around a moment.
+//! `get_timeline`: the run in time buckets, and what happened around a given time.
 
 use super::Asked;
 use super::page::Answer;
@@ -13,18 +13,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Pieces where no number is asked for.
+/// Default number of buckets.
 const USUAL: u32 = 10;
-/// Pieces at most.
+/// Maximum number of buckets.
 const MOST: u32 = 200;
-/// Around a moment, where no window is asked for.
+/// Default window around `at`.
 const WINDOW: Duration = Duration::from_secs(1);
-/// The longest events told of.
+/// Maximum number of longest events.
 const LONGEST: usize = 6;
-/// Who held the CPUs, and processes that came and went.
+/// Maximum CPU holders, and maximum processes that started or ended.
 const HOLDERS: usize = 5;
 const PROCESSES: usize = 8;
-/// A part up to this long is looked at as closely as a moment.
+/// A range up to this length gets the details of `at`, ns.
 const NEAR: u64 = 5_000_000_000;
 
 /// The arguments.
@@ -78,7 +78,7 @@ pub(crate) struct Timeline {
     note: &'static str,
 }
 
-/// A piece.
+/// A bucket.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Piece {
     launches: u64,
@@ -116,7 +116,7 @@ struct Holder {
     held_ns: u64,
 }
 
-/// A process that came, changed or went.
+/// A process that started, exec'ed or ended.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Change {
     /// From the start of the run
@@ -202,10 +202,10 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     let (from, to) = part.span(session.duration_ns)?;
     let cut = cut(&arguments, to - from)?;
     let near = arguments.at.is_some() || to - from <= NEAR;
-    // Sums of slots are worth their making where whole seconds will not do.
+    // The time index is worth building if buckets are not whole seconds.
     let index = if near || matches!(cut, Cut::Every(_)) { run.index(asked.work)? } else { None };
     let reader = run.reader(asked.work)?;
-    // Of the whole job of a process that was asked for.
+    // The whole job of the requested process.
     let pids = if part.pids.is_empty() { Vec::new() } else { Found::find(&reader, &part)?.pids() };
     let buckets = reader.buckets((from, to), cut, &pids, index.as_deref())?;
     let waits = reader.waits(&buckets, &pids, index.as_deref())?;
@@ -228,11 +228,11 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     })
 }
 
-/// How the part is cut: as asked, and never into more pieces than are told of.
+/// How to cut the range: as requested, up to the maximum number of buckets.
 fn cut(arguments: &Arguments, length_ns: u64) -> Result<Cut, ToolError> {
     let Some(bucket) = arguments.bucket else {
         return Ok(match arguments.buckets.map(|buckets| u64::from(buckets.clamp(1, MOST))) {
-            // Exactly so many: whole seconds would be fewer.
+            // Exactly this many: whole seconds would give fewer.
             Some(buckets) => Cut::Every(length_ns.div_ceil(buckets)),
             None => Cut::AtMost(USUAL),
         });

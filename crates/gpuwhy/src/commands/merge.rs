@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What became of a run's numbers and times.
+/// How the ids and times of a run were shifted.
 fn line(run: &MergedRun) -> String {
     let processes = match run.pid_offset {
         0 => "process ids unchanged".to_owned(),

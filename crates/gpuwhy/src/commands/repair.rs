@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy repair`: one closed file out of what a killed gpuwhy left.
+//! `gpuwhy repair`: turns what a killed gpuwhy left behind into one complete file.
 
 use crate::cli::Repair;
 use crate::output;
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
     Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What is in the file now, and what is missing or wrong.
+/// What the file contains now, and what is missing or damaged.
 fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
     let Repaired { stored, lost, processes, duration_ns, .. } = *repaired;
     let processes =
