@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a run file, said so that its reader knows what to do.
+//! Errors of run files, worded so that the user knows what to do.
 
 use gpuwhy_model::units::{bytes, count};
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 /// Shorthand for this crate's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong with a run file.
+/// A problem with a run file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder the run file should lie in does not exist.
@@ -86,7 +86,7 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
-    /// Somebody else has put a file where SQLite keeps what belongs to a run file.
+    /// Another user has put a file where SQLite keeps its -wal, -shm or -journal.
     #[error(
         "{} {what}, and SQLite would read it as part of {}: remove it, or use a folder where only you can create files",
         .side.display(), .path.display()
@@ -94,18 +94,18 @@ pub enum Error {
     Planted {
         /// The run file.
         path: PathBuf,
-        /// The file beside it.
+        /// The file next to it.
         side: PathBuf,
-        /// What is wrong with that.
+        /// The problem with that file.
         what: String,
     },
-    /// A run file that somebody else owns.
+    /// A run file owned by another user.
     #[error("{} belongs to another user: gpuwhy does not add findings to it", .path.display())]
     NotYours {
         /// The path.
         path: PathBuf,
     },
-    /// A run file could not be made one closed file.
+    /// A run file and its -wal cannot be combined.
     #[error("cannot repair {}: {what}", .path.display())]
     CannotRepair {
         /// The run file.
@@ -142,7 +142,7 @@ pub enum Error {
         /// The path.
         path: PathBuf,
     },
-    /// The file of a killed gpuwhy whose events all are in another.
+    /// The file of a killed gpuwhy whose events are all in its -wal.
     #[error(
         "{} has no events: gpuwhy was killed, and its events are in {}-wal, which is missing; copy that file \
          next to it, then run `gpuwhy repair {}`", .path.display(), .path.display(), .path.display()
@@ -195,7 +195,7 @@ pub enum Error {
         /// Why not.
         what: String,
     },
-    /// No copy of a run can be made for others.
+    /// A run cannot be copied by `share`.
     #[error("cannot copy {}: {what}", .path.display())]
     CannotShare {
         /// The run file.
@@ -203,13 +203,13 @@ pub enum Error {
         /// Why not.
         what: String,
     },
-    /// There is something where the merged run should be.
+    /// The output file already exists.
     #[error("{} already exists: give -o another name, or move that file away", .path.display())]
     Exists {
         /// The path.
         path: PathBuf,
     },
-    /// A merged run cannot be where it should.
+    /// The output file cannot be created.
     #[error("cannot create {}: {source}; choose another path with -o", .path.display())]
     CannotPlaceMerged {
         /// The path.
@@ -217,7 +217,7 @@ pub enum Error {
         /// What the system said.
         source: io::Error,
     },
-    /// A merged run cannot be written to its end.
+    /// The output file cannot be written completely.
     #[error("cannot write {}: {source}; the partial file was removed, free some space or choose another path with -o", .path.display())]
     CannotWriteMerged {
         /// The path.
@@ -225,7 +225,7 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
-    /// Somebody stopped a merge.
+    /// A merge or copy was interrupted.
     #[error("stopped: the partial {} was removed", .path.display())]
     MergeStopped {
         /// The path.
@@ -236,19 +236,19 @@ pub enum Error {
     Sql {
         /// What SQLite said.
         message: String,
-        /// What would help, where that can be told.
+        /// A hint, if there is one.
         hint: Option<String>,
     },
     /// The query would do more than read.
     #[error("{what} is not allowed: queries can only read the run file")]
     Refused {
-        /// What it would do.
+        /// The forbidden action.
         what: String,
     },
     /// More than one statement, or none.
     #[error("expected one SQL statement, got {}", if *.many { "more than one" } else { "none" })]
     NotOneStatement {
-        /// Whether it were too many.
+        /// Whether there were several.
         many: bool,
     },
     /// The query ran into the limit of memory.

@@ -22,7 +22,7 @@ const MAX_CPUS: i64 = 1 << 16;
 const MAX_GPUS: i64 = 1 << 16;
 /// Ids of all runs together.
 const MAX_IDS: i64 = 1 << 62;
-/// Memory for a run's pages, KiB, negative (SQLite's way to say KiB): runs are read from their beginning to their end.
+/// Page cache per run; negative means KiB in SQLite. Small, because runs are read sequentially.
 const CACHE: i32 = -4_096;
 
 /// The run as its file has it.
@@ -48,7 +48,7 @@ pub(crate) struct IdShift {
     pub(crate) last: i64,
 }
 
-/// What is added to a run's numbers, and what they may be before.
+/// The offsets added to a run's ids, and the limits of the ids.
 #[derive(Debug, Default)]
 pub(crate) struct Shift {
     /// Recorded runs before this one, and in it.
@@ -81,7 +81,7 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Opens a run, as it is now: what somebody writes to it later is not seen.
+    /// Opens a snapshot of a run: later writes are not seen.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refuse = |what: &str| Error::CannotMerge { path: path.into(), what: what.into() };
         match place::is_written(path) {
@@ -207,13 +207,13 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
     })
 }
 
-/// Opens all runs and gives each its numbers.
+/// Opens all runs and assigns their offsets.
 pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     let mut known: HashMap<(u64, u64), &PathBuf> = HashMap::new();
     for path in paths {
         let refuse = |what: String| Error::CannotMerge { path: path.clone(), what };
         let found = std::fs::metadata(path).map_err(|e| refuse(e.to_string()))?;
-        // A pipe would be waited for without end.
+        // Opening a pipe would block forever.
         if !found.is_file() {
             return Err(refuse("it is not a regular file".into()));
         }
@@ -235,13 +235,13 @@ pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     Ok(inputs)
 }
 
-/// What is added to a run's numbers, when those before end as `before` says.
+/// The offsets for a run that follows runs ending at `before`.
 fn next_shift(input: &Input, before: &Shift, begin: i64) -> Result<Shift> {
     let (cpu, gpu) = input.largest()?;
     let mut shift = Shift {
         slot: before.slot,
         slots: input.runs()?,
-        // Both are no less than 0.
+        // Both are at least 0.
         clock_ns: input.session.start_unix_ns - begin,
         cpu_offset: before.cpu_offset,
         cpus: cpu + 1,

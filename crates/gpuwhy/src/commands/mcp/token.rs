@@ -64,7 +64,9 @@ impl Token {
         let use_it = "clients send it as Authorization: Bearer TOKEN";
         match &self.origin {
             Origin::Given => None,
-            Origin::Made => Some(format!("token {}; {use_it} (set your own with {VARIABLE} or --token-file)", self.text)),
+            Origin::Made => {
+                Some(format!("token {}; {use_it} (set your own with {VARIABLE} or --token-file)", self.text))
+            }
             Origin::WrittenTo(path) => Some(format!("wrote a new token to {}; {use_it}", path.display())),
         }
     }
