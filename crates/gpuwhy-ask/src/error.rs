@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why there is no answer.
+//! Errors of this crate.
 
 use gpuwhy_model::units;
 use gpuwhy_torch::{snapshot, trace};
@@ -8,16 +8,16 @@ use std::path::PathBuf;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The run file.
     #[error(transparent)]
     File(#[from] gpuwhy_store::Error),
-    /// It was told to.
+    /// The request was cancelled.
     #[error("stopped before the analysis was complete")]
     Stopped,
-    /// The asked-for process is none of the run's.
+    /// A requested process is not in the run.
     #[error(
         "invalid --pid {pid}: not in this run; `gpuwhy query \"SELECT pid, name FROM processes\"` lists its processes"
     )]
@@ -25,27 +25,27 @@ pub enum Error {
         /// The process.
         pid: u32,
     },
-    /// None of the asked-for processes is one of this run's, of several runs.
+    /// With several runs: one of them has none of the requested processes.
     #[error("invalid --pid {pid}: {} has none of the given processes; name at least one of each run", .path.display())]
     UnknownProcessOf {
-        /// The first process asked for.
+        /// The first requested process.
         pid: u32,
         /// The run.
         path: PathBuf,
     },
-    /// No time is left between the two ends asked for.
+    /// The requested time range is empty.
     #[error("invalid range: from must be before to and before the end of the run ({})", units::time(*.run_ns))]
     EmptyPart {
         /// How long the run is.
         run_ns: u64,
     },
-    /// A folder without anything of PyTorch's.
+    /// A folder without files of PyTorch.
     #[error("{} has no profiler trace (*.json, *.json.gz) or memory snapshot (*.pickle): give the file itself", .path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
     },
-    /// There are files, but not of the kind asked for.
+    /// No file of the requested kind.
     #[error("nothing to analyse: --memory-only needs a memory snapshot (.pickle), --trace-only a profiler trace")]
     NothingLeft,
     /// Neither JSON nor a pickle.
@@ -67,13 +67,13 @@ pub enum Error {
     Trace {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: trace::Error,
     },
     /// A memory bundle.
     #[error(transparent)]
     Bundle(#[from] gpuwhy_bundle::Error),
-    /// A bundle's events are of another part of the run.
+    /// A bundle does not contain the requested process.
     #[error("invalid --pid {pid}: {} has only the processes it was made for; read the run file instead", .path.display())]
     NotInBundle {
         /// The process.
@@ -86,7 +86,7 @@ pub enum Error {
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: snapshot::Error,
     },
 }

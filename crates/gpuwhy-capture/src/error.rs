@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong while capturing, said with the offending value and the fix.
+//! Errors of capturing, with the offending value and the fix.
 
 use crate::programs::Refusal;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 pub type Result<T> = std::result::Result<T, CaptureError>;
 
 impl CaptureError {
-    /// Which programs the kernel refused, and its words, where that is the reason.
+    /// The programs the kernel refused, with its messages, if that is the reason.
     pub fn refusals(&self) -> &[Refusal] {
         match self {
             Self::Refused { refusals, .. } => refusals,
@@ -19,7 +19,7 @@ impl CaptureError {
 
 /// Why capturing failed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // each variant's message says it
+#[allow(missing_docs)] // see the message of each variant
 pub enum CaptureError {
     #[error(
         "this user may not load eBPF programs: run gpuwhy with sudo, or give it CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tracing needs of the machine: each need met or missing, and the fix.
+//! Requirements for tracing on this machine: met or missing, with the fix.
 
 use crate::capture::{Capture, Options};
 use crate::error::CaptureError;
@@ -36,15 +36,15 @@ impl Status {
 /// One need.
 #[derive(Debug, Clone)]
 pub struct Need {
-    /// What is needed: `BTF`.
+    /// Its name, such as `BTF`.
     pub name: &'static str,
     /// Whether it is there.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// What to do when it is not there.
+    /// What to do if it is missing.
     pub fix: Option<String>,
-    /// What the kernel said, for whoever wants to know exactly.
+    /// Messages of the kernel, for --verbose.
     pub details: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ impl Need {
     }
 }
 
-/// Looks at every need, really loading the programs to find out.
+/// Checks every requirement; actually loads the programs.
 pub fn look() -> Vec<Need> {
     let release = system::kernel_release();
     let recent = system::kernel_version(&release).is_some_and(|v| v >= (5, 15));
@@ -96,11 +96,11 @@ pub fn require() -> Result<(), CaptureError> {
     if may_load() { Ok(()) } else { Err(CaptureError::NotPermitted) }
 }
 
-/// What somebody who is not root needs to trace processes of their own, and what for those of others.
+/// Capabilities needed without root to trace one's own processes, and those of other users.
 const CAPABILITIES: [(&str, u32); 2] = [("CAP_BPF", 39), ("CAP_PERFMON", 38)];
 const FOR_OTHERS: [(&str, u32); 2] = [("CAP_SYS_PTRACE", 19), ("CAP_DAC_READ_SEARCH", 2)];
 
-/// Root, or somebody who was given the capabilities; what is missing beyond that the kernel will say.
+/// Whether this is root or has the capabilities; the kernel reports anything else that is missing.
 fn may_load() -> bool {
     is_root() || missing(&CAPABILITIES, effective_capabilities()).is_empty()
 }
@@ -173,7 +173,7 @@ fn programs() -> Need {
     }
 }
 
-/// Only root may use some of what the kernel has.
+/// Some kernel features are only available to root.
 fn do_without() -> &'static str {
     if is_root() { "none needed: everything else is recorded" } else { "run with sudo to record that as well" }
 }
@@ -207,7 +207,7 @@ fn cuda_users() -> Vec<u32> {
     libraries::all_processes().into_iter().filter(|pid| libraries::has_any(*pid)).collect()
 }
 
-/// Whether the lines of the Python that CUDA processes run can be told.
+/// Whether gpuwhy can read the lines of the Python that CUDA processes run.
 fn python_in_use(users: &[u32]) -> Need {
     let mut versions = BTreeMap::new();
     let mut refused = None;

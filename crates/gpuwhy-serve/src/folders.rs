@@ -27,8 +27,8 @@ impl Folders {
         &self.allowed
     }
 
-    /// Resolves a path that is absolute or relative to one of the folders. The result exists and is inside an allowed folder,
-    /// with all links followed.
+    /// Resolves a path that is absolute or relative to one of the folders. The result exists and is inside an allowed
+    /// folder, with all links followed.
     pub(crate) fn resolve(&self, asked: &str) -> Result<PathBuf, ToolError> {
         let path = Path::new(asked);
         let forbidden = || ToolError::Forbidden { path: clean(asked, LONG), allowed: self.names() };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! MCP over streamable HTTP: access control and limits, with TLS if a certificate is given.
 //!
-//! Every request needs the token, even on loopback, which other users of this machine can reach.
-//! The SDK checks `Host` and `Origin`, so that no web page can reach this server through a browser, and limits messages.
+//! Every request needs the token, even on loopback, which other users of this machine can reach. The SDK checks `Host`
+//! and `Origin`, so that no web page can reach this server through a browser, and limits messages.
 
 mod guests;
 
@@ -228,7 +228,8 @@ impl Door {
         reply
     }
 
-    /// Notes the use of a session. Returns whether there is room for a new one, ending the longest unused one if needed.
+    /// Notes the use of a session. Returns whether there is room for a new one, ending the longest unused one if
+    /// needed.
     async fn has_room(&self, session: Option<&str>) -> bool {
         let open = self.sessions.sessions.read().await.keys().cloned().collect::<Vec<_>>();
         let longest_unused = {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! gpuwhy for other programs: an MCP server on stdio or HTTP.
 //!
-//! It gets its answers from `gpuwhy-ask`, as every other view does, and owns what a server adds: schemas, answer sizes, limits,
-//! authentication, and which files may be read. It never writes files.
+//! It gets its answers from `gpuwhy-ask`, as every other view does, and owns what a server adds: schemas, answer sizes,
+//! limits, authentication, and which files may be read. It never writes files.
 
 mod error;
 mod folders;
@@ -61,8 +61,8 @@ pub fn serve_stdio(config: Config) -> Result<(), Error> {
     serve(stdio::serve(server))
 }
 
-/// Serves a client whose lines are all given, and returns the lines it would read up to the answer to a final `ping`. For
-/// tests and fuzzing.
+/// Serves a client whose lines are all given, and returns the lines it would read up to the answer to a final `ping`.
+/// For tests and fuzzing.
 pub fn answer_lines(config: Config, lines: &[u8]) -> Result<Vec<u8>, Error> {
     let server = config.server()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -77,8 +77,8 @@ pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::Socke
     serve(http::serve(server, http, ready))
 }
 
-/// Maximum memory of SQLite for all requests together, bytes: half for sorting, half for the rest. A query that needs more
-/// fails; without the limit, a query could exhaust the machine's memory.
+/// Maximum memory of SQLite for all requests together, bytes: half for sorting, half for the rest. A query that needs
+/// more fails; without the limit, a query could exhaust the machine's memory.
 const SQL_MEMORY: u64 = 2 << 30;
 
 fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {

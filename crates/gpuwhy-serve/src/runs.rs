@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The served run files: opened on demand, with a cache of expensive answers.
 //!
-//! A file may be replaced or written while it is served, so every request checks it first. A replaced file is a different
-//! run, and no cached answer of the old one is used for it. Answers about a run that is still being written are at most a
-//! few seconds old.
+//! A file may be replaced or written while it is served, so every request checks it first. A replaced file is a
+//! different run, and no cached answer of the old one is used for it. Answers about a run that is still being written
+//! are at most a few seconds old.
 
 use crate::error::ToolError;
 use crate::folders::Folders;
@@ -142,8 +142,8 @@ impl Run {
         })
     }
 
-    /// Whether the file is still this run. A running run may have grown. An ended run is never written again, so any change
-    /// invalidates the cache.
+    /// Whether the file is still this run. A running run may have grown. An ended run is never written again, so any
+    /// change invalidates the cache.
     fn is_still(&self, now: &Stamp) -> bool {
         let mut stamp = lock(&self.stamp);
         if *stamp == *now {

@@ -151,7 +151,8 @@ fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> 
     })
 }
 
-/// The reply to an invalid line. JSON-RPC requires a null id for a request that could not be read; the SDK leaves it out.
+/// The reply to an invalid line. JSON-RPC requires a null id for a request that could not be read; the SDK leaves it
+/// out.
 fn refusal(refused: &JsonRpcError) -> serde_json::Value {
     serde_json::json!({ "jsonrpc": "2.0", "id": refused.id, "error": refused.error })
 }

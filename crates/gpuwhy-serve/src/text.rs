@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Text from traced programs on its way to an assistant: names, paths, lines, SQL values.
 //!
-//! An assistant reads everything as text, so a file named like an instruction could be taken for one. All outside text is
-//! stripped of invisible characters and cut, and every answer says that it is data.
+//! An assistant reads everything as text, so a file named like an instruction could be taken for one. All outside text
+//! is stripped of invisible characters and cut, and every answer says that it is data.
 
 use gpuwhy_model::units::is_unseen;
 

@@ -66,7 +66,8 @@ pub(crate) fn write(db: &Connection, rows: &[AlertRow], since: impl Fn(u64) -> i
 }
 
 impl Reader {
-    /// Alerts that were raised from `from_ns` on and up to `to_ns`, in the order of time. Files of earlier versions have none.
+    /// Alerts that were raised from `from_ns` on and up to `to_ns`, in the order of time. Files of earlier versions
+    /// have none.
     pub fn alerts(&self, from_ns: u64, to_ns: u64) -> Result<Vec<AlertRow>> {
         let table = "SELECT 1 FROM sqlite_master WHERE name = 'alert_' AND type = 'table'";
         if self.rows(table, [], |_| Ok(()))?.is_empty() {

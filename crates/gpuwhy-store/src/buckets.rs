@@ -40,8 +40,8 @@ impl Cut {
     }
 }
 
-/// What happened in one bucket, nanoseconds from the start of the run. A call belongs to the bucket in which it started, or,
-/// if buckets are whole seconds, in which it ended.
+/// What happened in one bucket, nanoseconds from the start of the run. A call belongs to the bucket in which it
+/// started, or, if buckets are whole seconds, in which it ended.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bucket {
     /// Its start.
@@ -201,8 +201,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The longest calls in a time range, and times off the CPU of threads that launch work, longest first. If no thread
-    /// launches, of all threads.
+    /// The longest calls in a time range, and times off the CPU of threads that launch work, longest first. If no
+    /// thread launches, of all threads.
     pub fn longest(
         &self,
         (from_ns, to_ns): (u64, u64),

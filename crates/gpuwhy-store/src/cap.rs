@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The size limit of the run file, and what it means for the next rows. Pure.
 //!
-//! Up to half of the size, everything is stored. From there on, bursts become few rows ([`gpuwhy_model::thin`]): the less
-//! room is left, the longer the bursts that share a row. So a file that fills slowly is thinned little. The rest is reserved
-//! for slow calls and for small data that is always stored: sums, loss, samples, the ledger, findings.
+//! Up to half of the size, everything is stored. From there on, bursts become few rows ([`gpuwhy_model::thin`]): the
+//! less room is left, the longer the bursts that share a row. So a file that fills slowly is thinned little. The rest
+//! is reserved for slow calls and for small data that is always stored: sums, loss, samples, the ledger, findings.
 
 use gpuwhy_model::thin::Thinning;
 
-/// Bursts grow by this factor each time the room halves, so that, while there are bursts, each half lasts twice as long as
-/// the one before.
+/// Bursts grow by this factor each time the room halves, so that, while there are bursts, each half lasts twice as long
+/// as the one before.
 const GROWTH: u32 = 4;
 /// How often bursts grow; by then they are longer than any burst is.
 const MOST_STEPS: u32 = 8;

@@ -144,8 +144,8 @@ impl Reader {
         Ok((self.rows(sql, span, gpu)?, self.gpu_processes(span)?))
     }
 
-    /// Sums by process and function over the CUDA calls that ended in a time range, from `from_ns` on and before `to_ns`,
-    /// nanoseconds from the start of the run. Most time first.
+    /// Sums by process and function over the CUDA calls that ended in a time range, from `from_ns` on and before
+    /// `to_ns`, nanoseconds from the start of the run. Most time first.
     ///
     /// Whole seconds have exact sums of every call; partial seconds at both ends are summed from the rows of calls.
     pub fn op_totals_by_process(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<ProcessOpTotals>> {

@@ -14,14 +14,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Retry interval and count while a gpuwhy writes the file: 10 s in total. Its transactions follow each other closely, so
-/// SQLite's own busy handler, whose waits grow longer, would miss the gaps.
+/// Retry interval and count while a gpuwhy writes the file: 10 s in total. Its transactions follow each other closely,
+/// so SQLite's own busy handler, whose waits grow longer, would miss the gaps.
 const RETRY: Duration = Duration::from_millis(2);
 const RETRIES: i32 = 5_000;
 
-/// Adds findings about the time range `from_ns` to `to_ns`, found at `detected_at_ns` (all in nanoseconds from the start of
-/// the run), to a finished or growing run file. Adds nothing if the newest answer about that range is identical. Returns how
-/// many were added. Upgrades a file of an earlier version. Only the owner of a file can add to it.
+/// Adds findings about the time range `from_ns` to `to_ns`, found at `detected_at_ns` (all in nanoseconds from the
+/// start of the run), to a finished or growing run file. Adds nothing if the newest answer about that range is
+/// identical. Returns how many were added. Upgrades a file of an earlier version. Only the owner of a file can add to
+/// it.
 pub fn add_findings(path: &Path, from_ns: u64, to_ns: u64, detected_at_ns: u64, findings: &[Finding]) -> Result<usize> {
     let Ok(found) = fs::metadata(path) else { return Err(Error::NotFound { path: path.into() }) };
     // SAFETY: asks for a number.

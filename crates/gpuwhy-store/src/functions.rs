@@ -304,8 +304,8 @@ impl Aggregate<Given, Value> for Quantile {
     }
 }
 
-/// The smallest value whose weight, together with that of all smaller values, is at least `q` of the total weight (nearest
-/// rank). Each step halves the candidates, so the work is linear in the number of values.
+/// The smallest value whose weight, together with that of all smaller values, is at least `q` of the total weight
+/// (nearest rank). Each step halves the candidates, so the work is linear in the number of values.
 fn nearest(values: &mut [(i64, u32)], q: f64) -> Option<i64> {
     let weight = |part: &[(i64, u32)]| part.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>();
     let mut left = rank(q, weight(values));

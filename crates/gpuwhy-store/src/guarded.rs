@@ -5,8 +5,8 @@
 //! lets through nothing but reading; the schema is not trusted; no database can be attached; one statement
 //! at a time, and only if SQLite calls it read-only; and time, memory, rows and the size of values are bounded.
 //!
-//! The clock is looked at every so many steps of SQLite's machine, and whenever a temporary file is read or written (`scratch`):
-//! a sort is one step, however long it takes.
+//! The clock is looked at every so many steps of SQLite's machine, and whenever a temporary file is read or written
+//! (`scratch`): a sort is one step, however long it takes.
 
 use crate::{Error, Reader, Result, schema, scratch};
 use rusqlite::config::DbConfig;
@@ -50,8 +50,8 @@ const TELLING_PRAGMAS: [&str; 12] = [
 const TELLING_WITHOUT_ARGUMENT: [&str; 6] =
     ["application_id", "user_version", "schema_version", "page_count", "page_size", "encoding"];
 
-/// Limits SQLite's memory in this process, bytes, for all readers together: half for sorting and temporary data, half for the
-/// rest. A query that needs more fails with [`Error::TooMuchMemory`]; others continue.
+/// Limits SQLite's memory in this process, bytes, for all readers together: half for sorting and temporary data, half
+/// for the rest. A query that needs more fails with [`Error::TooMuchMemory`]; others continue.
 pub fn limit_memory(most: u64) {
     scratch::limit(most / 2);
     let limit = i64::try_from(most.div_ceil(2)).unwrap_or(i64::MAX);
@@ -66,8 +66,8 @@ pub struct Limits {
     pub time: Duration,
     /// Maximum rows; the query stops after these and sets [`Outcome::more`].
     pub rows: u64,
-    /// The largest text or blob it may make, bytes. The clock is not looked at inside a function, and some take a time that
-    /// grows with the square of this: searching 64 MB for 32 MB takes days.
+    /// The largest text or blob it may make, bytes. The clock is not looked at inside a function, and some take a time
+    /// that grows with the square of this: searching 64 MB for 32 MB takes days.
     pub value: i32,
 }
 
@@ -197,8 +197,8 @@ fn refusal(action: AuthAction<'_>) -> Option<String> {
 }
 
 impl Reader {
-    /// Runs one SELECT (or EXPLAIN, or a PRAGMA that only reads) and passes each row, with the column names, to `on_row`,
-    /// which may stop.
+    /// Runs one SELECT (or EXPLAIN, or a PRAGMA that only reads) and passes each row, with the column names, to
+    /// `on_row`, which may stop.
     pub fn query<F>(&self, sql: &str, limits: &Limits, on_row: F) -> Result<Outcome>
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,

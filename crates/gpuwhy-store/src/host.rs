@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rows from the scheduler: times off the CPU, which thread had the CPU, waits for another CPU.
 //!
-//! Times that started before the run are cut at its start. Ready time is counted from the end of the row and stays valid.
+//! Times that started before the run are cut at its start. Ready time is counted from the end of the row and stays
+//! valid.
 
 use crate::context::{Interned, know_process};
 use crate::names;

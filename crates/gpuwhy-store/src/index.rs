@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Time index: sums over short time slots of an ended run, kept in memory by servers.
 //!
-//! Summing calls by stack, or finding the longest, reads every row of a time range. A server that gets many requests reads
-//! the rows once and then adds up slots; only the partial slots at both ends of a range are read again. The answers are the
-//! same.
+//! Summing calls by stack, or finding the longest, reads every row of a time range. A server that gets many requests
+//! reads the rows once and then adds up slots; only the partial slots at both ends of a range are read again. The
+//! answers are the same.
 
 use crate::hash::FastMap;
 use crate::{Limits, Reader, Result, Value};
@@ -127,11 +127,11 @@ impl Slots {
             .collect()
     }
 
-    /// The slots that hold the `most` longest rows of a range, and a lower bound of their length. Rows that start before the
-    /// range and reach into it count. `wanted` selects contexts.
+    /// The slots that hold the `most` longest rows of a range, and a lower bound of their length. Rows that start
+    /// before the range and reach into it count. `wanted` selects contexts.
     pub(crate) fn longest(&self, from: u64, to: u64, most: usize, wanted: impl Fn(i64) -> bool) -> (Vec<Piece>, u64) {
-        // The longest row of each context in a whole slot is in the range, so the shortest of the `most` longest is a lower bound.
-        // Rows of partial and earlier slots may be outside the range.
+        // The longest row of each context in a whole slot is in the range, so the shortest of the `most` longest is a
+        // lower bound. Rows of partial and earlier slots may be outside the range.
         let (mut found, mut inside): (Vec<(u64, usize)>, Vec<u64>) = (Vec::new(), Vec::new());
         let whole = self.place(from.div_ceil(self.width))..self.place(to / self.width);
         for (slot, sums) in self.slots[..self.place(to.div_ceil(self.width))].iter().enumerate() {

@@ -2,16 +2,18 @@
 //! The run file: one SQLite database that holds everything about one run.
 //!
 //! Guarantees (docs/run-file.md has the full text):
-//! - **One writer, many readers.** [`Writer`] creates a new file, never changes an old one's content, and refuses a path that
-//!   another gpuwhy writes to. [`Reader`] works during the recording. Later, only findings are added ([`add_findings`]).
+//! - **One writer, many readers.** [`Writer`] creates a new file, never changes an old one's content, and refuses a
+//!   path that another gpuwhy writes to. [`Reader`] works during the recording. Later, only findings are added
+//!   ([`add_findings`]).
 //! - **Nothing committed is lost.** However gpuwhy is killed, the file opens with everything up to the last
 //!   [`Writer::commit`]. A full disk loses only later calls, and those are counted.
 //! - **Two records of the same events.** Every call and every time off the CPU is a row. In addition there are exact
 //!   per-second sums, taken before anything is thinned or lost to the disk ([`aggregate`]).
-//! - **Reading cannot change it.** SQL from users goes through [`Reader::query`], which is read-only as enforced by SQLite,
-//!   limited in time and rows, and adds [`functions`] that SQLite lacks.
+//! - **Reading cannot change it.** SQL from users goes through [`Reader::query`], which is read-only as enforced by
+//!   SQLite, limited in time and rows, and adds [`functions`] that SQLite lacks.
 //!
-//! [`merge`] combines several runs, [`repair`] completes the file of a killed gpuwhy, [`share`] makes a copy for others.
+//! [`merge`] combines several runs, [`repair`] completes the file of a killed gpuwhy, [`share`] makes a copy for
+//! others.
 //!
 //! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file has nanoseconds from the start of the run.
 

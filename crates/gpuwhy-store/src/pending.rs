@@ -197,9 +197,9 @@ impl Pending {
 /// Numbers children with the same parent and name (`pt_data_worker:0`, `pt_data_worker:1`) in the order they started. A
 /// child named like its parent is not a worker but a fork that is about to exec.
 ///
-/// Done when facts about a process arrive, not in the view, where a window over all processes would keep SQLite from looking
-/// up a name by pid. Numbers do not change, since later siblings start later; only the first sibling has no number until the
-/// second starts.
+/// Done when facts about a process arrive, not in the view, where a window over all processes would keep SQLite from
+/// looking up a name by pid. Numbers do not change, since later siblings start later; only the first sibling has no
+/// number until the second starts.
 fn number_siblings(db: &Connection) -> rusqlite::Result<()> {
     db.prepare_cached(
         "UPDATE process_ AS p SET number = n.number FROM (

@@ -3,11 +3,11 @@
 //!
 //! gpuwhy runs as root in folders of users, so nothing here follows a symbolic link at the path itself.
 //!
-//! A file being written has an "open file description" lock on its first byte. `flock` is not used, because on NFS it locks
-//! the whole file and would conflict with SQLite's own POSIX locks on bytes at 1 GiB. The kernel drops those for the whole
-//! process when *any* descriptor of the file is closed in it. Hence two rules: the locked descriptor stays open until SQLite
-//! has closed the file ([`Claim`] is dropped last), and a file that this process writes is recognised by its inode, without
-//! opening it ([`WRITTEN_HERE`]).
+//! A file being written has an "open file description" lock on its first byte. `flock` is not used, because on NFS it
+//! locks the whole file and would conflict with SQLite's own POSIX locks on bytes at 1 GiB. The kernel drops those for
+//! the whole process when *any* descriptor of the file is closed in it. Hence two rules: the locked descriptor stays
+//! open until SQLite has closed the file ([`Claim`] is dropped last), and a file that this process writes is recognised
+//! by its inode, without opening it ([`WRITTEN_HERE`]).
 
 use crate::{Error, Result, side_files, utc};
 use std::ffi::CString;
@@ -127,8 +127,8 @@ pub(crate) fn is_written_here(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| written().contains(&identity(&found)))
 }
 
-/// Whether a gpuwhy is writing the file at `path`, if the file system supports locks. Call it only while SQLite does not have
-/// the file open in this process: closing the descriptor opened here drops SQLite's locks.
+/// Whether a gpuwhy is writing the file at `path`, if the file system supports locks. Call it only while SQLite does
+/// not have the file open in this process: closing the descriptor opened here drops SQLite's locks.
 pub fn is_written(path: &Path) -> io::Result<bool> {
     let found = fs::metadata(path)?;
     if WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity(&found)) {

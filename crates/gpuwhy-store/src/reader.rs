@@ -40,7 +40,8 @@ impl Reader {
         self.guard.give_up_after(time);
     }
 
-    /// Whether this is the file of a killed gpuwhy without the -wal that belongs to it: the run's last seconds may be missing.
+    /// Whether this is the file of a killed gpuwhy without the -wal that belongs to it: the run's last seconds may be
+    /// missing.
     pub fn lacks_wal(&self) -> bool {
         self.lacks_wal
     }
@@ -78,8 +79,8 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     let had_wal = with_end(path, "-wal").symlink_metadata().is_ok();
     match open_checked(path, false) {
         Ok(db) if !had_wal && in_wal_mode(&db, path)? => Err(side_files::appeared(path)),
-        // In a read-only folder, SQLite cannot create the -shm of a file in WAL mode. Without a -wal, no gpuwhy is writing
-        // it and the main file is complete, so it can be read as immutable.
+        // In a read-only folder, SQLite cannot create the -shm of a file in WAL mode. Without a -wal, no gpuwhy is
+        // writing it and the main file is complete, so it can be read as immutable.
         Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
         other => other,
     }

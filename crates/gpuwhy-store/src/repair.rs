@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One closed file out of what a killed gpuwhy left: the run file and its -wal.
 //!
-//! In place, SQLite itself moves what the -wal holds into the file, so that being stopped in between costs nothing. With an
-//! output both files are copied first and the originals stay as they are.
+//! In place, SQLite itself moves what the -wal holds into the file, so that being stopped in between costs nothing.
+//! With an output both files are copied first and the originals stay as they are.
 
 use crate::reader::{check_marks, read_error};
 use crate::{Error, Owner, Reader, Result, place, side_files};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Space reserved on the run file's disk. On a full disk it is freed when the run ends, so that the file can still record how
-//! much was lost.
+//! Space reserved on the run file's disk. On a full disk it is freed when the run ends, so that the file can still
+//! record how much was lost.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};

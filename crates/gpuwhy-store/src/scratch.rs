@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! SQLite's temporary files for readers: in memory, with limits on size and time.
 //!
-//! A sort that does not fit SQLite's cache uses temporary files, which SQLite limits neither in size nor in time: with a limit of
-//! 1 s, one ran for 17 s and filled 4.4 GB of a disk. With `temp_store` in memory, the sort would be a single step of SQLite's
-//! virtual machine, during which nothing checks the time. So readers use their own SQLite file system (VFS), which forwards
-//! everything except temporary files to the default one. Temporary files are kept here: writes beyond the size limit fail, and
-//! so does every read and write after the query's deadline. The data sorted between two of these fits SQLite's cache.
+//! A sort that does not fit SQLite's cache uses temporary files, which SQLite limits neither in size nor in time: with
+//! a limit of 1 s, one ran for 17 s and filled 4.4 GB of a disk. With `temp_store` in memory, the sort would be a
+//! single step of SQLite's virtual machine, during which nothing checks the time. So readers use their own SQLite file
+//! system (VFS), which forwards everything except temporary files to the default one. Temporary files are kept here:
+//! writes beyond the size limit fail, and so does every read and write after the query's deadline. The data sorted
+//! between two of these fits SQLite's cache.
 
 use rusqlite::ffi;
 use std::cell::Cell;
@@ -205,8 +206,8 @@ unsafe extern "C" fn open(
 
 /// The fields of a file that [`open`] created.
 ///
-/// # Safety
-/// `file` is such a file, not closed yet, and not used elsewhere meanwhile: SQLite uses a file from one thread at a time.
+/// # Safety `file` is such a file, not closed yet, and not used elsewhere meanwhile: SQLite uses a file from one thread
+/// at a time.
 unsafe fn pieces<'a>(file: *mut ffi::sqlite3_file) -> &'a mut Pieces {
     // SAFETY: the caller's promise.
     unsafe { &mut *(*file.cast::<ScratchFile>()).pieces }
@@ -223,8 +224,8 @@ unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, to: *mut c_void, amount:
     if is_late() {
         return ffi::SQLITE_INTERRUPT;
     }
-    // SAFETY: one of our files, and a buffer of `amount` bytes that SQLite owns and that may not be initialised, so it is before
-    // anything refers to it.
+    // SAFETY: one of our files, and a buffer of `amount` bytes that SQLite owns and that may not be initialised, so it
+    // is before anything refers to it.
     let (pieces, to) = unsafe {
         to.cast::<u8>().write_bytes(0, amount);
         (pieces(file), std::slice::from_raw_parts_mut(to.cast::<u8>(), amount))

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The side files (-wal, -shm, -journal) that SQLite keeps next to a run file, and their owners.
 //!
-//! SQLite finds them by name and trusts their content. In a folder where every user may create files, such as /tmp, another
-//! user can create them first: a -wal overrides the run file, a -journal is played back into it, and truncating a -shm kills
-//! every process that has mapped it (SIGBUS). In such a folder, users cannot replace or remove each other's files. Hence:
+//! SQLite finds them by name and trusts their content. In a folder where every user may create files, such as /tmp,
+//! another user can create them first: a -wal overrides the run file, a -journal is played back into it, and truncating
+//! a -shm kills every process that has mapped it (SIGBUS). In such a folder, users cannot replace or remove each
+//! other's files. Hence:
 //! - The writer of a run creates all of them before SQLite opens the file, and refuses existing ones.
-//! - A reader checks existing ones, by descriptor, and refuses those not owned by the owner of the run file, by itself or by
-//!   root.
+//! - A reader checks existing ones, by descriptor, and refuses those not owned by the owner of the run file, by itself
+//!   or by root.
 //!
-//! SQLite could do without a -shm (`locking_mode=EXCLUSIVE`), but then a run could not be read while it is recorded, which
-//! `memory --live`, alerts and MCP do.
+//! SQLite could do without a -shm (`locking_mode=EXCLUSIVE`), but then a run could not be read while it is recorded,
+//! which `memory --live`, alerts and MCP do.
 
 use crate::place::{Owner, with_end};
 use crate::{Error, Result};
@@ -72,7 +73,8 @@ fn create(side: &Path, owner: Option<Owner>) -> io::Result<()> {
 
 /// Refuses to open a run file if another user has planted a side file.
 pub(crate) fn check(path: &Path) -> Result<()> {
-    // SQLite also follows links and uses the side files of the target. If we cannot inspect the file, SQLite cannot open it.
+    // SQLite also follows links and uses the side files of the target. If we cannot inspect the file, SQLite cannot
+    // open it.
     let Ok(path) = fs::canonicalize(path) else { return Ok(()) };
     match fs::symlink_metadata(&path) {
         Ok(found) => check_against(&path, &[found.uid()], found.mode()),

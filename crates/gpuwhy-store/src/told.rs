@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rows of library reports: allocator events, transfers, communicators and function names.
 //!
-//! Allocator reports are many and written as they arrive. The rest is little: it waits in memory for the next commit, and
-//! is kept if that fails.
+//! Allocator reports are many and written as they arrive. The rest is little: it waits in memory for the next commit,
+//! and is kept if that fails.
 
 use crate::alerts::{self, AlertRow};
 use crate::context::{Contexts, know_process};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows that no commit has made durable yet. While all is well that is what the open transaction has, so that nothing is
-//! lost when it is rolled back; while the disk fails it is what is kept of the run, within bounds.
+//! Rows that no commit has made durable yet. While all is well that is what the open transaction has, so that nothing
+//! is lost when it is rolled back; while the disk fails it is what is kept of the run, within bounds.
 
 use crate::aggregate::SECOND;
 use gpuwhy_model::ops::{self, KernelOp};
@@ -168,8 +168,8 @@ impl Unsaved {
         self.tensors.append(&mut part.tensors);
     }
 
-    /// Stays within its limits: drops evidence first, then thins bursts, then drops fast events, oldest first. Slow events are
-    /// dropped only if nothing else is left. `exact` as in [`thin::offs`].
+    /// Stays within its limits: drops evidence first, then thins bursts, then drops fast events, oldest first. Slow
+    /// events are dropped only if nothing else is left. `exact` as in [`thin::offs`].
     pub(crate) fn bound(&mut self, exact: impl Fn(u32) -> bool, origin_ns: u64) -> GivenUp {
         let mut gone = GivenUp::default();
         if self.bytes() <= MOST_KEPT {

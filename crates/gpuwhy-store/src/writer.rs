@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writing a run file.
 //!
-//! One transaction is open between two commits. Its rows are also kept in memory until a commit succeeds: on any failure
-//! (disk full, I/O error), the transaction is rolled back and the run continues in memory. Each commit retries, in parts, so
-//! that what fits is stored. Rows of earlier commits are never changed.
+//! One transaction is open between two commits. Its rows are also kept in memory until a commit succeeds: on any
+//! failure (disk full, I/O error), the transaction is rolled back and the run continues in memory. Each commit retries,
+//! in parts, so that what fits is stored. Rows of earlier commits are never changed.
 //!
 //! Counts are of *events*: outermost calls and times off the CPU, by weight. Counts of rows say so.
 
@@ -209,8 +209,8 @@ impl Writer {
         outcome.and(self.end_batch())
     }
 
-    /// Stores times off the CPU, in any order; sorts them in place by start, and cuts times that started before the run at its
-    /// start. They are events like calls: counted, summed, and lost in the same way.
+    /// Stores times off the CPU, in any order; sorts them in place by start, and cuts times that started before the run
+    /// at its start. They are events like calls: counted, summed, and lost in the same way.
     pub fn write_off_cpu(&mut self, offs: &mut [OffCpu]) -> Result<()> {
         offs.iter_mut().for_each(|off| host::cut_off_cpu(off, self.origin_ns));
         offs.sort_by_key(|off| off.start_ns);
@@ -231,8 +231,8 @@ impl Writer {
         outcome.and(self.end_batch())
     }
 
-    /// Stores who had a CPU for which a traced thread waited. These rows are evidence, not events: if they do not fit, they are
-    /// counted as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
+    /// Stores who had a CPU for which a traced thread waited. These rows are evidence, not events: if they do not fit,
+    /// they are counted as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
     pub fn write_cpu_runs(&mut self, runs: &[CpuRun]) -> Result<()> {
         let (from, shortest) = (self.unsaved.runs.len(), self.shortest_evidence());
         self.unsaved.runs.extend(runs.iter().filter(|run| run.duration_ns >= shortest));
@@ -354,8 +354,8 @@ impl Writer {
         Missing { lost: self.given_up.clone(), waiting }
     }
 
-    /// Makes everything so far durable, even against `kill -9`. If that fails, the run continues in memory; the error says how
-    /// much is kept there.
+    /// Makes everything so far durable, even against `kill -9`. If that fails, the run continues in memory; the error
+    /// says how much is kept there.
     pub fn commit(&mut self) -> Result<()> {
         if self.failing {
             return self.retry();
@@ -367,8 +367,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Moves committed data from the -wal to the main file, unless readers prevent it, so that a copy of that file alone has
-    /// everything up to here. What cannot be moved now stays in the -wal and is not lost.
+    /// Moves committed data from the -wal to the main file, unless readers prevent it, so that a copy of that file
+    /// alone has everything up to here. What cannot be moved now stays in the -wal and is not lost.
     pub fn checkpoint(&mut self) {
         if !self.failing {
             let _ = self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));

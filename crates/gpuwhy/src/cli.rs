@@ -214,7 +214,8 @@ Examples:
 pub(crate) struct Stacks {
     #[command(flatten)]
     pub(crate) of: Of,
-    /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running) [default: all CUDA ops]
+    /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running) [default: all CUDA
+    /// ops]
     #[arg(long, value_name = "OP")]
     pub(crate) op: Option<String>,
     /// How to group
@@ -347,7 +348,8 @@ pub(crate) struct Memory {
         conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare"]
     )]
     pub(crate) live: bool,
-    /// Compare runs with the first one: peaks, growth, memory by line. With --pid, name at least one process of each run
+    /// Compare runs with the first one: peaks, growth, memory by line. With --pid, name at least one process of each
+    /// run
     #[arg(
         long,
         value_name = "RUN",
@@ -576,7 +578,8 @@ pub(crate) struct Demo {
     /// The run file to write
     #[arg(long, value_name = "FILE", default_value = "gpuwhy-demo.db")]
     pub(crate) db: PathBuf,
-    /// Only unpack the simulated GPU's libraries and programs into this folder, for your own jobs (see examples/leak-tutorial)
+    /// Only unpack the simulated GPU's libraries and programs into this folder, for your own jobs (see
+    /// examples/leak-tutorial)
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["scenario", "duration", "db"])]
     pub(crate) unpack: Option<PathBuf>,
 }

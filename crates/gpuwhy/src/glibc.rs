@@ -10,8 +10,8 @@ global_asm!(include_str!(concat!(env!("OUT_DIR"), "/glibc.s")), options(att_synt
 #[cfg(target_arch = "aarch64")]
 global_asm!(include_str!(concat!(env!("OUT_DIR"), "/glibc.s")), options(raw));
 
-// From 2.34 on, glibc calls the program's constructors and the C compiler's startup code leaves that to it. An older glibc
-// calls the function passed as the fourth argument.
+// From 2.34 on, glibc calls the program's constructors and the C compiler's startup code leaves that to it. An older
+// glibc calls the function passed as the fourth argument.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".symver older_start, __libc_start_main@GLIBC_2.2.5",

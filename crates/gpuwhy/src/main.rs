@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! gpuwhy: why a GPU job is slow, stalls or runs out of memory. This crate only connects the others: each command is one
-//! file under `commands/`, and the work is done by the crates it calls.
+//! gpuwhy: why a GPU job is slow, stalls or runs out of memory. This crate only connects the others: each command is
+//! one file under `commands/`, and the work is done by the crates it calls.
 
 mod cli;
 mod commands;
@@ -34,8 +34,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Rust ignores SIGPIPE, but `gpuwhy query … | head` should end quietly. `trace` keeps ignoring it: the recording continues
-/// even if its progress output is closed.
+/// Rust ignores SIGPIPE, but `gpuwhy query … | head` should end quietly. `trace` keeps ignoring it: the recording
+/// continues even if its progress output is closed.
 fn restore_sigpipe() {
     // SAFETY: sets a signal's default action before any thread exists.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

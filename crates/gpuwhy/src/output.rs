@@ -35,7 +35,8 @@ pub(crate) fn say_aside(line: &str) {
     }
 }
 
-/// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as they are.
+/// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as
+/// they are.
 pub(crate) fn show(lines: impl IntoIterator<Item = String>) -> std::io::Result<()> {
     let stdout = std::io::stdout();
     let columns = terminal_size(&stdout).filter(|_| stdout.is_terminal()).map(|(_, columns)| usize::from(columns));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Open connections. One without a valid token may be closed in favour of a new one; otherwise idle connections could lock
-//! out every client.
+//! Open connections. One without a valid token may be closed in favour of a new one; otherwise idle connections could
+//! lock out every client.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -29,8 +29,8 @@ pub(super) struct Place {
 }
 
 impl Guests {
-    /// A slot for a connection from this address; `None` if `most` connections, or `of_one` from this address, have sent the
-    /// token.
+    /// A slot for a connection from this address; `None` if `most` connections, or `of_one` from this address, have
+    /// sent the token.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, most: usize, of_one: usize) -> Option<Place> {
         let mut list = self.lock();
         let crowd = list.iter().filter(|guest| guest.address == address).count() >= of_one;

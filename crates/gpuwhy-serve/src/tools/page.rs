@@ -9,13 +9,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Default size limit of an answer, bytes. It is sent twice, as data and as text with escaped quotes; the whole message stays
-/// below 4 KB.
+/// Default size limit of an answer, bytes. It is sent twice, as data and as text with escaped quotes; the whole message
+/// stays below 4 KB.
 const DEFAULT_BYTES: usize = 3_800;
 /// Size limit if the client gives a number of entries, bytes.
 const MOST_BYTES: usize = 53_000;
-/// If leaving out entries is not enough, texts are cut to these numbers of characters: first long words, then less important
-/// texts, then all texts.
+/// If leaving out entries is not enough, texts are cut to these numbers of characters: first long words, then less
+/// important texts, then all texts.
 const NAMES: [usize; 2] = [40, 24];
 const SHORTER: [usize; 4] = [100, 60, 30, 15];
 const LAST: [usize; 4] = [160, 100, 60, 15];
@@ -136,8 +136,8 @@ fn sent_bytes(value: &Value) -> usize {
     text.len() + Value::String(text).to_string().len()
 }
 
-/// Shortens texts when nothing more can be left out: first the middles of long names, then less important texts, then the
-/// important ones. Keys that clients pass back stay whole.
+/// Shortens texts when nothing more can be left out: first the middles of long names, then less important texts, then
+/// the important ones. Keys that clients pass back stay whole.
 fn with_shorter_texts(mut value: Value, bytes: usize) -> Value {
     let names = NAMES.map(|most| Cut { what: What::Names, most });
     let less = SHORTER.map(|most| Cut { what: What::Less, most });

@@ -6,7 +6,8 @@ use crate::text::clean;
 use rmcp::model::JsonObject;
 use serde_json::{Map, Value, json};
 
-/// Schema keywords without use to clients: they warn about unknown number formats, and an optional argument needs no null.
+/// Schema keywords without use to clients: they warn about unknown number formats, and an optional argument needs no
+/// null.
 const NOISE: [&str; 4] = ["$schema", "format", "default", "minimum"];
 
 /// The schema of arguments: each with its type and description.

@@ -123,8 +123,8 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
     })
 }
 
-/// Values of the statement's parameters. A time range or pid that the statement does not use is an error; otherwise the answer
-/// would silently be about the whole run.
+/// Values of the statement's parameters. A time range or pid that the statement does not use is an error; otherwise the
+/// answer would silently be about the whole run.
 fn values(arguments: &Arguments, run_ns: u64) -> Result<[(&'static str, i64); 3], ToolError> {
     let place = &arguments.place;
     let (from, to) = place.part()?.span(run_ns)?;

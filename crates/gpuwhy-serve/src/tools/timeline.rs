@@ -55,7 +55,8 @@ pub(crate) struct Timeline {
     from_ns: u64,
     /// Length of a bucket
     bucket_ns: u64,
-    /// In order; the last may be shorter. A call counts in the bucket where it started; in buckets of whole seconds, where it ended
+    /// In order; the last may be shorter. A call counts in the bucket where it started; in buckets of whole seconds,
+    /// where it ended
     buckets: Vec<Piece>,
     /// The longest calls and waits (only with at, or for a range of at most 5 s)
     longest: Vec<Long>,

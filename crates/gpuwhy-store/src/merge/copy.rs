@@ -49,7 +49,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Copies rows whose id is their time, merged in time order. Of two with the same time, one moves on by a nanosecond.
+    /// Copies rows whose id is their time, merged in time order. Of two with the same time, one moves on by a
+    /// nanosecond.
     pub(crate) fn events(&mut self, inputs: &[Input], table: &Table) -> Result<()> {
         let mut insert = self.prepare(table)?;
         let inputs: Vec<&Input> = inputs.iter().filter(|input| input.has(table.since)).collect();

@@ -62,8 +62,8 @@ pub(crate) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
 }
 
 impl Spans {
-    /// The time range in the result. A later answer about the same range replaces an earlier one, but an answer of another run
-    /// must not, so the end of its range is moved by a nanosecond.
+    /// The time range in the result. A later answer about the same range replaces an earlier one, but an answer of
+    /// another run must not, so the end of its range is moved by a nanosecond.
     fn free(&self, (from, to): Span, shift: &Shift) -> Span {
         let moved = |at: Option<i64>| at.map(|at| time(at, shift));
         let mut span = (moved(from), moved(to));
@@ -131,8 +131,8 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
     db.prepare_cached(sql).and_then(|mut insert| insert.execute(values)).map(|_| ()).map_err(Failed::Write)
 }
 
-/// Maps a finding to the ids of the result: its process and thread, those in its chain, and its evidence SQL. `None` for an
-/// id that no process of the run can have.
+/// Maps a finding to the ids of the result: its process and thread, those in its chain, and its evidence SQL. `None`
+/// for an id that no process of the run can have.
 fn renumber(finding: &mut Finding, shift: &Shift) -> Option<()> {
     for number in [&mut finding.pid, &mut finding.tid, &mut finding.root_cause.pid].into_iter().flatten() {
         *number = renumbered(*number, shift)?;

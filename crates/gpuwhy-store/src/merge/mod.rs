@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Combines several run files, so that one query covers all ranks or nodes.
 //!
-//! - **Ids stay unique.** Each run gets 2^22 ids for its processes and threads; CPUs, GPUs and row ids continue those of the
-//!   previous runs. An id of the result leads back to one run (the view `merged`).
-//! - **Times are on one clock**, that of the run that started first, aligned by the wall clocks at the start of each run.
-//! - **Files are untrusted.** A run is opened read-only and guarded, only plain tables are read, and each value is checked
-//!   against its column. Nothing in the file is executed.
-//! - **All or nothing.** The result is written under a temporary name in the same folder and renamed when complete. Existing
-//!   files are never overwritten.
+//! - **Ids stay unique.** Each run gets 2^22 ids for its processes and threads; CPUs, GPUs and row ids continue those
+//!   of the previous runs. An id of the result leads back to one run (the view `merged`).
+//! - **Times are on one clock**, that of the run that started first, aligned by the wall clocks at the start of each
+//!   run.
+//! - **Files are untrusted.** A run is opened read-only and guarded, only plain tables are read, and each value is
+//!   checked against its column. Nothing in the file is executed.
+//! - **All or nothing.** The result is written under a temporary name in the same folder and renamed when complete.
+//!   Existing files are never overwritten.
 //!
-//! Memory does not grow with the files: rows are copied one at a time; those whose id is their time are merged in order.
+//! Memory does not grow with the files: rows are copied one at a time; those whose id is their time are merged in
+//! order.
 
 pub(crate) mod copy;
 mod findings;

@@ -12,7 +12,8 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Memory for pages, KiB, negative (SQLite's way to say KiB): tables that are not in order of time are filled in places.
+/// Memory for pages, KiB, negative (SQLite's way to say KiB): tables that are not in order of time are filled in
+/// places.
 const CACHE: i32 = -65_536;
 /// Functions that a file may know: ids have 16 bits.
 const MAX_WORDS: usize = 1 << 15;

@@ -11,12 +11,12 @@ use rusqlite::Connection;
 use std::ops::ControlFlow;
 
 impl Reader {
-    /// Passes every call (including process events of the kernel) and every report of PyTorch's allocator that started at
-    /// `from_ns` or later and before `to_ns` to `each`, until it stops. Times are nanoseconds from the start of the run.
-    /// Returns the number of events passed.
+    /// Passes every call (including process events of the kernel) and every report of PyTorch's allocator that started
+    /// at `from_ns` or later and before `to_ns` to `each`, until it stops. Times are nanoseconds from the start of the
+    /// run. Returns the number of events passed.
     ///
-    /// At the same nanosecond, the call comes first: a report follows the call it is about. Files of earlier versions have
-    /// no reports.
+    /// At the same nanosecond, the call comes first: a report follows the call it is about. Files of earlier versions
+    /// have no reports.
     pub fn replay_memory<F>(&self, from_ns: u64, to_ns: Option<u64>, each: F) -> Result<u64>
     where
         F: FnMut(&MemoryEvent) -> ControlFlow<()>,
@@ -27,11 +27,11 @@ impl Reader {
         play(&self.db, &mut contexts, span, each).map_err(|source| self.error(source))
     }
 
-    /// Like [`Reader::replay_memory`], for a run that is still being written: passes only events that are new since the last
-    /// call and started before `to_ns`. What rows refer to is read once, by the first reader of the file.
+    /// Like [`Reader::replay_memory`], for a run that is still being written: passes only events that are new since the
+    /// last call and started before `to_ns`. What rows refer to is read once, by the first reader of the file.
     ///
-    /// A row has the start time of its call and is written up to a second after the call ended, so leave very new events to
-    /// the next call. A call that takes longer than that is never passed.
+    /// A row has the start time of its call and is written up to a second after the call ended, so leave very new
+    /// events to the next call. A call that takes longer than that is never passed.
     pub fn replay_new_memory<F>(&self, follow: &mut MemoryFollow, to_ns: u64, each: F) -> Result<u64>
     where
         F: FnMut(&MemoryEvent) -> ControlFlow<()>,
@@ -64,8 +64,8 @@ pub struct LetGo {
     pub at_ns: u64,
     /// What.
     pub op: Option<String>,
-    /// `detach`: calls or reports are missing from then on; `attach`: they are recorded again; `sample`: only a few allocator
-    /// reports have a stack.
+    /// `detach`: calls or reports are missing from then on; `attach`: they are recorded again; `sample`: only a few
+    /// allocator reports have a stack.
     pub action: String,
 }
 

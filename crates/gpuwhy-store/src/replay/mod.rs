@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Replays a run: all its events, in the order of their start.
 //!
-//! All tables are read in parallel, each in its own order, and merged by time. Only the few waits of threads that changed CPUs
-//! are kept and sorted. While cursors are open, SQLite keeps them on one snapshot of the file, so a writer does not
-//! interfere.
+//! All tables are read in parallel, each in its own order, and merged by time. Only the few waits of threads that
+//! changed CPUs are kept and sorted. While cursors are open, SQLite keeps them on one snapshot of the file, so a writer
+//! does not interfere.
 
 mod contexts;
 mod cursors;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which lines made the calls: events summed by stack, line, function or library.
 //!
-//! [`read`] sums events by stack and process. [`grouping`] combines those sums by the requested key, without SQL or files.
+//! [`read`] sums events by stack and process. [`grouping`] combines those sums by the requested key, without SQL or
+//! files.
 
 mod grouping;
 mod library;

@@ -14,8 +14,8 @@ const PART: usize = 20_000;
 const ENDING_BYTES: u64 = 192 << 10;
 /// Size of a row until the file is closed, bytes: it is first in the -wal, then in the file.
 const ROW_BYTES: u64 = 100;
-/// A transaction is committed at this many rows (about 6 MB) at the latest, so that the -wal and the rows in memory stay
-/// small.
+/// A transaction is committed at this many rows (about 6 MB) at the latest, so that the -wal and the rows in memory
+/// stay small.
 const MAX_ROWS_IN_TRANSACTION: u64 = 200_000;
 
 impl Writer {

@@ -10,8 +10,8 @@ use crate::unsaved::{GivenUp, Tally};
 use gpuwhy_model::{Communicator, FunctionName, LossCause, TensorEvent, Transfer, Unwatched};
 
 impl Writer {
-    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls, but a row
-    /// never represents several, because a balance needs every report.
+    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls,
+    /// but a row never represents several, because a balance needs every report.
     pub fn write_tensors(&mut self, events: &mut [TensorEvent]) -> Result<()> {
         events.sort_by_key(|event| event.at_ns);
         let mut outcome = Ok(());

@@ -46,8 +46,8 @@ pub(crate) struct Share {
     /// The copy to write [default: RUN with -shared before its extension]
     #[arg(long, short, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
-    /// Hide this word everywhere: the name of a project, machine or user (repeatable). This machine's name and your user
-    /// name are always hidden
+    /// Hide this word everywhere: the name of a project, machine or user (repeatable). This machine's name and your
+    /// user name are always hidden
     #[arg(long, value_name = "WORD")]
     pub(crate) hide: Vec<String>,
     /// Keep source lines, if the run has any

@@ -143,7 +143,8 @@ impl Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // With sudo, gpuwhy may run as its caller by now and lack the right to kill them; they end when gpuwhy ends.
+            // With sudo, gpuwhy may run as its caller by now and lack the right to kill them; they end when gpuwhy
+            // ends.
             if child.kill().is_ok() {
                 let _ = child.wait();
             }
@@ -151,8 +152,9 @@ impl Drop for Neighbours {
     }
 }
 
-/// A temporary folder owned by root. With sudo, gpuwhy becomes its caller while it traces and could no longer remove the
-/// folder. The caller must not own it, because gpuwhy loads a library from it. So a shell that stays root removes it.
+/// A temporary folder owned by root. With sudo, gpuwhy becomes its caller while it traces and could no longer remove
+/// the folder. The caller must not own it, because gpuwhy loads a library from it. So a shell that stays root removes
+/// it.
 struct Folder {
     folder: TempDir,
     remover: Option<Child>,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The internal command that every traced job starts as. It waits until gpuwhy has attached, becomes the user who called
-//! sudo, and execs the job. The process id does not change, so even the first call is recorded.
+//! The internal command that every traced job starts as. It waits until gpuwhy has attached, becomes the user who
+//! called sudo, and execs the job. The process id does not change, so even the first call is recorded.
 
 use crate::cli::Hold;
 use anyhow::Context;

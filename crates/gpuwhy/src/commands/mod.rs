@@ -52,8 +52,8 @@ fn reads_only(command: &Command) -> bool {
     explains || files || matches!(command, Command::Query(_) | Command::Profile(_))
 }
 
-/// The run files among the arguments. A pattern like `run.db*` also matches the -wal and -shm of a killed run, which are
-/// read together with their run file.
+/// The run files among the arguments. A pattern like `run.db*` also matches the -wal and -shm of a killed run, which
+/// are read together with their run file.
 fn run_files(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut runs = Vec::new();
     for path in arguments {

@@ -22,8 +22,8 @@ pub(crate) struct Costs {
 }
 
 impl OwnCost {
-    /// Reads the kernel's figures. The ring of `ring_bytes` is mapped twice in a row so that records never wrap, and the kernel
-    /// counts it twice: one is subtracted. `looking_ns` is the CPU time of gpuwhy's reader processes.
+    /// Reads the kernel's figures. The ring of `ring_bytes` is mapped twice in a row so that records never wrap, and
+    /// the kernel counts it twice: one is subtracted. `looking_ns` is the CPU time of gpuwhy's reader processes.
     pub(crate) fn so_far(ring_bytes: u32, looking_ns: u64) -> Self {
         // SAFETY: a struct of numbers, for which zeroes are valid, filled by the kernel.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job that gpuwhy starts: find the program, hold the process until everything is attached, release it, wait for it.
+//! The job that gpuwhy starts: find the program, hold the process until everything is attached, release it, wait for
+//! it.
 
 use crate::output;
 use crate::trace::limits;
@@ -51,8 +52,8 @@ impl Job {
         Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
     }
 
-    /// Starts the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: the job's limit
-    /// of open files.
+    /// Starts the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: the job's
+    /// limit of open files.
     pub(crate) fn start_held(&self, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<HeldJob> {
         let (read, gate) = std::io::pipe().context("cannot create a pipe")?;
         let fd = read.as_raw_fd();

@@ -11,8 +11,8 @@ pub(crate) struct LiveLedger {
     ledger: Ledger,
     /// The newest sums of threads that live, by process and thread.
     newest: HashMap<(u32, u32), ThreadSums>,
-    /// Threads that ended since the last tick, and those that ended before it. After one more tick, all their records have
-    /// come through the ring.
+    /// Threads that ended since the last tick, and those that ended before it. After one more tick, all their records
+    /// have come through the ring.
     ended: Vec<ThreadSums>,
     due: Vec<ThreadSums>,
 }

@@ -3,7 +3,8 @@
 //! that are loaded later needs four capabilities. gpuwhy drops everything else in between, and with sudo it becomes its
 //! caller (`docs/privileges.md`).
 //!
-//! Capabilities belong to threads: this must happen while there is only one, so that later threads inherit the reduced set.
+//! Capabilities belong to threads: this must happen while there is only one, so that later threads inherit the reduced
+//! set.
 
 use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_ADMIN, CapSets, KEPT};
 use crate::trace::sudo::{self, Caller};
@@ -22,8 +23,8 @@ pub(crate) struct Reduced {
     pub(crate) notes: Vec<String>,
 }
 
-/// Runs `act` with the rights of the user who called sudo, so that a path of theirs cannot lead gpuwhy where they could not
-/// go. Without a caller, runs it with our own rights, minus capabilities if we are not root.
+/// Runs `act` with the rights of the user who called sudo, so that a path of theirs cannot lead gpuwhy where they could
+/// not go. Without a caller, runs it with our own rights, minus capabilities if we are not root.
 pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T) -> anyhow::Result<T> {
     let Some(caller) = caller else { return without_capabilities(act) };
     let before = groups().context("cannot read this process's groups")?;
@@ -61,14 +62,16 @@ pub(crate) fn renounce() -> anyhow::Result<()> {
     CapSets::default().apply().context("cannot drop capabilities")
 }
 
-/// A server answers every client that reaches it, so it must not have more rights than the user who started it: with sudo it
-/// becomes its caller for good, groups included. A server of root keeps only the right to read other users' run files.
+/// A server answers every client that reaches it, so it must not have more rights than the user who started it: with
+/// sudo it becomes its caller for good, groups included. A server of root keeps only the right to read other users' run
+/// files.
 pub(crate) fn renounce_to_serve(caller: Option<&Caller>) -> anyhow::Result<()> {
     if !is_root() {
         return renounce();
     }
     let keep = if caller.is_some() { 0 } else { 1 << CAP_DAC_READ_SEARCH };
-    // While we still have the right to do it. A container may lack it; no_new_privs below then prevents regaining anything.
+    // While we still have the right to do it. A container may lack it; no_new_privs below then prevents regaining
+    // anything.
     let _ = capabilities::drop_bounding(keep);
     let _ = capabilities::clear_ambient();
     no_new_rights().context("cannot set no_new_privs")?;
@@ -79,8 +82,8 @@ pub(crate) fn renounce_to_serve(caller: Option<&Caller>) -> anyhow::Result<()> {
     keep_only(keep).context("cannot drop capabilities")
 }
 
-/// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of the bounding
-/// set again; without the right to gain any it has none.
+/// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of
+/// the bounding set again; without the right to gain any it has none.
 pub(crate) fn take_all_from_this_process() -> io::Result<()> {
     no_new_rights()?;
     CapSets::default().apply()
@@ -128,8 +131,8 @@ pub(crate) struct Circumstances<'a> {
     pub(crate) plain_probes: bool,
 }
 
-/// Permanently drops everything but what late attaching needs. A failure is a warning and not fatal: gpuwhy had the right all
-/// along.
+/// Permanently drops everything but what late attaching needs. A failure is a warning and not fatal: gpuwhy had the
+/// right all along.
 pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>) -> Reduced {
     let mut reduced = Reduced::default();
     let mut keep = KEPT;
@@ -200,8 +203,8 @@ fn lacks_with_usual(capability: u32, refused: impl FnOnce() -> bool) -> bool {
     try_it().unwrap_or(false)
 }
 
-/// Checks with the effective user and capabilities, for root with a run file in another user's home. A read-only or full
-/// disk does not count as refused.
+/// Checks with the effective user and capabilities, for root with a run file in another user's home. A read-only or
+/// full disk does not count as refused.
 fn refuses_write(folder: &Path) -> bool {
     let Ok(folder) = CString::new(folder.as_os_str().as_bytes()) else { return false };
     // SAFETY: the string ends with a zero and outlives the call.
@@ -209,8 +212,8 @@ fn refuses_write(folder: &Path) -> bool {
     done != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EACCES)
 }
 
-/// Some kernels allow plain probes with CAP_PERFMON, others do not. The kernel checks the right before the file, so a probe
-/// on a file that does not exist shows it without creating a probe.
+/// Some kernels allow plain probes with CAP_PERFMON, others do not. The kernel checks the right before the file, so a
+/// probe on a file that does not exist shows it without creating a probe.
 fn refuses_plain_probes() -> bool {
     let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type").unwrap_or_default();
     let Ok(kind) = kind.trim().parse::<u32>() else { return false };
@@ -239,7 +242,8 @@ fn unlike_us(keep: u64) -> Option<String> {
     (more > 0).then(|| format!("{more} threads of a library keep capabilities that gpuwhy dropped"))
 }
 
-/// Ambient capabilities are meant for gpuwhy, and a job must not inherit them. A job started by root keeps root's rights.
+/// Ambient capabilities are meant for gpuwhy, and a job must not inherit them. A job started by root keeps root's
+/// rights.
 pub(crate) fn leave_to_job() -> anyhow::Result<()> {
     if is_root() {
         return Ok(());

@@ -33,8 +33,8 @@ impl Processes {
         Self { named: HashMap::new(), ended: VecDeque::new(), machine }
     }
 
-    /// Notes processes that started or ended, and names every process that appears for the first time, even if the record
-    /// with its name was lost.
+    /// Notes processes that started or ended, and names every process that appears for the first time, even if the
+    /// record with its name was lost.
     pub(crate) fn note(&mut self, batch: &Batch, capture: &mut Capture, writer: &WriterThread) {
         for life in &batch.life {
             self.note_life(life, capture, writer);

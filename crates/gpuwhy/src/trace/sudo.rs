@@ -40,8 +40,9 @@ impl Caller {
     }
 }
 
-/// The job's environment. Without sudo, it is ours. With sudo, it is the caller's, because sudo replaces PATH and HOME and
-/// would lose the virtual environment with the intended python3. Variables given to sudo (`sudo A=1 gpuwhy …`) stay.
+/// The job's environment. Without sudo, it is ours. With sudo, it is the caller's, because sudo replaces PATH and HOME
+/// and would lose the virtual environment with the intended python3. Variables given to sudo (`sudo A=1 gpuwhy …`)
+/// stay.
 pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsString)> {
     let ours = own_environment();
     let theirs = caller.and_then(|_| environment_of_sudo());
@@ -51,8 +52,8 @@ pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsStrin
     }
 }
 
-/// The environment gpuwhy was started with. If gpuwhy's file has capabilities, the dynamic linker hides LD_LIBRARY_PATH and
-/// similar variables from it, so that no user can load code into it. The job has no capabilities, so it gets them.
+/// The environment gpuwhy was started with. If gpuwhy's file has capabilities, the dynamic linker hides LD_LIBRARY_PATH
+/// and similar variables from it, so that no user can load code into it. The job has no capabilities, so it gets them.
 fn own_environment() -> Vec<(OsString, OsString)> {
     let whole = privileges::is_trusted_with_more().then(|| std::fs::read("/proc/self/environ").ok()).flatten();
     whole.map_or_else(|| std::env::vars_os().collect(), |bytes| parse_environment(&bytes))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that owns the run file. Capturing must not wait for a disk, so batches arrive through a bounded queue. If the
-//! queue is full, the ring buffer fills up, and the kernel counts what it drops.
+//! The thread that owns the run file. Capturing must not wait for a disk, so batches arrive through a bounded queue. If
+//! the queue is full, the ring buffer fills up, and the kernel counts what it drops.
 
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::{Batch, NamedStack};
@@ -289,7 +289,8 @@ impl Owner {
         }
     }
 
-    /// The writer keeps in memory what it cannot write and counts what it loses; here the error is only noted for display.
+    /// The writer keeps in memory what it cannot write and counts what it loses; here the error is only noted for
+    /// display.
     fn write(&mut self) {
         for outcome in self.gathered.write(&mut self.writer, self.ledger.as_mut()) {
             self.note(outcome);

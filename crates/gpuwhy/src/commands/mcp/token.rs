@@ -28,7 +28,8 @@ enum Origin {
 }
 
 impl Token {
-    /// Reads the token from the file, which is created if missing, or else from the variable; without either, makes one.
+    /// Reads the token from the file, which is created if missing, or else from the variable; without either, makes
+    /// one.
     pub(super) fn find(file: Option<&Path>) -> anyhow::Result<Self> {
         if let Some(path) = file {
             return Self::of_file(path);

@@ -126,8 +126,8 @@ impl<W: Write> RowFormat for JsonRows<W> {
     }
 }
 
-/// Comma-separated values as in RFC 4180, but with \n line ends. Text comes from traced programs, so it is escaped such that
-/// no spreadsheet evaluates it as a formula; numbers are written unchanged.
+/// Comma-separated values as in RFC 4180, but with \n line ends. Text comes from traced programs, so it is escaped such
+/// that no spreadsheet evaluates it as a formula; numbers are written unchanged.
 pub(super) struct CsvRows<W> {
     out: W,
     has_heading: bool,

@@ -63,8 +63,8 @@ impl Write for Output<'_> {
     }
 }
 
-/// Prints the answer and returns whether the limits cut it. If an error cuts it, the output is still closed as its format
-/// requires, and the error says after how many rows.
+/// Prints the answer and returns whether the limits cut it. If an error cuts it, the output is still closed as its
+/// format requires, and the error says after how many rows.
 fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowFormat) -> anyhow::Result<bool> {
     let (mut printed, mut names, mut failed) = (0u64, Vec::new(), None);
     let outcome = reader.query(sql, limits, |columns, row| {
