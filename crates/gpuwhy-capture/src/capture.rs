@@ -423,8 +423,8 @@ impl Capture {
         attach::detach(links);
     }
 
-    /// Begins to end it: no new calls are followed, and nothing more of the scheduler. What is in the ring is best
-    /// taken now, to make room for [`Capture::report_last`].
+    /// Begins to end it: no new calls are followed, and nothing more of the scheduler. What is in the ring is best taken
+    /// now, to make room for [`Capture::report_last`].
     pub fn end(&mut self) {
         self.programs.set_stopping();
         // Calls under way get a moment to return; what is open after that is reported as it is.

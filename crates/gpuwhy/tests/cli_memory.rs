@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory`: jobs whose memory does something known, really traced, on a simulated GPU. What they say of
-//! themselves and the simulated allocator's own log are the truth.
+//! `gpuwhy memory`: jobs whose memory does something known, really traced, on a simulated GPU. What they say of themselves
+//! and the simulated allocator's own log are the truth.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

@@ -179,8 +179,7 @@ fn a_program_with_the_runtime_linked_in_can_be_attached_to_while_it_waits() {
     let (job, tracing) = attach_to_static(&place, &sim().staticjob);
     let said = finish(job, tracing);
     let (truth, db) = (place.truth(), place.run_file());
-    // Its one thread may have been inside a call when that got its probe: then the driver's part of it is all that is
-    // seen.
+    // Its one thread may have been inside a call when that got its probe: then the driver's part of it is all that is seen.
     let on_its_way = ("caller_unknown".to_owned(), 1);
     assert!(losses(&db).iter().all(|loss| *loss == on_its_way), "{:?}", losses(&db));
     assert_eq!(report(&said)["calls"].as_u64(), Some(truth.outer_calls()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy mcp` with the clients that assistants are built on, Python's SDK and TypeScript's, over both transports:
-//! what they are told is what the command line says of the same run, really recorded.
+//! `gpuwhy mcp` with the clients that assistants are built on, Python's SDK and TypeScript's, over both transports: what they
+//! are told is what the command line says of the same run, really recorded.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy mcp` and what no good client sends, on standard input and output: a clear error each time, and the next
-//! question is answered in the same session.
+//! `gpuwhy mcp` and what no good client sends, on standard input and output: a clear error each time, and the next question is
+//! answered in the same session.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

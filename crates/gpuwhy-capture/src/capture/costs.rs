@@ -85,8 +85,7 @@ impl Capture {
             Action::Detach(op) => {
                 let Some(links) = self.probes.let_go(op) else { return false };
                 self.programs.set_gone(op);
-                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it
-                // does.
+                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
                 let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
             }
             Action::Attach { op, sampled } => {

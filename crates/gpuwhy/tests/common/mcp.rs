@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy mcp` as a test meets it: raw lines on its stdin and stdout, raw requests over TCP. No client stands between,
-//! so that what no client would send can be sent.
+//! `gpuwhy mcp` as a test meets it: raw lines on its stdin and stdout, raw requests over TCP. No client stands between, so
+//! that what no client would send can be sent.
 
 use super::{GPUWHY, until};
 use gpuwhy_model::{Call, CallFlags};
@@ -375,8 +375,8 @@ impl Reply {
 /// A process of [`made_run`].
 pub const MADE_PID: u32 = 12_004;
 
-/// A run file with so many calls of cudaMalloc, one every 10 ms, each from a line of its own. It began so many seconds
-/// after the epoch; its process is called so.
+/// A run file with so many calls of cudaMalloc, one every 10 ms, each from a line of its own. It began so many seconds after the
+/// epoch; its process is called so.
 pub fn made_run(path: &Path, began_s: u64, calls: u64, name: &str) {
     const SECOND: u64 = 1_000_000_000;
     let new = NewRun {
