@@ -108,7 +108,7 @@ impl Part {
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
-    let help = || format!("invalid duration {text:?}; examples: 500ms, 60s, 5m, 2h");
+    let help = || "expected a time such as 500ms, 60s, 5m or 2h".to_owned();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match unit.trim() {
@@ -119,8 +119,7 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         _ => return Err(help()),
     };
     let number: f64 = number.parse().map_err(|_| help())?;
-    Duration::try_from_secs_f64(number * factor)
-        .map_err(|_| format!("invalid duration {text:?}: it is too long; example: 60s"))
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "too long: expected a time such as 60s or 2h".to_owned())
 }
 
 #[cfg(test)]

@@ -69,7 +69,9 @@ impl<'de> Deserialize<'de> for Time {
         let read = match Written::deserialize(from)? {
             Written::Seconds(seconds) => Duration::try_from_secs_f64(seconds)
                 .map_err(|_| format!("invalid time {seconds}: give seconds from 0 on, such as 90")),
-            Written::Text(text) => parse_time(text.trim()),
+            Written::Text(text) => {
+                parse_time(text.trim()).map_err(|wrong| format!("invalid time {:?}: {wrong}", clean(&text, 40)))
+            }
         };
         read.map(Self).map_err(serde::de::Error::custom)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Parsers of flag values: times, sizes, addresses.
+//! Parsers of flag values: times, sizes, addresses. clap puts the invalid value in front of their errors.
 
 use super::MaxSize;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -7,13 +7,11 @@ use std::time::Duration;
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    moment(text).and_then(|d| {
-        if d.is_zero() {
-            Err(format!("invalid duration {text:?}: it must be longer than 0; example: 60s"))
-        } else {
-            Ok(d)
-        }
-    })
+    moment(text).and_then(
+        |d| {
+            if d.is_zero() { Err("must be longer than 0, for example 60s".to_owned()) } else { Ok(d) }
+        },
+    )
 }
 
 /// A time counted from the start of the run; may be 0.
@@ -23,7 +21,7 @@ pub(super) fn moment(text: &str) -> Result<Duration, String> {
 
 /// `:8090` means loopback; otherwise an address or host name with a port.
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
-    let help = || format!("invalid address {text:?}; examples: :8090, 127.0.0.1:8090, 0.0.0.0:8090");
+    let help = || "expected an address such as :8090, 127.0.0.1:8090 or 0.0.0.0:8090".to_owned();
     if let Some(port) = text.strip_prefix(':') {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().map_err(|_| help())?)));
     }
@@ -35,7 +33,7 @@ const LEAST_SIZE: f64 = 1e6;
 
 /// `500MB`, `2GB`, `1GiB`; a bare number is bytes; `0` and `none` mean unlimited.
 pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
-    let help = || format!("invalid size {text:?}; examples: 500MB, 2GB, 1GiB, none");
+    let help = || "expected a size such as 500MB, 2GB or 1GiB, or none".to_owned();
     if text.eq_ignore_ascii_case("none") {
         return Ok(MaxSize(None));
     }
@@ -56,9 +54,7 @@ pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
     let bytes = number.parse::<f64>().map_err(|_| help())? * factor;
     match bytes {
         0.0 => Ok(MaxSize(None)),
-        bytes if bytes < LEAST_SIZE => {
-            Err(format!("invalid size {text:?}: a run file needs at least 1 MB; 0 or none removes the limit"))
-        }
+        bytes if bytes < LEAST_SIZE => Err("a run file needs at least 1 MB; 0 or none removes the limit".to_owned()),
         bytes if bytes < 9e18 => Ok(MaxSize(Some(bytes as u64))),
         _ => Err(help()),
     }
@@ -71,7 +67,7 @@ const LEAST_MEMORY: u64 = 200_000_000;
 pub(super) fn memory(text: &str) -> Result<MaxSize, String> {
     match max_size(text)? {
         MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => {
-            Err(format!("invalid size {text:?}: a query needs at least 200 MB; example: 2GB"))
+            Err("a query needs at least 200 MB, for example 2GB".to_owned())
         }
         size => Ok(size),
     }
@@ -79,17 +75,13 @@ pub(super) fn memory(text: &str) -> Result<MaxSize, String> {
 
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     let gb = text.parse().ok().filter(|gb: &f64| *gb > 0.0 && *gb < 1e6);
-    gb.ok_or_else(|| format!("invalid GPU memory {text:?}: give GB as a number; example: 80"))
+    gb.ok_or_else(|| "expected a number of GB, such as 80".to_owned())
 }
 
 pub(super) fn ring_size(text: &str) -> Result<u32, String> {
-    let size: u32 = text.parse().map_err(|_| format!("invalid size {text:?}: give a number of KiB; example: 16384"))?;
+    let size: u32 = text.parse().map_err(|_| "expected a number of KiB, such as 16384".to_owned())?;
     let fits = size.is_power_of_two() && (64..=1024 * 1024).contains(&size);
-    if fits {
-        Ok(size)
-    } else {
-        Err(format!("invalid size {text:?}: give a power of two from 64 to 1048576; example: 16384"))
-    }
+    if fits { Ok(size) } else { Err("expected a power of two from 64 to 1048576, such as 16384".to_owned()) }
 }
 
 #[cfg(test)]
