@@ -206,8 +206,9 @@ unsafe extern "C" fn open(
 
 /// The fields of a file that [`open`] created.
 ///
-/// # Safety `file` is such a file, not closed yet, and not used elsewhere meanwhile: SQLite uses a file from one thread
-/// at a time.
+/// # Safety
+/// `file` is such a file, not closed yet, and not used elsewhere meanwhile: SQLite uses a file from one thread at a
+/// time.
 unsafe fn pieces<'a>(file: *mut ffi::sqlite3_file) -> &'a mut Pieces {
     // SAFETY: the caller's promise.
     unsafe { &mut *(*file.cast::<ScratchFile>()).pieces }
