@@ -108,6 +108,7 @@ impl Part {
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let help = || "expected a time such as 500ms, 60s, 5m or 2h".to_owned();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match unit.trim() {
@@ -115,10 +116,10 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("unknown unit of time {unit:?}: write 500ms, 60s, 5m or 2h")),
+        _ => return Err(help()),
     };
-    let number: f64 = number.parse().map_err(|_| "not a duration: write 500ms, 60s, 5m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration is too long or negative".to_owned())
+    let number: f64 = number.parse().map_err(|_| help())?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "too long: expected a time such as 60s or 2h".to_owned())
 }
 
 #[cfg(test)]

@@ -177,7 +177,7 @@ impl Capture {
         capture.keep_clock();
         capture.watch_mappings();
         for (id, pid) in asked.iter().zip(&pids).filter(|(id, pid)| id != pid) {
-            capture.warnings.push(format!("{id} is a thread of process {pid}, which is traced as a whole"));
+            capture.warnings.push(format!("{id} is a thread of process {pid}: tracing the whole process"));
         }
         capture.attach_existing(&pids)?;
         capture.adopt_threads();
@@ -192,7 +192,7 @@ impl Capture {
     /// Begins to watch the threads that the targets have already.
     fn adopt_threads(&mut self) {
         if let Err(error) = self.programs.adopt_threads() {
-            self.warnings.push(format!("threads that existed before the trace are not followed: {error}"));
+            self.warnings.push(format!("cannot follow threads that started before the trace: {error}"));
         }
     }
 
@@ -204,7 +204,7 @@ impl Capture {
 
     fn set_python(&mut self, pid: u32, process: &PyProcess) {
         if let Err(error) = self.programs.set_python(pid, process.as_bytes()) {
-            self.warnings.push(format!("Python stacks of process {pid} cannot be read: {error}"));
+            self.warnings.push(format!("cannot read Python stacks of process {pid}: {error}"));
         }
     }
 
@@ -236,7 +236,7 @@ impl Capture {
         // Those whose end was not told, because the ring was full.
         self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
         if let Err(error) = self.programs.report_threads() {
-            self.warnings.push(format!("the threads' sums could not be read: {error}"));
+            self.warnings.push(format!("cannot read per-thread times: {error}"));
         }
     }
 
@@ -285,7 +285,7 @@ impl Capture {
         }
         self.find_owners(&mut batch.calls);
         if batch.unknown > 0 {
-            self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
+            self.warnings.push(format!("dropped {} malformed records from the kernel", batch.unknown));
         }
         taken > 0
     }
@@ -460,10 +460,10 @@ impl Capture {
     /// Has what is still under way reported: open calls, threads that wait, everybody's sums.
     pub fn report_last(&mut self) {
         if let Err(error) = self.programs.report_open_calls() {
-            self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
+            self.warnings.push(format!("calls still open at the end are missing: {error}"));
         }
         if let Err(error) = self.programs.report_threads() {
-            self.warnings.push(format!("the threads' last sums could not be read: {error}"));
+            self.warnings.push(format!("cannot read final per-thread times: {error}"));
         }
     }
 
@@ -480,7 +480,7 @@ impl Drop for Capture {
 }
 
 fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuffer<'static>> {
-    let failed = |e: libbpf_rs::Error| CaptureError::Load { why: format!("the ring buffer cannot be read: {e}") };
+    let failed = |e: libbpf_rs::Error| CaptureError::Load { why: format!("cannot read the ring buffer: {e}") };
     let inbox = Rc::clone(inbox);
     let mut builder = RingBufferBuilder::new();
     builder

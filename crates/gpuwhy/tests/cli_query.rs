@@ -216,7 +216,7 @@ fn files_that_are_no_runs_are_told_apart() {
     spoilt[4096..].fill(0xa5);
     std::fs::write(path("spoilt.db"), spoilt).unwrap();
     for (name, why, fix) in [
-        ("missing.db", "there is no run file", "gpuwhy trace"),
+        ("missing.db", "no run file", "gpuwhy trace"),
         ("notes.txt", "not an SQLite database", "--db"),
         ("empty.db", "is empty", "empty.db-wal"),
         ("other.db", "not a gpuwhy run file", "--db"),

@@ -175,8 +175,8 @@ fn a_file_that_has_the_name_is_kept_under_another() {
     std::fs::write(place.db(), &kept[0]).unwrap();
     for _ in 0..2 {
         let said = text(&succeed(&mut trace_to(&place.db(), &["--", "true"])));
-        let line = said.lines().find(|line| line.contains("the earlier ")).unwrap_or_else(|| panic!("{said}"));
-        let (_, name) = line.rsplit_once(" is now ").unwrap();
+        let line = said.lines().find(|line| line.contains("renamed the existing ")).unwrap_or_else(|| panic!("{said}"));
+        let (_, name) = line.rsplit_once(" to ").unwrap();
         assert_eq!(&std::fs::read(name).unwrap(), kept.last().unwrap(), "{name} has what was there");
         assert_eq!(stop_reason(&place.db()).as_deref(), Some("exit"));
         kept.push(std::fs::read(place.db()).unwrap());
