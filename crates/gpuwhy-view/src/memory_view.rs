@@ -100,11 +100,13 @@ impl MemoryView<'_> {
         let report = self.report;
         let findings = finding_view::hidden(&report.findings, Detail::Short) as u64;
         let spaces = report.spaces.len().saturating_sub(1) as u64;
+        let has_more_lines = report.spaces.first().is_some_and(|space| space.at_peak.len() > SHORT_HOLDERS);
         let has_driver = report.fragmentation.iter().any(|one| !driver_lines(one, width, style).is_empty());
         let rest = [
             some(findings, "smaller finding", "smaller findings"),
             some(spaces, "more process or device", "more processes or devices"),
-            (!report.spaces.is_empty()).then(|| "all lines at the peak, growth, allocations and frees".to_owned()),
+            has_more_lines.then(|| "all lines at the peak".to_owned()),
+            (!report.spaces.is_empty()).then(|| "growth, allocations and frees".to_owned()),
             has_driver.then(|| "driver calls".to_owned()),
             (!report.gaps.is_empty()).then(|| "the whole GPU".to_owned()),
             some(report.alerts.len() as u64, "alert", "alerts"),
@@ -277,7 +279,8 @@ fn chart(points: &[TimelinePoint], rows: usize, width: usize, style: Style) -> V
         line += &painted(&text, kind, style);
         lines.push(line.trim_end().to_owned());
     }
-    let (from, to) = (units::time(first.at_ns), units::time(last.at_ns));
+    let time = |ns: u64| if ns == 0 { "0 s".to_owned() } else { units::time(ns) };
+    let (from, to) = (time(first.at_ns), time(last.at_ns));
     let gap = columns.saturating_sub(from.chars().count() + to.chars().count()).max(1);
     lines.push(format!("  {:>9}  {from}{}{to}", "", " ".repeat(gap)));
     let reserved = points.iter().any(|point| point.reserved > point.allocated);
@@ -392,7 +395,7 @@ fn balance_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
         ("freed", Align::Right),
         ("left at end", Align::Right),
         ("last checked", Align::Right),
-        ("cached (no leak)", Align::Right),
+        ("cached", Align::Right),
     ];
     let mut table = table(heads);
     let mut times = Vec::new();
