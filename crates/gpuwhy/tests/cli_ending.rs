@@ -86,7 +86,10 @@ fn what_ended_the_job_is_said_first_everywhere() {
     is_first(report["verdict"].as_str().unwrap());
     assert_eq!(kinds(&report["findings"])[..3], ["oom", "memory_leak", "host_sleep"], "{report:#}");
     let text = said(&place, "explain", &[]);
-    assert!(text.split("\n\n").nth(1).is_some_and(|verdict| verdict.starts_with("Out of memory at 19.0 s in a.py:40")), "{text}");
+    assert!(
+        text.split("\n\n").nth(1).is_some_and(|verdict| verdict.starts_with("Out of memory at 19.0 s in a.py:40")),
+        "{text}"
+    );
     let mut served = Served::run(&place.db());
     let stats = served.call("get_trace_stats", json!({})).unwrap();
     assert!(stats["verdict"].as_str().unwrap().starts_with(ended), "{stats:#}");
