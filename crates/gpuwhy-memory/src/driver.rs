@@ -42,9 +42,11 @@ pub(crate) struct Pending {
     pub(crate) stack: Option<u64>,
 }
 
-/// Of what nobody claimed until now, what is known not to be PyTorch's. While its reports were let go nobody says so.
-pub(crate) fn known_direct(taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
-    let is_in = |at_ns: u64| unreported.iter().any(|time| (time.from_ns..time.to_ns).contains(&at_ns));
+/// Of what nobody in a process claimed until now, what is known not to be PyTorch's. While its reports were let go nobody says
+/// so.
+pub(crate) fn known_direct(pid: u32, taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
+    let times = || unreported.iter().filter(|time| time.is_of(pid));
+    let is_in = |at_ns: u64| times().any(|time| (time.from_ns..time.to_ns).contains(&at_ns));
     taken.into_iter().filter(|one| !is_in(one.at_ns) && !is_in(now_ns)).collect()
 }
 

@@ -24,6 +24,16 @@ pub struct Unreported {
     pub from_ns: u64,
     /// Until when.
     pub to_ns: u64,
+    /// In which process; absent: in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+impl Unreported {
+    /// Whether it is about what a process does.
+    pub fn is_of(&self, pid: u32) -> bool {
+        self.pid.is_none_or(|of| of == pid)
+    }
 }
 
 /// Everything the analysis is told beforehand.
@@ -57,9 +67,20 @@ impl Facts {
         self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
-    /// From when on, of the span that is asked about, it is not known what PyTorch has: the allocator's reports were let go.
+    /// From when on, of the span that is asked about, it is not known what PyTorch has in a process that is asked about: its
+    /// allocator's reports were let go.
     pub fn unreported_from(&self) -> Option<u64> {
-        let first = self.unreported.iter().find(|time| time.to_ns > self.from_ns && time.from_ns <= self.to_ns)?;
+        self.first_unreported(|time| time.pid.is_none_or(|pid| self.wants(pid)))
+    }
+
+    /// The same of one process.
+    pub fn unreported_of(&self, pid: u32) -> Option<u64> {
+        self.first_unreported(|time| time.is_of(pid))
+    }
+
+    fn first_unreported(&self, is_about: impl Fn(&Unreported) -> bool) -> Option<u64> {
+        let in_span = |time: &&Unreported| time.to_ns > self.from_ns && time.from_ns <= self.to_ns;
+        let first = self.unreported.iter().filter(|time| is_about(time)).find(in_span)?;
         Some(first.from_ns.max(self.from_ns))
     }
 

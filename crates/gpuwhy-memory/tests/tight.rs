@@ -7,7 +7,7 @@ mod synth;
 use gpuwhy_memory::report::Source;
 use gpuwhy_memory::{Facts, Unreported};
 use gpuwhy_model::MemoryEvent;
-use synth::{Job, MB, step};
+use synth::{Job, MB, PID, step};
 
 /// From step 60 on the budget is tight, and small tensors have no line: what is kept of them is no leak of its own.
 #[test]
@@ -73,15 +73,22 @@ fn what_is_taken_while_nobody_reports_is_not_called_past_pytorch() {
     job.events.retain(|event| matches!(event, MemoryEvent::Call(_)) || event.at_ns() < from_ns);
     let seen = job.examine();
     assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "they look as if they were");
-    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1 }], ..job.facts() };
+    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }], ..job.facts() };
     let known = job.examine_with(facts);
     assert!(known.spaces.iter().all(|space| space.source == Source::Torch), "{:#?}", known.fragmentation);
+    // What another process does not report is nothing to this one.
+    let all_torch = |pid| {
+        let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: Some(pid) }];
+        let report = job.examine_with(Facts { unreported, ..job.facts() });
+        report.spaces.iter().all(|space| space.source == Source::Torch)
+    };
+    assert!(all_torch(PID) && !all_torch(PID + 1));
     // What is live stands still from then on; that is no sign of a full cache.
     let [leak] = known.leaks.as_slice() else { panic!("{:#?}", known.growths) };
     assert_eq!((leak.line.as_deref(), leak.bytes_per_step), (Some("job.py:7"), Some(4.0 * MB as f64)));
     assert!(known.verdict.contains("up to") && known.verdict.contains("--budget"), "{}", known.verdict);
     // Of a part before that nothing is missing, and of one after it little is known.
-    let unreported = vec![Unreported { from_ns, to_ns: job.now + 1 }];
+    let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }];
     let before = job.examine_with(Facts { unreported: unreported.clone(), to_ns: from_ns - 1, ..job.facts() });
     assert!(!before.verdict.contains("--budget") && before.leaks.len() == 1, "{}", before.verdict);
     let after = job.examine_with(Facts { unreported, from_ns: from_ns + 1, ..job.facts() });

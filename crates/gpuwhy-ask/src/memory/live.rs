@@ -104,7 +104,7 @@ impl Following {
         }
         let state = self.state(&session, is_left);
         let at_ns = if state == State::Running { self.horizon(&session, now_ns) } else { session.duration_ns };
-        let let_go = reader.memory_let_go()?;
+        let let_go = super::about(reader.memory_let_go()?, &self.pids);
         self.tracker.set_unreported(super::unreported(&let_go, u64::MAX - 1));
         if state != State::Running && !is_first {
             // Once more from the beginning: nothing that came late is missing in the end.

@@ -12,6 +12,7 @@ use crate::report::Leak;
 use gpuwhy_model::ops::{TorchOp, torch_op};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{OpId, TensorEvent, units};
+use std::collections::BTreeMap;
 
 /// How long a figure must have stayed clearly below its limit for the alert to be over, ns.
 pub const STAY_NS: u64 = 5_000_000_000;
@@ -105,8 +106,8 @@ pub struct Engine {
     first_tick_ns: Option<u64>,
     /// Until when growth was told as that of a process that has ended.
     growth_told_ns: u64,
-    /// When reports were last let go.
-    lost_ns: u64,
+    /// When the reports of a process were last given up.
+    lost: BTreeMap<u32, u64>,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
     /// Leaks that the examination before found, and those that were told.
@@ -128,7 +129,7 @@ impl Engine {
             last_look_ns: 0,
             first_tick_ns: None,
             growth_told_ns: 0,
-            lost_ns: 0,
+            lost: BTreeMap::new(),
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
@@ -153,8 +154,8 @@ impl Engine {
         if event.op == self.refused {
             return self.refusal(event);
         }
-        // On its way when reports were let go: it would stand for what is now.
-        if event.at_ns < self.lost_ns {
+        // On its way when reports were given up: it would stand for what is now.
+        if self.lost.get(&event.pid).is_some_and(|lost_ns| event.at_ns < *lost_ns) {
             return;
         }
         let is_its = |space: &Space| space.pid == event.pid && space.device == event.device;
@@ -294,6 +295,7 @@ impl Engine {
     pub fn keep_processes(&mut self, is_traced: impl Fn(u32) -> bool, now_ns: u64) {
         self.spaces.retain(|space| is_traced(space.pid));
         self.refusals.retain(|refusal| is_traced(refusal.pid));
+        self.lost.retain(|pid, _| is_traced(*pid));
         let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
         let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
         for active in gone {
@@ -306,11 +308,11 @@ impl Engine {
         }
     }
 
-    /// The allocator's reports are not followed any more: what is known of processes stands still, and says nothing. An
-    /// alert of one is not over by that: where there is one GPU, its memory tells on.
-    pub fn lose_reports(&mut self, now_ns: u64) {
-        self.spaces.clear();
-        self.lost_ns = now_ns;
+    /// The allocator's reports of a process are not followed any more: what is known of it stands still, and says nothing. An
+    /// alert of it is not over by that: where there is one GPU, its memory tells on.
+    pub fn lose_reports(&mut self, of: u32, now_ns: u64) {
+        self.spaces.retain(|space| space.pid != of);
+        self.lost.insert(of, now_ns);
         let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
         let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, Kind::Growth)).collect();
         let mut growth = growth.into_iter();
@@ -318,6 +320,9 @@ impl Engine {
         self.active.retain_mut(|active| {
             let is_growth = growth.next().unwrap_or(false);
             let Scope::Space { pid, .. } = active.scope else { return true };
+            if pid != of {
+                return true;
+            }
             let Some(gpu) = only.filter(|_| is_growth) else {
                 // Nobody looks at it any more.
                 changes.extend(active.alert.take().map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));

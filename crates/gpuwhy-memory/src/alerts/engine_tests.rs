@@ -180,7 +180,7 @@ fn growth_goes_on_where_reports_are_let_go() {
             engine.tick(tick * TICK_NS);
         }
         if second == 20 {
-            engine.lose_reports(20 * SECOND);
+            engine.lose_reports(9, 20 * SECOND);
         }
         let used = 3_000 * MB + second.min(40) * 400 * MB;
         told.extend(look(&mut engine, second, used));
@@ -195,7 +195,7 @@ fn growth_goes_on_where_reports_are_let_go() {
 fn an_alert_that_nobody_follows_ends() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
     assert_eq!(grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB).len(), 1);
-    engine.lose_reports(200 * TICK_NS);
+    engine.lose_reports(9, 200 * TICK_NS);
     let over = engine.take_changes();
     assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(200 * TICK_NS)));
     assert_eq!(grow(&mut engine, 100, |tick| 9_000 * MB + tick * 50 * MB), [], "older than that");

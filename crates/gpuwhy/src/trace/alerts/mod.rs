@@ -91,9 +91,9 @@ impl Alerting {
         }
     }
 
-    /// The allocator's reports are let go, to stay within the budget.
-    pub(crate) fn lose_reports(&mut self, now_ns: u64) {
-        self.engine.lose_reports(now_ns);
+    /// The allocator's reports of a process are given up, to stay within the budget.
+    pub(crate) fn lose_reports(&mut self, pid: u32, now_ns: u64) {
+        self.engine.lose_reports(pid, now_ns);
     }
 
     /// Takes note of what NVML said.
