@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long `gpuwhy explain` takes for 10 million events, and how much memory, beside SQLite reading the same rows.
+"""Time and memory of `gpuwhy explain` for 10 million events, compared with SQLite reading the same rows.
 
-Run as root after `cargo build --release`: it records a job on the simulated GPU first.
+Run as root after `cargo build --release`, because it first records a job on the simulated GPU.
 """
 
 import json
@@ -22,14 +22,14 @@ EVENTS = int(os.environ.get("EVENTS", "10000000"))
 
 
 def timed(command):
-    """Seconds, and what was printed."""
+    """Seconds, and stdout."""
     begin = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return time.perf_counter() - begin, done.stdout
 
 
 def record(folder):
-    """A run of about so many events: launches, copies, allocations and waits from two threads."""
+    """Records about EVENTS events: launches, copies, allocations and waits from two threads."""
     subprocess.run([INSTALL, folder / "sim"], check=True, stdout=subprocess.DEVNULL)
     run = folder / "run.db"
     job = [folder / "sim/simjob", "--cudart", folder / "sim/libcudart.so.13", "--threads", "2", "--mix", "mixed"]
@@ -52,9 +52,9 @@ def main():
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         report = json.loads(text)
         print(f"rows                      {int(rows):,}")
-        print(f"explain, best of 3        {min(times):.2f} s  ({min(times) * 1e9 / max(1, int(rows)):.0f} ns a row)")
-        print(f"one GROUP BY by SQLite    {sqlite:.2f} s  (explain is {min(times) / sqlite:.2f} of it)")
-        print(f"memory at most            {peak / 1e6:.0f} MB (of any program here)")
+        print(f"explain, best of 3        {min(times):.2f} s  ({min(times) * 1e9 / max(1, int(rows)):.0f} ns per row)")
+        print(f"one GROUP BY by SQLite    {sqlite:.2f} s  (explain takes {min(times) / sqlite:.2f} of that)")
+        print(f"peak memory               {peak / 1e6:.0f} MB (largest of these programs)")
         print(f"findings                  {len(report['findings'])}")
 
 

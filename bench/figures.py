@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of the load benchmark: from what was made, kept and lost to a row of its table."""
+"""The arithmetic of the load benchmark: from calls made, kept and lost to a row of its table."""
 import contextlib
 import sqlite3
 
-# What simjob makes. A run file also has what the kernel tells of the job's threads.
+# The calls that simjob makes. A run file also has the kernel's events of the job's threads.
 CALLS = "layer IN ('runtime', 'driver')"
-UNPROBED_SETUP = 4 * 4  # in a load of 4 threads: calls before and after it that neither tool records
+UNPROBED_SETUP = 4 * 4  # calls before and after a load of 4 threads that neither tool records
 
 
 class Impossible(Exception):
@@ -13,12 +13,12 @@ class Impossible(Exception):
 
 
 def calls_in(run_file):
-    """Calls in a run file, and those that gpuwhy says it lost, by the names of their columns in a row."""
+    """Calls in a run file, and calls that gpuwhy counted as lost; keys are columns of a row."""
     with contextlib.closing(sqlite3.connect(f"file:{run_file}?mode=ro", uri=True)) as connection:
         def number(sql):
             return connection.execute(sql).fetchone()[0] or 0
 
-        # Loss of which the op is not known counts: it may be calls.
+        # Loss without an op counts, because it may be calls.
         of_calls = f"(op IS NULL OR op IN (SELECT op FROM ops WHERE {CALLS}))"
         return {
             "kept": number(f"SELECT SUM(weight) FROM events WHERE {CALLS}"),
@@ -27,16 +27,16 @@ def calls_in(run_file):
 
 
 def load_row(tool, rate, done, recorded):
-    """A row of the load table. `done` is simjob's report; `recorded` is what the tool has to show, nothing for none."""
+    """A row of the load table. `done`: simjob's report. `recorded`: the tool's figures, empty without a tool."""
     row = {"tool": tool, "rate": rate, "kept": None, "lost_by_its_own_count": None}
     row |= {"cpu_s": 0, "decode_s": 0, "memory_bytes": 0, "file_bytes": 0, **recorded}
     made = done["calls"] + done["setup_calls"] - UNPROBED_SETUP
     lost = None if row["kept"] is None else made - row["kept"]
-    # perf sometimes has a few calls in a million more than were made, cause not known: no loss.
+    # perf sometimes records a few calls per million too many, for an unknown reason. That is not loss.
     if tool == "perf" and lost is not None:
         lost = max(lost, 0)
     if lost is not None and lost < 0:
-        raise Impossible(f"{tool} has {row['kept']:,} calls of {made:,} that were made")
+        raise Impossible(f"{tool} recorded {row['kept']:,} calls of {made:,} that were made")
     seconds = done["seconds"]
     row |= {"calls": made, "lost": lost, "per_second": done["calls"] / seconds, "job_ns_per_call": done["cpu_ns_per_call"]}
     row["cpu_percent"] = row["cpu_s"] / seconds * 100
@@ -46,5 +46,5 @@ def load_row(tool, rate, done, recorded):
 
 
 def lossless_rate(rows):
-    """The highest rate that gpuwhy recorded whole, calls/s; none where it never did."""
+    """The highest rate that gpuwhy recorded without loss, calls/s; None if it lost calls at every rate."""
     return max((row["per_second"] for row in rows if row["tool"] == "gpuwhy" and row["lost"] == 0), default=None)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What recording the scheduler and Python stacks costs, beside `perf record` of the scheduler's events.
+"""The cost of recording the scheduler and Python stacks, compared with `perf record` of the scheduler's events.
 
-Run as root from the project's root after `cargo build --release`. It reports and asserts nothing: it fails
-only if something could not be measured. docs/bench.md says what is measured and how to read it.
+Run as root from the project's root after `cargo build --release`. It asserts nothing, and fails only if something
+could not be measured. docs/bench.md says what is measured and how to read it.
 """
 import argparse
 import contextlib
@@ -25,13 +25,13 @@ import run
 from run import Failure, machine, system
 
 JOB = run.ROOT / "bench/host_job.py"
-PYTHON = os.path.realpath(sys.executable)  # not a wrapper that starts others
+PYTHON = os.path.realpath(sys.executable)  # the interpreter itself, not a wrapper
 STATS = pathlib.Path("/proc/sys/kernel/bpf_stats_enabled")
-EVENTS = ["sched:sched_switch", "sched:sched_waking", "sched:sched_wakeup"]  # of those `perf sched record` takes
+EVENTS = ["sched:sched_switch", "sched:sched_waking", "sched:sched_wakeup"]  # the core of what `perf sched record` takes
 
 SCHED_ONLY = ["--host", "sched", "--no-stack"]
 NO_STACK = ["--no-stack"]
-# name: gpuwhy's options when the job is its target
+# name: gpuwhy's options when the job is the target
 TARGET = {"sched only": SCHED_ONLY, "no stacks": NO_STACK, "everything": []}
 WAYS = ["untraced", "bystander", "perf bystander", *TARGET, "perf"]
 KINDS = ["C", "Python"]
@@ -41,18 +41,18 @@ STARTS = {"everything": [], "--no-stack": NO_STACK, "--no-host": ["--no-host"], 
 
 
 class HostBench(run.Bench):
-    """Needs no probes, but the Python programs beside the libraries they load."""
+    """Needs no perf probes, but the Python programs beside their libraries."""
 
     def prepare(self):
         for file in ("train.py", "simcuda.py"):
             shutil.copy(run.ROOT / "crates/simgpu/py" / file, self.lib)
 
     def away(self):
-        """Keeps a tracer off the job's CPU, so that only what it adds to the job is in the figure."""
+        """Keeps the tracer off the job's CPU, so that the figure has only what it adds to the job."""
         return [] if self.other_cpu is None else ["taskset", "-c", str(self.other_cpu)]
 
     def truth(self):
-        """A file for what the job says of itself, and the lines once it is done."""
+        """A file for the job's own report, and a function that reads it."""
         file = self.dir / f"{time.monotonic_ns()}.jsonl"
         return file, lambda: [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
@@ -60,14 +60,14 @@ class HostBench(run.Bench):
         return self.dir / f"{time.monotonic_ns()}.db"
 
     def trace(self, options, job, before=()):
-        """gpuwhy's summary of a job, its run file still there, and the CPU seconds of both together."""
+        """gpuwhy's summary of a job, the run file, and the CPU seconds of both together."""
         database = self.database()
         command = [*before, run.GPUWHY, "trace", "--budget", "none", "--json", "--db", database, *options, "--", *job]
         out, _, used = self.measured(command)
         return json.loads(out.splitlines()[-1]), database, used
 
     def measured(self, command):
-        """stdout, wall seconds and CPU seconds of a command that must succeed, its children's included."""
+        """stdout, wall seconds and CPU seconds (children included) of a command that must succeed."""
         with open(self.dir / "stdout", "w+", encoding="utf-8") as out, open(self.dir / "stderr", "w+") as err:
             begin = time.monotonic()
             process = self.spawn(command, ".", stdin=subprocess.DEVNULL, stdout=out, stderr=err)
@@ -82,8 +82,8 @@ class HostBench(run.Bench):
             return out.read(), wall, usage.ru_utime + usage.ru_stime
 
     def switches(self, kind, file, ms):
-        """Two on one CPU that pass a byte to and fro. As SCHED_BATCH none preempts the other, so that every switch
-        is one wait and one wake-up, however it is traced; at this nice value others seldom come between."""
+        """Two threads or processes on one CPU that pass a byte back and forth. With SCHED_BATCH neither preempts the
+        other, so every switch is one wait and one wake-up, traced or not. The nice value keeps others away."""
         how = ["chrt", "-b", "0", "nice", "-n", "-20", "taskset", "-c", str(self.job_cpu)]
         if kind == "C":
             return [*how, self.lib / "hostjob", "switches", "--cpu", str(self.job_cpu), "--ms", str(ms), "--truth", file]
@@ -95,16 +95,16 @@ class HostBench(run.Bench):
 
 
 def switched(lines):
-    """CPU time and switches of the two that pass the byte."""
+    """CPU time and switches of the two."""
     windows = [line for line in lines if line["what"] == "window" and line["name"].startswith("switcher")]
     return sum(w["cpu_ns"] for w in windows), sum(w["voluntary"] + w["involuntary"] for w in windows)
 
 
-# 1. What a switch costs
+# 1. Cost of a switch
 
 
 def switch_costs(bench, rounds, ms):
-    """For each kind of job and way of tracing: CPU ns a switch, loss and bytes a switch, one of each a round."""
+    """CPU ns, loss and bytes per switch, one figure per round, for each kind of job and way of tracing."""
     figures = {kind: {way: [] for way in WAYS} for kind in KINDS}
     for turn in range(rounds):
         for kind in KINDS:
@@ -138,7 +138,7 @@ def one_switch_cost(bench, kind, way, ms):
 
 
 def perf_kept(bench):
-    """Bytes of perf.data for a switch in it, with the waking and wake-up that belong to it."""
+    """Bytes of perf.data per switch, including its waking and wake-up."""
     file = bench.dir / "perf.data"
     stats = bench.output(["perf", "report", "--stats", "-i", file])[0]
     size = file.stat().st_size
@@ -156,7 +156,7 @@ def perf_kept(bench):
 
 
 def program_times(bench, ms):
-    """What the kernel counts for each program: in runs of their own, because counting costs, too."""
+    """The kernel's count for each BPF program, in separate runs, because counting costs time."""
     if not shutil.which("bpftool") or not STATS.exists():
         return None
     figures = {}
@@ -180,7 +180,7 @@ def counted(bench, kind, bystander, ms):
     file, lines = bench.truth()
     job = bench.switches(kind, file, ms)
     tracer = [*bench.away(), run.GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.database(), "--"]
-    # The tracer's command says "ready" when the job is done, and gpuwhy is still there to be asked.
+    # The tracer's command prints "ready" when the job is done, while gpuwhy still runs and can be queried.
     first = [] if bystander else ["sh", "-c", f'{shlex.join(map(str, job))} && exec "$@"', "sh"]
     with bench.beside([*tracer, *first]) as gpuwhy:
         before = programs_of(gpuwhy["pid"]) if bystander else {}
@@ -198,7 +198,7 @@ def counted(bench, kind, bystander, ms):
 
 
 def programs_of(pid):
-    """{id: (name, ns, runs)} of the programs a process holds."""
+    """{id: (name, ns, runs)} of the BPF programs that a process holds."""
     held = set()
     for info in pathlib.Path(f"/proc/{pid}/fdinfo").iterdir():
         with contextlib.suppress(OSError):
@@ -207,11 +207,11 @@ def programs_of(pid):
     return {p["id"]: (p.get("name", "?"), p.get("run_time_ns", 0), p.get("run_cnt", 0)) for p in programs if p["id"] in held}
 
 
-# 3. As many switches as can be
+# 3. As many switches as possible
 
 
 def bursts(bench, rounds, ms):
-    """A pair on every CPU, gpuwhy left to get its time where it can."""
+    """A pair on every CPU; gpuwhy competes with them for CPU time."""
     figures = {way: [] for way in ("untraced", *TARGET)}
     for turn in range(rounds):
         for way, found in figures.items():
@@ -243,7 +243,7 @@ def one_burst(bench, way, ms):
 
 
 def kept_switches(database, windows):
-    """Of the switches the kernel counted for each thread between two moments, those in the run file."""
+    """Switches in the run file between the times at which the kernel's count for each thread began and ended."""
     with contextlib.closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as run_file:
         (start,) = run_file.execute("SELECT start_monotonic_ns FROM sessions").fetchone()
         ask = "SELECT COUNT(*) FROM events WHERE op = 'sched_switch' AND tid = ? AND timestamp BETWEEN ? AND ?"
@@ -251,7 +251,7 @@ def kept_switches(database, windows):
         return sum(answer.fetchone()[0] for answer in asked)
 
 
-# 4. A training job
+# 6. A training job
 
 
 def trainings(bench, rounds, seconds):
@@ -282,16 +282,16 @@ def one_training(bench, scenario, traced, seconds):
         said, _, cpu_s = bench.measured(job)
     done = re.search(r"done: (\d+) steps in ([\d.]+) s", said)
     if not done:
-        raise Failure(f"train.py did not say what it did: {said.strip()[-500:]}")
+        raise Failure(f"cannot read the output of train.py: {said.strip()[-500:]}")
     steps = int(done.group(1))
     return {"steps_per_s": steps / float(done.group(2)), "job_cpu_ms_per_step": cpu_s / steps * 1e3, **row}
 
 
-# 5. Python stacks
+# 4. Python stacks
 
 
 def stack_costs(bench, rounds, calls, new):
-    """CPU ns a call: at one line, and at lines never seen before."""
+    """CPU ns per call: at one line, and at lines that gpuwhy sees for the first time."""
     cases = {f"known site, {depth} deep": ("site", calls, depth) for depth in DEPTHS}
     cases["new line"] = ("lines", new, NEW_DEPTH)
     cases["new function"] = ("code", new, NEW_DEPTH)
@@ -326,7 +326,7 @@ def one_stack_cost(bench, options, kind, count, depth):
     return {"ns": said["cpu_ns"] / said["calls"], **row}
 
 
-# 6. Starting
+# 5. Startup
 
 
 def starts(bench, rounds):
@@ -341,7 +341,7 @@ def starts(bench, rounds):
     return figures
 
 
-# The whole
+# Main
 
 
 def main():
@@ -352,7 +352,7 @@ def main():
     quick = options.quick
     for number in (signal.SIGALRM, signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, run.stop)
-    # gpuwhy would run the job as the user who called sudo, who may not raise its priority.
+    # Otherwise gpuwhy runs the job as the user who called sudo, who may not raise its priority.
     for name in ("SUDO_UID", "SUDO_GID", "SUDO_USER"):
         os.environ.pop(name, None)
     try:

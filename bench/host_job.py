@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Python loads for bench/host.py: each takes its own CPU time and writes a line of JSON to the file it is given.
+"""Python loads for bench/host.py. Each measures its own CPU time and writes a line of JSON to FILE.
 
-  switches FILE CPU MS      two processes on one CPU pass a byte to and fro, as `hostjob switches` does
+  switches FILE CPU MS      two processes on one CPU pass a byte back and forth, as in `hostjob switches`
   site FILE LIB CALLS DEPTH a cheap CUDA call in a loop, at one line under DEPTH functions
-  code FILE LIB CALLS DEPTH as many functions as calls, each calling once: stack and code are new every time
-  lines FILE LIB CALLS DEPTH functions of 200 lines that each call: only the stack is new
+  code FILE LIB CALLS DEPTH one function per call: stack and code are new every time
+  lines FILE LIB CALLS DEPTH functions of 200 lines, with a call on each line: only the stack is new
 """
 import ctypes
 import json
@@ -14,7 +14,7 @@ import resource
 import sys
 import time
 
-LINES = 200  # gpuwhy keeps the line table of a function this long whole
+LINES = 200  # gpuwhy keeps the whole line table of a function of this length
 
 
 def tell(file, **figures):
@@ -27,7 +27,7 @@ def play(file, name, give, take, end, begins):
     ball = b"x"
     if begins:
         os.write(give, ball)
-    # An empty read is the partner's end, which it came to first.
+    # An empty read means that the partner ended first.
     while os.read(take, 1) and time.monotonic_ns() < end:
         os.write(give, ball)
     cpu, after = time.process_time_ns() - cpu, resource.getrusage(resource.RUSAGE_SELF)
@@ -43,7 +43,7 @@ def play(file, name, give, take, end, begins):
 
 def switches(file, cpu, ms):
     os.sched_setaffinity(0, {int(cpu)})
-    # Time to be seen as a Python process, which is no part of the figure.
+    # Gives gpuwhy time to recognise the Python process. Not part of the figure.
     time.sleep(0.3)
     ping, pong = os.pipe(), os.pipe()
     end = time.monotonic_ns() + int(ms) * 1_000_000
@@ -62,7 +62,7 @@ def switches(file, cpu, ms):
 
 
 def deep(function, depth):
-    """Calls the function under so many others."""
+    """Calls the function with `depth` frames above it."""
     if depth > 0:
         return deep(function, depth - 1)
     return function()
@@ -75,7 +75,7 @@ def generated(text, call):
 
 
 def each_of(functions):
-    """CPU time of calling each once."""
+    """Returns a function that calls each once and returns the CPU time."""
 
     def work():
         begin = time.thread_time_ns()
@@ -105,7 +105,7 @@ def calls(file, kind, library, count, depth):
         work = each_of(generated(text, call))
     for _ in range(1000):
         call(0)
-    time.sleep(0.5)  # by then the tracer has its probes in and knows the interpreter
+    time.sleep(0.5)  # by then the tracer has attached its probes and knows the interpreter
     call(0)
     tell(file, cpu_ns=deep(work, depth), calls=count)
 

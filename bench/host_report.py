@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of bench/host.py. `python3 bench/host_report.py FILE` shows those of a `bench/host.py --json FILE`."""
+"""The tables of bench/host.py. `python3 bench/host_report.py FILE` prints those of `bench/host.py --json FILE`."""
 import json
 import pathlib
 import statistics
@@ -38,7 +38,7 @@ def middle(rows, key):
 
 
 def differences(ways, way, base="untraced", key="ns"):
-    """Round by round, as what is measured in one round had much the same machine."""
+    """Differences round by round, because load on the machine is similar within a round."""
     return [a[key] - b[key] for a, b in zip(ways[way], ways[base])]
 
 
@@ -47,7 +47,7 @@ def added(ways, way, base="untraced", key="ns"):
 
 
 def spread(found):
-    """Half the distance between the quartiles: a round is off by no more, as often as not."""
+    """Half the distance between the quartiles: half of the rounds are within this of the middle."""
     if len(found) < 3:
         return None
     low, _, high = statistics.quantiles(found, n=4, method="inclusive")
@@ -55,7 +55,7 @@ def spread(found):
 
 
 def show_switches(kinds, rounds):
-    """Returns what each way of tracing added to a switch, ns, by kind."""
+    """Returns the ns that each way of tracing added to a switch, by kind."""
     print(f"\n1. CPU time added to a context switch, with its wake-up, ns (median of {rounds} rounds)\n")
     print(f"{'':36}" + "".join(f"{kind:>10}{'+-':>7}" for kind in kinds) + f"{'bytes':>9}{'lost':>8}")
     print(f"{'the switch itself, untraced':36}" + "".join(cells(ways, "untraced", False) for ways in kinds.values()))
@@ -78,13 +78,13 @@ def cells(ways, way, difference):
 
 
 def show_programs(cases):
-    print("\n2. The kernel's count of gpuwhy's programs (they are run for every thread of the machine)\n")
+    print("\n2. The kernel's count of gpuwhy's BPF programs (they run for every thread of the machine)\n")
     if cases is None:
-        print("left out: bpftool is not installed, or the kernel does not count")
+        print("not measured: bpftool is not installed, or the kernel does not count")
         return
     for case, found in cases.items():
         each = sum(row["ns"] for row in found["programs"]) / found["switches"]
-        print(f"{case}: {found['switches']:,} switches, {each:,.0f} ns of programs a switch")
+        print(f"{case}: {found['switches']:,} switches, {each:,.0f} ns of programs per switch")
         for row in found["programs"][:SHOWN_PROGRAMS]:
             print(f"  {row['program']:28}{row['runs']:>10,} runs{row['ns'] / row['runs']:>8,.0f} ns each")
 
@@ -92,7 +92,7 @@ def show_programs(cases):
 def show_bursts(ways):
     columns = ["switches/s", "made", "recorded", "missing", "lost", "of a core", "memory", "bytes"]
     rounds = max(map(len, ways.values()))
-    print(f"\n3. As many switches as can be, a pair on every CPU and gpuwhy beside them ({rounds} rounds; counts are of all)\n")
+    print(f"\n3. As many switches as possible, a pair on every CPU, with gpuwhy ({rounds} rounds; counts are totals)\n")
     print(f"{'':12}" + "".join(f"{column:>12}" for column in columns))
     for way, rows in ways.items():
         cell = [text(middle(rows, "per_second")), text(total(rows, "made"))]
@@ -109,11 +109,11 @@ def total(rows, key):
 
 
 def show_stacks(cases, starts):
-    """Returns what stacks add to a call at a known site, ns."""
+    """Returns the ns that stacks add to a call at a known site."""
     columns = ["untraced", "--no-stack", "everything", "by stacks", "+-", "stacks", "gpuwhy µs"]
-    print("\n4. Python stacks: CPU time of a call, ns; and gpuwhy's own for a new stack\n")
+    print("\n4. Python stacks: CPU time of a call, ns; and gpuwhy's own CPU time per new stack\n")
     print(f"{'':22}" + "".join(f"{column:>12}" for column in columns))
-    # gpuwhy also starts longer with stacks.
+    # Startup also takes longer with stacks.
     start = over(added(starts, "everything", "--no-stack", "cpu_s"), 1)
     sites = {}
     for case, ways in cases.items():
@@ -137,7 +137,7 @@ def show_starts(ways):
 
 def show_training(scenarios):
     columns = ["steps/s", "traced", "CPU ms/step", "traced", "gpuwhy", "memory", "events/s", "CUDA/s", "switches/s", "kB/s", "lost"]
-    print("\n6. A training job on the simulated GPU, everything on\n")
+    print("\n6. A training job on the simulated GPU, traced with all defaults\n")
     print(f"{'':12}" + "".join(f"{column:>12}" for column in columns))
     for scenario, ways in scenarios.items():
         plain, traced = ways["untraced"], ways["traced"]
@@ -156,7 +156,7 @@ def show_aims(switches, bursts, sites):
     lost = max(total(rows, "lost"), total(rows, "made") - total(rows, "kept")) if rows else None
     lines.append((f"lost at {text(middle(rows, 'per_second'))} switches/s", 0, lost))
     lines += [(f"stacks, µs a call: {case}", 0.5, over(ns, 1e3)) for case, ns in sites.items()]
-    print(f"\n7. Beside the aims\n\n{'':40}{'aim':>8}{'gpuwhy':>12}")
+    print(f"\n7. Compared with the aims\n\n{'':40}{'aim':>8}{'gpuwhy':>12}")
     for label, aim, ours in lines:
         verdict = "" if ours is None else "met" if ours <= aim else "not met"
         print(f"{label:40}{f'<= {aim}':>8}{text(ours, ',.2f'):>12}  {verdict}")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How long `gpuwhy mcp` takes to answer: mixed calls on a run of 2 million events, beside the smallest question there is.
+"""Response times of `gpuwhy mcp`: mixed calls on a run of 2 million events, compared with the smallest query.
 
-Run as root after `cargo build --release`: it records a job on the simulated GPU first. The client here is a few lines of
-JSON-RPC on a pipe, so that a client library's own time is not in the figures.
+Run as root after `cargo build --release`, because it first records a job on the simulated GPU. The client is a few
+lines of JSON-RPC on a pipe, so the figures contain no time of a client library.
 """
 
 import json
@@ -28,7 +28,7 @@ FREE_SQL = (
 
 
 class Client:
-    """JSON-RPC, one message a line."""
+    """JSON-RPC, one message per line."""
 
     def __init__(self, command):
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -61,10 +61,10 @@ class Client:
 
 
 def questions(rng, seconds):
-    """Calls as an assistant makes them: whole runs mostly, parts and processes now and then."""
+    """Calls as an assistant makes them: mostly whole runs, sometimes time ranges."""
     while True:
         at = rng.randrange(max(1, seconds))
-        # A conversation is about a few parts of a run, again and again.
+        # A conversation comes back to a few time ranges of a run.
         part = rng.choice(({}, {}, {"since": "5s"}, {"from": 2, "to": max(4, seconds // 2)}))
         yield rng.choice(
             (
@@ -111,7 +111,7 @@ def main():
             times.setdefault(tool, []).append(took)
             largest = max(largest, 0 if arguments.get("detail") else size)
         client.close()
-    print(f"{events:,} events, {seconds} s; the first questions, which read the whole run: {first:.2f} s")
+    print(f"{events:,} events, {seconds} s; the first questions read the whole run: {first:.2f} s")
     print(f"SELECT 1: {smallest:.2f} ms; the largest answer by default: {largest:,} bytes\n")
     print(f"{'tool':18} {'calls':>6} {'p50 ms':>9} {'p99 ms':>9} {'max ms':>9}   p99 / SELECT 1")
     for tool in sorted(times):

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times the reading of a large PyTorch memory snapshot: Python's pickle.load beside gpuwhy's whole analysis.
+"""Times reading a large PyTorch memory snapshot: Python's pickle.load compared with gpuwhy's whole analysis.
 
     bench/profile_snapshot.py [--mb 100] [--runs 3] [--stacks all|python] [--keep FILE] [COMMAND ...]
 
 COMMAND gets the file's name as its last argument; the default is `target/release/gpuwhy profile --memory-only --json`.
-The file is made here, with Python's own pickler, in the shape torch.cuda.memory._dump_snapshot writes: every
-allocation has its own list of frames, the frames are shared, frees share their allocation's list.
+The script makes the file with Python's pickler, in the shape that torch.cuda.memory._dump_snapshot writes: every
+allocation has its own list of frames, frames are shared, and a free shares the list of its allocation.
 """
 import argparse
 import gc
@@ -25,7 +25,7 @@ def frame(name, filename, line):
 
 
 def make_stacks(kind, rng):
-    """150 different stacks over shared frames: about 10 Python frames each, with `all` 60 C++ frames besides."""
+    """150 different stacks over shared frames: 10 Python frames each, and 60 C++ frames with `all`."""
     python = [
         frame(f"forward_{i}", f"/opt/venv/lib/python3.12/site-packages/torch/nn/modules/m{i % 40}.py", 10 + i)
         for i in range(400)
@@ -43,7 +43,7 @@ def block(address, size, state):
 
 
 class Maker:
-    """Steps of training: blocks are allocated in order and freed in reverse, a fiftieth stays."""
+    """Makes training steps: blocks are allocated in order and freed in reverse; 2 of 200 per step stay."""
 
     def __init__(self, kind):
         self.rng = random.Random(7)
@@ -63,7 +63,7 @@ class Maker:
                 "size": size,
                 "stream": 0,
                 "time_us": self.time,
-                # A string of its own each time, as PyTorch makes them.
+                # A new string object each time, as in PyTorch's snapshots.
                 "compile_context": "".join(["N", "/A"]),
                 "user_metadata": "",
                 "frames": frames,
@@ -73,7 +73,7 @@ class Maker:
     def step(self):
         live = []
         for i in range(200):
-            # Shapes repeat from step to step: three sizes a stack.
+            # Shapes repeat from step to step: three sizes per stack.
             stack = self.rng.randrange(len(self.stacks))
             size = 512 * (1 + (stack * 37 + self.rng.randrange(3) * 11) % 2000)
             address = self.base + (len(self.kept) + i) * 2 * MIB
@@ -124,7 +124,7 @@ class Maker:
 
 
 def write(path, megabytes, kind):
-    # One short file tells how many entries make the size asked for.
+    # A short file gives the number of entries for the wanted size.
     sample = len(pickle.dumps(Maker(kind).snapshot(20_000), protocol=4))
     entries = int(20_000 * megabytes * 1e6 / sample)
     with open(path, "wb") as out:
@@ -133,7 +133,7 @@ def write(path, megabytes, kind):
 
 
 def time_python(path):
-    """In a process of its own, so that its memory can be told."""
+    """In a separate process, so that its memory can be measured."""
     code = (
         "import pickle,resource,sys,time\n"
         "t=time.perf_counter(); s=pickle.load(open(sys.argv[1],'rb')); t=time.perf_counter()-t\n"
@@ -145,7 +145,7 @@ def time_python(path):
 
 
 def time_command(command, path):
-    """From start to exit, through a small Python: a child counts the memory of who forked it as its own."""
+    """From start to exit, through a small Python, because a child counts the memory of the process that forked it."""
     code = (
         "import resource,subprocess,sys,time\n"
         "t=time.perf_counter(); r=subprocess.run(sys.argv[1:],stdout=subprocess.DEVNULL,stderr=subprocess.DEVNULL)\n"
@@ -162,7 +162,7 @@ def main():
     parser.add_argument("--mb", type=float, default=100)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--stacks", choices=["all", "python"], default="all")
-    parser.add_argument("--keep", help="write the file here and leave it")
+    parser.add_argument("--keep", help="write the file here and keep it")
     parser.add_argument("command", nargs="*", default=["target/release/gpuwhy", "profile", "--memory-only", "--json"])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times the reading of a large profiler trace: Python's json.load beside gpuwhy's whole analysis.
+"""Times reading a large profiler trace: Python's json.load compared with gpuwhy's whole analysis.
 
     bench/profile_trace.py [--gb 1.1] [--runs 3] [--kind ops|stacks] [--keep FILE] [--no-python] [COMMAND ...]
 
 COMMAND gets the file's name as its last argument; the default is `target/release/gpuwhy profile --trace-only --json`
-(`target/release/examples/profile_check` does for the library alone). The file is a real trace's events (from
-crates/gpuwhy-torch/tests/data_trace) over and over, times and ids shifted each time, as plain JSON.
+(`target/release/examples/profile_check` measures the library alone). The file repeats the events of a real trace (from
+crates/gpuwhy-torch/tests/data_trace) as plain JSON, with times and ids shifted each time.
 """
 import argparse
 import gzip
@@ -47,8 +47,8 @@ def write(path, gigabytes, kind):
 
 
 def time_command(command):
-    """From start to exit, with the child's own peak memory. A small process of its own forks the child: between fork
-    and exec a child counts its parent's memory as its own."""
+    """From start to exit, with the child's own peak memory. A small process forks the child, because between fork and
+    exec a child counts its parent's memory as its own."""
     code = (
         "import os,sys,time\n"
         "t=time.perf_counter(); pid=os.fork()\n"
@@ -69,8 +69,8 @@ def main():
     parser.add_argument("--gb", type=float, default=1.1)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--kind", choices=list(SOURCES), default="ops")
-    parser.add_argument("--keep", help="write the file here and leave it")
-    parser.add_argument("--no-python", action="store_true", help="do not run json.load (six times the file in memory)")
+    parser.add_argument("--keep", help="write the file here and keep it")
+    parser.add_argument("--no-python", action="store_true", help="do not run json.load, which takes six times the file in memory")
     parser.add_argument("command", nargs="*", default=["target/release/gpuwhy", "profile", "--trace-only", "--json"])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of a benchmark. `python3 bench/report.py FILE` shows those of a `bench/run.py --json FILE`."""
+"""The tables of bench/run.py. `python3 bench/report.py FILE` prints those of `bench/run.py --json FILE`."""
 import json
 import pathlib
 import sys
@@ -7,7 +7,7 @@ import sys
 import figures
 
 TOOLS = ["gpuwhy", "perf"]
-AIMED_RATE = 100_000  # calls/s at which CPU, memory and bytes have their aims; 0 is full speed, 1 is idle
+AIMED_RATE = 100_000  # calls/s at which CPU, memory and bytes have their aims; a rate of 0 is full speed, 1 is idle
 
 
 def show(every):
@@ -33,7 +33,7 @@ def memory(row):
 
 
 def show_costs(costs, rounds):
-    """Returns what each way of tracing added to a call, ns, by case."""
+    """Returns the ns that each way of tracing added to a call, by case."""
     best = {case: {way: min(ns, default=None) for way, ns in ways.items()} for case, ways in costs.items()}
     added = {}
     for case, ways in best.items():
@@ -66,7 +66,7 @@ def show_loads(rows):
     for row in rows:
         print(f"{row['tool']:10}" + "".join(f"{cell:>13}" for cell in load_cells(row)))
         if row["tool"] == "gpuwhy" and row["lost_by_its_own_count"] != row["lost"]:
-            print(f"{'':10}note: gpuwhy itself counted {row['lost_by_its_own_count']:,} lost")
+            print(f"{'':10}note: gpuwhy counted {row['lost_by_its_own_count']:,} lost")
 
 
 def load_cells(row):
@@ -94,18 +94,18 @@ def show_aims(added, rows):
         ("memory at full speed, MB", 150, *at(0, memory)),
         ("bytes per call at 100k/s", 40, *at(AIMED_RATE, lambda row: row["bytes_per_call"])),
     ]
-    print(f"\n3. Beside the aims\n\n{'':34}{'aim':>8}{'gpuwhy':>10}{'':10}{'perf':>10}{'gpuwhy/perf':>13}")
+    print(f"\n3. Compared with the aims\n\n{'':34}{'aim':>8}{'gpuwhy':>10}{'':10}{'perf':>10}{'gpuwhy/perf':>13}")
     for label, aim, ours, perf in lines:
         verdict = "" if None in (aim, ours) else "met" if ours <= aim else "not met"
         limit = "" if aim is None else f"<= {aim}"
         measured = f"{text(ours, ',.2f'):>10}  {verdict:8}{text(perf, ',.2f'):>10}"
         print(f"{label:34}{limit:>8}{measured}{text(over(ours, perf), '.2f'):>13}")
-    print("\nBelow 1 in the last column, gpuwhy is the better one.")
+    print("\nBelow 1 in the last column, gpuwhy is better.")
     whole = figures.lossless_rate(rows)
     print("gpuwhy lost calls at every rate tried." if whole is None else f"Highest rate gpuwhy recorded without loss here: {whole:,.0f} calls/s.")
     if added["launch"]["floor"]:
         print(f"The traps of an entry and a return alone add {added['launch']['floor'] / 1e3:.2f} µs on this machine.")
-    print("perf records an entry and a return as two events: a call of perf's is such a pair.")
+    print("perf records the entry and the return of a call as two events; here a pair counts as one call.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What tracing with gpuwhy costs, beside `perf record` on the same functions.
+"""The cost of tracing with gpuwhy, compared with `perf record` on the same functions.
 
-Run as root from the project's root after `cargo build --release`. It reports and asserts nothing: it fails
-only if something could not be measured. docs/bench.md says what is measured and how to read it.
+Run as root from the project's root after `cargo build --release`. It asserts nothing, and fails only if something
+could not be measured. docs/bench.md says what is measured and how to read it.
 """
 import argparse
 import contextlib
@@ -27,11 +27,11 @@ import report
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 GPUWHY = ROOT / "target/release/gpuwhy"
 TRACEFS = "/sys/kernel/tracing"
-RING_MIB = 16  # gpuwhy's buffer; perf gets as much over all CPUs
-GROUP = "gpuwhy_bench"  # of perf's probes, each named by its case and function
-LIMIT_S = 180  # nothing here takes longer, unless it hangs
+RING_MIB = 16  # gpuwhy's buffer; perf gets the same size, over all CPUs
+GROUP = "gpuwhy_bench"  # of perf's probes, which are named after case and function
+LIMIT_S = 180  # a step that takes longer hangs
 
-# What gpuwhy records of the calls simjob makes: runtime calls at the runtime, launches at the driver.
+# Where gpuwhy records simjob's calls: launches at the driver, other calls at the runtime.
 LAUNCH = {"libcuda.so.1": ["cuLaunchKernel"]}
 MIXED = {
     "libcuda.so.1": ["cuLaunchKernel", "cuLaunchKernelEx"],
@@ -42,13 +42,13 @@ MIXED = {
     ],
 }  # fmt: skip
 
-# name: simjob's mix, folder of the libraries, functions perf probes
+# name: simjob's mix, folder of the libraries, functions that perf probes
 CASES = {
     "launch": ("launch", ".", LAUNCH),
     "mixed": ("mixed", ".", MIXED),
     "endbr64": ("launch", "cet", LAUNCH),
 }
-RATES = [100_000, 200_000, 400_000, 800_000, 0]  # calls/s; 0: as fast as it goes
+RATES = [100_000, 200_000, 400_000, 800_000, 0]  # calls/s; 0: full speed
 WAYS = ["untraced", "bystander", "floor", "gpuwhy", "perf"]
 
 
@@ -57,7 +57,7 @@ class Failure(Exception):
 
 
 class Bench:
-    """The temporary folder, the probes and the processes, all gone when it is closed."""
+    """The temporary folder, the probes and the processes. Closing it removes all of them."""
 
     def __init__(self):
         self.cleanup = contextlib.ExitStack()
@@ -69,7 +69,7 @@ class Bench:
         self.perf_pages = 1 << max(pages.bit_length() - 1, 7)
 
     def __enter__(self):
-        with self.cleanup:  # undone here if any of it fails, else when the benchmark ends
+        with self.cleanup:  # undone here if a step fails, else at the end of the benchmark
             self.dir = pathlib.Path(tempfile.mkdtemp(prefix="gpuwhy-bench-"))
             self.cleanup.callback(shutil.rmtree, self.dir, ignore_errors=True)
             self.dir.chmod(0o755)  # gpuwhy runs the job as the user who called sudo
@@ -98,7 +98,7 @@ class Bench:
 
     @contextlib.contextmanager
     def step(self, name):
-        """One measurement: told while it runs, ended if it hangs, noted if it fails."""
+        """One measurement: shown while it runs, ended if it hangs, reported if it fails."""
         if sys.stderr.isatty():
             print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
         signal.alarm(LIMIT_S)
@@ -114,7 +114,7 @@ class Bench:
 
     def spawn(self, command, folder, **options):
         environment = {**os.environ, "LD_LIBRARY_PATH": str(self.lib / folder), "LC_ALL": "C"}
-        # A session of its own: Ctrl-C reaches only this script, which then ends all the command started.
+        # In its own session, so that Ctrl-C reaches only this script, which then ends all processes of the command.
         process = subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)
         self.running.append(process)
         return process
@@ -137,9 +137,9 @@ class Bench:
 
     @contextlib.contextmanager
     def beside(self, tracer, folder="."):
-        """Runs a tracer while the block runs. Its own command is `cat`, which answers once tracing is on.
+        """Runs a tracer while the block runs. It traces `cat`, which answers once tracing is on.
 
-        Yields a dict with its pid that afterwards has the CPU time and memory it used; cat's part is next to nothing.
+        Yields a dict with the tracer's pid. Afterwards the dict has the tracer's CPU time and memory; cat uses almost none.
         """
         pipe = subprocess.PIPE
         process = self.spawn([*tracer, "cat"], folder, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT)
@@ -185,7 +185,7 @@ class Bench:
         return json.loads(report[0]), summary
 
     def perf_record(self, case):
-        """Systemwide, as gpuwhy's probes are; without the work at the end that only `perf report` needs."""
+        """System-wide, like gpuwhy's probes, and without the final pass that only `perf report` needs."""
         options = ["-a", "-c", "1", "-m", str(self.perf_pages), "--no-buildid", "--no-buildid-cache"]
         return ["perf", "record", *options, "-e", f"{GROUP}:{case}_*", "-o", self.dir / "perf.data", "--"]
 
@@ -198,23 +198,23 @@ def system(*command, check=True):
 
 
 def add_probes(case, library, functions):
-    """At entry and at return."""
+    """Adds a probe at entry and one at return."""
     probes = [f"--add={GROUP}:{case}_{name}={name}{end}" for name in functions for end in ("", "%return")]
     system("perf", "probe", "-x", str(library.resolve()), *probes)
 
 
 def remove_probes():
-    """Also those a killed benchmark left. The kernel may still be letting go of one: try again."""
+    """Removes the probes, also those of a killed benchmark. Retries, because the kernel may still be releasing one."""
     for _ in range(20):
         if GROUP not in pathlib.Path(TRACEFS, "uprobe_events").read_text(encoding="utf-8"):
             return
         system("perf", "probe", "-q", "-d", f"{GROUP}:*", check=False)
         time.sleep(0.2)
-    print(f"warning: probes are left; remove them with: perf probe -d '{GROUP}:*'", file=sys.stderr)
+    print(f"warning: could not remove the probes: remove them with perf probe -d '{GROUP}:*'", file=sys.stderr)
 
 
 def peak_memory(pid):
-    """Bytes, with perf's buffers: they are memory of the process but no part of its resident set."""
+    """Bytes, with perf's buffers, which belong to the process but are not in its resident set."""
     resident = re.search(r"VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{pid}/status").read_text(encoding="utf-8"))
     maps = pathlib.Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
     buffers = re.findall(r"^(\w+)-(\w+) .*\[perf_event\]$", maps, re.MULTILINE)
@@ -222,16 +222,16 @@ def peak_memory(pid):
 
 
 def simulated_stack():
-    """The newest that was built."""
+    """The folder of the newest build."""
     found = [path.parent for path in ROOT.glob("target/release/build/simgpu-*/out/simjob")]
     return max(found, key=lambda folder: folder.stat().st_mtime)
 
 
-# 1. What a call costs
+# 1. Cost of a call
 
 
 def call_costs(bench, rounds, calls):
-    """CPU time of a call in ns, for each case and way of tracing: one figure a round."""
+    """CPU time of a call in ns, for each case and way of tracing: one figure per round."""
     costs = {case: {way: [] for way in WAYS} for case in CASES}
     for turn in range(rounds):
         for case, (mix, folder, _) in CASES.items():
@@ -254,7 +254,7 @@ def one_cost(bench, way, case, folder, job):
     if way == "bystander":
         tracer = [GPUWHY, "trace", "--budget", "none", "--quiet", "--db", bench.dir / f"{time.monotonic_ns()}.db", "--"]
     elif way == "floor":
-        # A counter on another CPU: the job takes the traps, and next to nothing is done in them.
+        # A counter on another CPU: the job takes the traps, and the kernel does almost nothing in them.
         where = ["-a"] if bench.other_cpu is None else ["-C", str(bench.other_cpu)]
         tracer = ["perf", "stat", *where, "-e", f"{GROUP}:{case}_*", "--"]
     else:
@@ -286,7 +286,7 @@ def loads(bench, seconds):
     for tool in ("untraced", "perf"):
         measure(tool, 0, calls)
     for tool in ("gpuwhy", "perf"):
-        measure(tool, 1, 4)  # what starting and ending cost
+        measure(tool, 1, 4)  # cost of startup and end
     return rows
 
 
@@ -310,7 +310,7 @@ def one_load(bench, tool, rate, job):
 
 
 def perf_kept(bench):
-    """What is in perf.data. An entry and a return are two samples: a call is such a pair."""
+    """The content of perf.data. Two samples, entry and return, are one call."""
     file = bench.dir / "perf.data"
     stats = bench.output(["perf", "report", "--stats", "-i", file])[0]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -329,7 +329,7 @@ def perf_kept(bench):
     return {"kept": total("SAMPLE") / 2, "lost_by_its_own_count": total("LOST_SAMPLES") / 2, "file_bytes": size, "decode_s": decode}
 
 
-# The whole
+# Main
 
 
 def machine():
@@ -351,16 +351,16 @@ def machine():
 
 def check_needs():
     if os.geteuid() != 0:
-        raise Failure("probes need root: sudo python3 bench/run.py")
+        raise Failure("probes need root: run sudo python3 bench/run.py")
     if not shutil.which("perf"):
-        raise Failure("perf is not installed: apt-get install linux-perf (Debian), linux-tools-generic (Ubuntu)")
+        raise Failure("perf is not installed: install linux-perf (Debian) or linux-tools-generic (Ubuntu)")
     if not GPUWHY.exists() or not any(ROOT.glob("target/release/build/simgpu-*/out/simjob")):
-        raise Failure("not built: cargo build --release --workspace")
+        raise Failure("gpuwhy or simgpu is not built: run cargo build --release --workspace")
 
 
 def stop(number, _):
     if number == signal.SIGALRM:
-        raise Failure(f"no end after {LIMIT_S} s")
+        raise Failure(f"not finished after {LIMIT_S} s")
     raise KeyboardInterrupt
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmark's arithmetic, on figures whose results are known.
+"""Tests of the benchmark's arithmetic, with known results.
 
 Run with `python3 -m unittest discover -s bench`.
 """
@@ -13,13 +13,13 @@ import unittest
 import figures
 import report
 
-# Two seconds at 100,000 calls/s, and 40 calls around them, of which the tools record all but four a thread.
+# Two seconds at 100,000 calls/s, and 40 calls around them. The tools record all but four calls per thread.
 DONE = {"calls": 200_000, "setup_calls": 40, "seconds": 2.0, "cpu_ns_per_call": 900}
 MADE = 200_024
 
 
 def run_file(path, calls, others, lost=()):
-    """A file with the views that are asked for: so many calls, so many events of the host, rows of loss."""
+    """Makes a file with the queried views: calls, events of the host, rows of loss."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.executescript(
             "CREATE TABLE events (op, layer, weight); CREATE TABLE ops (op, layer); CREATE TABLE loss (op, count, loses_event);"
@@ -34,7 +34,7 @@ class Load(unittest.TestCase):
     def test_events_of_the_host_are_no_calls(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder, "run.db")
-            # A row may stand for several calls.
+            # A row may represent several calls.
             calls = [("cudaMalloc", "runtime", 24), ("cuLaunchKernel", "driver", 200_000)]
             run_file(path, calls, [("sched_switch", "kernel", 1)] * 8_391)
             recorded = figures.calls_in(path)

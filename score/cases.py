@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cases: which trouble a job gets, how it varies, and what the explanation must say of it."""
+"""The cases: which problem (a "trouble") a job gets, how it varies, and what the explanation must say about it."""
 
 import dataclasses
 import os
@@ -13,7 +13,7 @@ WORDS = ("backup", "ffmpeg", "indexer", "node", "render", "rsync", "scan", "sync
 
 @dataclasses.dataclass
 class Hog:
-    """A process that takes a CPU's time."""
+    """A process that uses CPU time."""
 
     name: str
     cpus: list
@@ -23,39 +23,39 @@ class Hog:
 
 @dataclasses.dataclass
 class Scene:
-    """One variation: the job's options and what is around it."""
+    """One variation: the job's options and its surroundings."""
 
     job: list
     hogs: list = dataclasses.field(default_factory=list)
-    gpu_user: str = ""  # a second process on the GPU, which is not traced
+    gpu_user: str = ""  # name of a second process on the GPU, not traced
     shared: bool = False
     quota_percent: int = 0  # of one CPU
-    memory_mb: int = 0  # limit of a cgroup
-    disk_iops: int = 0  # reads a second that a cgroup allows: some disks are too fast to be waited for
+    memory_mb: int = 0  # limit of its cgroup
+    disk_iops: int = 0  # reads per second that its cgroup allows, because some disks are too fast to wait for
     file_mb: int = 0
     nvml: bool = True
-    names: list = dataclasses.field(default_factory=list)  # one of them must be named as the root
+    names: list = dataclasses.field(default_factory=list)  # the finding must name one of them as the root cause
 
 
 @dataclasses.dataclass
 class Case:
-    """A trouble. `expected` are pairs of kind and root_cause.kind that are right for the top finding."""
+    """A trouble. `expected`: pairs of kind and root_cause.kind that are right for the top finding."""
 
     name: str
     about: str
     draw: object
     expected: list
-    troubles: list = dataclasses.field(default_factory=list)  # in the job: each has lines to blame
+    troubles: list = dataclasses.field(default_factory=list)  # in the job's own code: each has lines to blame
     control: bool = False
-    shares_gpu: bool = False  # the GPU is not idle, but not the job's alone
+    shares_gpu: bool = False  # the GPU is busy, but not only with the job
     says: str = ""  # a word that the top finding must contain
 
 
-# ---- what varies ----
+# ---- variation ----
 
 
 class Draw(random.Random):
-    """Random numbers of one variation: the same for the same seed, whichever other cases run."""
+    """Random numbers of one variation. They depend on the seed, not on which other cases run."""
 
     def __new__(cls, *_):
         return super().__new__(cls)
@@ -65,22 +65,22 @@ class Draw(random.Random):
         self.case, self.number, self.drawn_with = case, number, seed
 
     def turn(self, what, choices):
-        """The variations take the choices in turns, so that a few of them have them all."""
+        """Takes the choices in turns, so that a few variations cover all of them."""
         first = random.Random(f"{self.drawn_with}/{self.case}/{what}").randrange(len(choices))
         return choices[(first + self.number) % len(choices)]
 
     def nvml(self):
-        """Two of three have NVML."""
+        """Two of three variations have NVML."""
         return self.turn("nvml", (True, True, False))
 
 
 def a_name(rng):
-    """A process name as it may be met on any machine."""
+    """A realistic process name."""
     return rng.choice(WORDS) + "-" + "".join(rng.choices(string.ascii_lowercase + string.digits, k=4))
 
 
 def shape(rng, **fixed):
-    """Options that must not matter to the verdict, and those a case insists on."""
+    """Options that must not change the verdict, and those that the case fixes."""
     options = {
         "seconds": SECONDS,
         "sync": rng.turn("sync", ("spin", "block")),
@@ -102,25 +102,25 @@ def shape(rng, **fixed):
 
 
 def step_ms(kernels, kernel_us):
-    """How long the GPU works on one step."""
+    """GPU time of one step, ms."""
     return kernels * kernel_us / 1000.0
 
 
 def a_step(rng):
-    """Kernels in a step and their length: 10 to 16 ms."""
+    """Kernels in a step and their length: 10 to 16 ms in total."""
     return {"kernels": rng.choice((40, 52)), "kernel_us": rng.choice((250, 300))}
 
 
 def two_cores(rng):
-    """One core for the trouble, and the others."""
+    """One core for the trouble, and the other cores."""
     core = rng.turn("core", CPUS)
     return core, [cpu for cpu in CPUS if cpu != core] or [core]
 
 
 def busy_host(rng):
-    """Python needs most of the GPU's time to launch: alone it keeps up, with half a core it does not.
+    """Launching takes most of the GPU's time: with a whole core Python keeps up, with half a core it does not.
 
-    The GPU then idles between launches, while work is queued as far as the host knows: such cases need NVML.
+    The GPU then idles between launches although, from the host's view, work is queued. Such cases need NVML.
     """
     kernel_us = rng.choice((250, 320))
     return {"kernel_us": kernel_us, "host_us": round(kernel_us * rng.uniform(0.70, 0.76))}
@@ -258,7 +258,7 @@ def host_sleep(rng):
 def sync_each(rng):
     sync = rng.turn("sync", ("spin", "block"))
     kernel_us = rng.choice((120, 160))
-    # How late a blocked thread wakes can only be told with the driver's samples.
+    # How late a blocked thread wakes is known only from the driver's samples.
     nvml = sync == "block" or rng.nvml()
     step = {"kernels": 80, "kernel_us": kernel_us, "host_us": kernel_us // 2}
     return Scene(shape(rng, trouble="sync_each", sync=sync, **step), nvml=nvml)
@@ -277,7 +277,7 @@ def alloc_churn(rng):
 
 def gpu_shared(rng):
     name = a_name(rng)
-    if rng.turn("traced", (True, False)):  # with the job, because it is its child
+    if rng.turn("traced", (True, False)):  # as a child of the job
         return Scene(shape(rng, second=name), shared=True, nvml=rng.nvml(), names=[name])
     return Scene(shape(rng), shared=True, gpu_user=name, names=[name])
 
@@ -285,7 +285,7 @@ def gpu_shared(rng):
 def two_troubles(rng):
     workers = rng.choice((1, 2))
     kernels, kernel_us = 60, rng.choice((60, 80))
-    # Waiting for each kernel makes a step up to three times as long; the workers take longer still.
+    # Waiting for each kernel makes a step up to three times as long. The workers take even longer.
     batch = step_ms(kernels, kernel_us) * workers * rng.uniform(4.5, 6.0)
     trouble = {"trouble": "worker_sleep,sync_each", "workers": workers, "batch_ms": round(batch, 1)}
     return Scene(shape(rng, kernels=kernels, kernel_us=kernel_us, host_us=20, **trouble))
@@ -295,7 +295,7 @@ def two_troubles(rng):
 
 
 def healthy(rng):
-    # Long steps: who waits for the end of each leaves the GPU idle for a moment, which must stay a small share.
+    # Long steps: waiting for the end of each leaves the GPU idle briefly, which must stay a small share.
     step = {"kernels": 80, "kernel_us": rng.choice((500, 600))}
     wait = rng.turn("wait", ("event", "stream", "never"))
     return Scene(shape(rng, streams=1, sync="block", wait=wait, **step), nvml=rng.nvml())
@@ -361,7 +361,7 @@ CASES = [
     Case("host_work", "the main thread computes", host_work, [("launch_bound", "launch_bound")], ["host_work"]),
     Case(
         "two_troubles",
-        "workers sleep, and a sync after every kernel",
+        "data workers sleep, and a sync after every kernel",
         two_troubles,
         [("input_starved", "host_sleep"), ("sync_bound", "sync_bound")],
         ["worker_sleep", "sync_each"],
@@ -375,14 +375,14 @@ CASES = [
 
 
 def by_name(name):
-    """The case of that name."""
+    """The case with this name."""
     return next(case for case in CASES if case.name == name)
 
 
 def variation(case, number, seed):
-    """One of a case's scenes."""
+    """One variation of a case."""
     scene = case.draw(Draw(case.name, number, seed))
     if not scene.nvml and not case.control and "event" in scene.job:
-        # A job that waits for the step before the last never shows when the GPU is done: that only the driver knows.
+        # A job that waits for the step before the last never shows when the GPU is done; only the driver knows.
         scene.job[scene.job.index("event")] = "stream"
     return scene

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""An investigation by script: jobs with a trouble drawn at random, and an assistant's way to it through MCP alone.
+"""Finds the problem of randomly drawn jobs by script, through MCP alone, as an assistant would.
 
-The investigator knows neither the job nor the run file: it asks `gpuwhy mcp` as any client does, with the official
-SDK, and concludes from the answers. It has six calls. Run as root, with a Python that has `mcp` (make test makes one:
-target/tools/mcp-python). The exit code is 1 if a root cause or its line was missed.
+The investigator knows neither the job nor the run file. It asks `gpuwhy mcp` with the official SDK, as any client does,
+and concludes from the answers. It has six calls. Run it as root, with a Python that has `mcp` (make test installs one
+in target/tools/mcp-python). The exit code is 1 if a root cause or its line was missed.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from mcp.client.stdio import stdio_client
 
 MOST_CALLS = 6
 DRAWN = 3
-VARIATIONS = 4  # tried of a case until one has its trouble
-ATTEMPTS = 2  # a machine that had something else to do gets a second chance
-# Troubles that are in the job's own code: they have lines to blame, and need nothing of the machine.
+VARIATIONS = 4  # of a case, tried until one has its trouble
+ATTEMPTS = 2  # because other load on the machine can spoil a run
+# Troubles in the job's own code: they have lines to blame and need nothing special from the machine.
 CASES = (
     "worker_cpu",
     "worker_sleep",
@@ -40,7 +40,7 @@ CASES = (
     "host_sleep",
     "host_work",
 )
-# Where to look for the line when a finding has none: what its thread was doing.
+# The op whose stacks give the line if a finding has no line.
 LOOK_AT = {
     "launch_bound": "cpu_sample",
     "input_starved": "sched_switch",
@@ -54,14 +54,14 @@ LINE = re.compile(r"([^\s/(]+\.py):(\d+)")
 
 
 class Investigator:
-    """Asks, counts its calls, and concludes."""
+    """Asks, counts its calls and concludes."""
 
     def __init__(self, session):
         self.session = session
         self.calls = []
 
     async def ask(self, tool, **arguments):
-        """The answer's data; an error of the tool is one of the investigation."""
+        """The answer's data. An error of the tool fails the investigation."""
         self.calls.append(tool)
         answer = await self.session.call_tool(tool, arguments)
         content = getattr(answer, "structured_content", None) or getattr(answer, "structuredContent", None)
@@ -70,7 +70,7 @@ class Investigator:
         return content
 
     async def conclude(self):
-        """What is wrong, what is behind it, and the line."""
+        """The kind, root cause and line of the problem."""
         stats = await self.ask("get_trace_stats")
         chains = await self.ask("get_causal_chains", severity="medium")
         if not chains["findings"]:
@@ -84,7 +84,7 @@ class Investigator:
 
 
 async def investigate(path):
-    """The conclusion about a run file, and the calls it took."""
+    """The conclusion about a run file, and the calls used."""
     server = StdioServerParameters(command=str(run.GPUWHY), args=["mcp", "--db", str(path)])
     async with stdio_client(server) as (read, write), ClientSession(read, write) as session:
         await session.initialize()
@@ -93,7 +93,7 @@ async def investigate(path):
 
 
 def mistakes(case, job, conclusion, calls):
-    """What is wrong with a conclusion; empty if nothing is."""
+    """Mistakes in a conclusion; empty if it is right."""
     wrong = []
     found = (conclusion["kind"], conclusion["root_cause"])
     if found not in [tuple(expected) for expected in case.expected]:
@@ -108,7 +108,7 @@ def mistakes(case, job, conclusion, calls):
 
 
 def record(case, number, seed, lib, folder):
-    """Records a variation; the next one if this one's trouble costs too little here to be one. Says which it was."""
+    """Records a variation, or the next one if the trouble costs too little on this machine. Returns its number."""
     for other in range(number, number + VARIATIONS):
         try:
             run.trace_until_sane(case, other, cases.variation(case, other, seed), lib, folder)
@@ -119,7 +119,7 @@ def record(case, number, seed, lib, folder):
 
 
 def one(case, number, seed, lib, top):
-    """One run from its recording to the conclusion."""
+    """One run, from recording to conclusion."""
     for attempt in range(ATTEMPTS):
         folder = top / f"{case.name}-{number}-{attempt}"
         number = record(case, number, seed, lib, folder)
@@ -136,9 +136,9 @@ def one(case, number, seed, lib, top):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seed", type=int, default=None, help="of the draw (default: another every time)")
-    parser.add_argument("--number", type=int, default=DRAWN, help="of runs (%(default)s)")
-    parser.add_argument("--only", type=run.names, metavar="CASE[,CASE]", help="instead of a draw")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the draw (default: random)")
+    parser.add_argument("--number", type=int, default=DRAWN, help="number of runs (%(default)s)")
+    parser.add_argument("--only", type=run.names, metavar="CASE[,CASE]", help="these cases instead of a draw")
     options = parser.parse_args()
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}", flush=True)

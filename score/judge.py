@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether an explanation is right: its top finding, the time it says was lost, its bounds of the GPU's idle time."""
+"""Judges an explanation: its top finding, its lost time, and its bounds of the GPU's idle time."""
 
 import dataclasses
 
-TOLERANCE = 0.10  # of the true idle time, for what a finding says was lost
+TOLERANCE = 0.10  # of a finding's lost time, as a share of the true idle time
 SERIOUS = ("medium", "high", "critical")
-LEAST_SHARE = 0.25  # of the steady time that a trouble costs
-MOST_SHARE = 0.03  # that a control may idle: from here on a finding would be of medium severity
+LEAST_SHARE = 0.25  # of the steady time: a trouble must cost this much
+MOST_SHARE = 0.03  # of the steady time: a control may idle this much; more would be a finding of medium severity
 
 
 @dataclasses.dataclass
 class Row:
-    """One line of the table. `wrong` says why it is not right; empty if it is."""
+    """One line of the table. `wrong` has the reasons why it is wrong; empty if it is right."""
 
     case: str
     number: int
@@ -24,12 +24,12 @@ class Row:
 
 
 def pair(finding):
-    """What it was, and what was behind it."""
+    """Kind and root cause."""
     return finding["kind"], finding["root_cause"]["kind"]
 
 
 def serious(explanation):
-    """Findings that somebody would act on."""
+    """Findings that a user would act on."""
     return [finding for finding in explanation["findings"] if finding["severity"] in SERIOUS]
 
 
@@ -43,14 +43,14 @@ def lines_in(finding):
 
 
 def names_a_line(finding, lines):
-    """Whether it names one of the lines to blame."""
+    """Whether the finding names one of the lines to blame."""
     return any(
         file == name and first <= number <= last for file, number in lines_in(finding) for name, first, last in lines
     )
 
 
 def text_of(finding):
-    """All that it says in words."""
+    """All text of a finding."""
     root = finding["root_cause"]
     parts = [finding["title"], root.get("name"), root.get("detail")]
     parts += [link[key] for link in finding["chain"] for key in ("who", "what", "state")]
@@ -58,7 +58,7 @@ def text_of(finding):
 
 
 def judge_bounds(row, explanation, truth):
-    """Copies may count as work or not: the idle time is one without any kernel, or without any work at all."""
+    """Copies may count as work or not: idle time is time without a kernel, or time without any work."""
     start = explanation["start_monotonic_ns"]
     without_kernel, without_work = truth.idle(start + explanation["from_ns"], start + explanation["to_ns"])
     least, most = explanation["gpu_idle_min_ns"], explanation["gpu_idle_max_ns"]
@@ -71,7 +71,7 @@ def judge_bounds(row, explanation, truth):
 
 
 def judge_control(row, explanation):
-    """A healthy job gets no finding that matters."""
+    """A healthy job must get no finding of medium severity or worse."""
     found = serious(explanation)
     if found:
         row.top = " ← ".join(pair(found[0]))
@@ -82,7 +82,7 @@ def judge_control(row, explanation):
 
 
 def judge_cause(row, case, scene, job, top):
-    """The top finding names the right trouble, who is behind it and the line."""
+    """The top finding must name the right trouble, the process behind it and the line."""
     row.top = " ← ".join(pair(top))
     if pair(top) not in [tuple(expected) for expected in case.expected]:
         row.wrong.append("expected " + " or ".join(" ← ".join(expected) for expected in case.expected))
@@ -96,10 +96,10 @@ def judge_cause(row, case, scene, job, top):
 
 
 def judge_lost(row, case, found, truth, begin, end):
-    """One trouble: the top finding cost all of the idle time. Two: both findings are there, and cost it together."""
+    """One trouble: the top finding must cost all of the idle time. Two: both findings together must."""
     row.true_ns = truth.steady_idle(begin, end)
     row.lost_ns = found[0]["lost_ns"]
-    if case.shares_gpu:  # not idle time: at most what the others took
+    if case.shares_gpu:  # not idle time: at most what other processes took
         row.true_ns = truth.taken()
         if row.lost_ns > (1 + TOLERANCE) * row.true_ns:
             row.wrong.append("lost more than the other process took")
@@ -131,12 +131,12 @@ def judge(case, number, scene, job, truth, explanation):
 
 
 def sane(case, truth):
-    """Why a run cannot be judged: the job did not have the trouble it was to have. None if it can."""
+    """Why a run cannot be judged: the job did not have its trouble. None if it can be judged."""
     share = truth.share()
     if case.control and share > MOST_SHARE:
-        return f"a control that idles {share:.1%}"
+        return f"the control idled {share:.1%}"
     if case.shares_gpu and truth.taken() < LEAST_SHARE * (truth.last - truth.first):
         return "the other process took too little of the GPU"
     if not case.control and not case.shares_gpu and share < LEAST_SHARE:
-        return f"a trouble that costs {share:.0%} only"
+        return f"the trouble cost only {share:.0%}"
     return None

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How often `gpuwhy explain` is right: jobs with a known trouble on a simulated GPU, traced and explained.
+"""How often `gpuwhy explain` is right, on jobs with a known problem on a simulated GPU.
 
-Run as root after `cargo build --release` (or with `make score`). The table has a line for each run; the exit code is
-1 if one is wrong. docs/score.md says what the cases are and what counts as right.
+Run as root after `cargo build --release`, or with `make score`. The table has a line for each run. The exit code is 1
+if one is wrong. docs/score.md describes the cases and what counts as right.
 """
 
 import argparse
@@ -27,16 +27,16 @@ TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
 GPUWHY = pathlib.Path(os.environ.get("GPUWHY") or TARGET / "release/gpuwhy")
 INSTALL = TARGET / "release/examples/install"
 SEED = 20
-LIMIT_S = 90  # no run takes longer, unless it hangs
-ATTEMPTS = 2  # for a job that did not have its trouble, because the machine had something else to do
+LIMIT_S = 90  # a run that takes longer hangs
+ATTEMPTS = 2  # because other load on the machine can keep a job from having its trouble
 
 
 class Failure(Exception):
-    """A run did not come about."""
+    """A run failed."""
 
 
 def output_of(command, **options):
-    """What a command printed; an error if it failed."""
+    """stdout of a command; an error if it failed."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False, **options)
     except subprocess.TimeoutExpired as error:
@@ -53,11 +53,11 @@ def install(folder):
     if INSTALL.exists():
         output_of([str(INSTALL), str(folder)])
         return
-    raise Failure(f"{INSTALL} is missing: cargo build --release -p simgpu --example install")
+    raise Failure(f"{INSTALL} is missing: run cargo build --release -p simgpu --example install")
 
 
 def trace(lib, folder, scene):
-    """Runs the job under gpuwhy; its files are in the folder afterwards."""
+    """Runs the job under gpuwhy. Its files are in the folder afterwards."""
     folder.mkdir(parents=True)
     (folder / "log").mkdir()
     with stage.Stage(lib, folder, scene) as around:
@@ -68,7 +68,7 @@ def trace(lib, folder, scene):
 
 
 def trace_until_sane(case, number, scene, lib, folder):
-    """Again if the job did not have the trouble it was to have; then says why it still has not."""
+    """Traces again if the job did not have its trouble; fails if it still has not."""
     for _ in range(ATTEMPTS):
         shutil.rmtree(folder, ignore_errors=True)
         trace(lib, folder, scene)
@@ -81,23 +81,23 @@ def trace_until_sane(case, number, scene, lib, folder):
 
 
 def known(folder):
-    """What the job said of itself, and the truth about the GPU."""
+    """The job's own report, and the truth about the GPU."""
     path = folder / "job.json"
     if not path.exists():
-        raise Failure("the job did not come to its end")
+        raise Failure("the job did not finish")
     job = json.loads(path.read_text())
     return job, truth.of_job(folder / "log", job["pid"])
 
 
 def read_scene(folder):
-    """The variation that a kept run had."""
+    """The variation of a kept run."""
     fields = json.loads((folder / "scene.json").read_text())
     fields["hogs"] = [cases.Hog(**hog) for hog in fields["hogs"]]
     return cases.Scene(**fields)
 
 
 def explain(folder, case, number, scene, truth_only):
-    """The row of a run that has been traced."""
+    """The row of a traced run."""
     job, true = known(folder)
     row = judge.Row(case.name, number, true.share(), true_ns=true.steady_idle())
     if truth_only:
@@ -112,7 +112,7 @@ def explain(folder, case, number, scene, truth_only):
 
 
 def one_row(case, number, options, lib, top):
-    """One run from beginning to end. Whatever goes wrong with it makes its row wrong."""
+    """One run from beginning to end. Any failure makes its row wrong."""
     folder = top / f"{case.name}-{number}"
     try:
         if options.again:
@@ -136,7 +136,7 @@ def line_of(row):
 
 
 def score(options, lib, top):
-    """Runs everything, prints the table and says how many rows are wrong."""
+    """Runs everything, prints the table and returns how many rows are wrong."""
     chosen = [cases.by_name(name) for name in options.only] if options.only else cases.CASES
     print(f"seed {options.seed}, {len(chosen)} cases, {options.number} variations each\n")
     print(f"{'case':16} {'':2} {'idle':>6}  {'top finding':38} {'lost / true':15} {'bounds, s':20} verdict")
@@ -153,7 +153,7 @@ def score(options, lib, top):
 
 
 def names(text):
-    """Names of cases, with commas."""
+    """Parses names of cases, separated by commas."""
     chosen = text.split(",")
     unknown = set(chosen) - {case.name for case in cases.CASES}
     if unknown:
@@ -163,13 +163,13 @@ def names(text):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--seed", type=int, default=SEED, help="of the variations (%(default)s)")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the variations (%(default)s)")
     parser.add_argument("--only", type=names, metavar="CASE[,CASE]")
-    parser.add_argument("--number", type=int, default=3, help="of variations of each case (%(default)s)")
-    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="keep run files, logs and truth in there")
-    parser.add_argument("--again", type=pathlib.Path, metavar="DIR", help="explain and judge kept runs, run nothing")
-    parser.add_argument("--truth-only", action="store_true", help="explain nothing: show the true idle time")
-    parser.add_argument("--list", action="store_true", help="show the cases")
+    parser.add_argument("--number", type=int, default=3, help="variations of each case (%(default)s)")
+    parser.add_argument("--keep", type=pathlib.Path, metavar="DIR", help="keep run files, logs and truth in this folder")
+    parser.add_argument("--again", type=pathlib.Path, metavar="DIR", help="explain and judge kept runs without running a job")
+    parser.add_argument("--truth-only", action="store_true", help="only show the true idle time")
+    parser.add_argument("--list", action="store_true", help="list the cases")
     return parser.parse_args()
 
 
@@ -182,8 +182,8 @@ def main():
         return 1 if score(options, None, options.again.resolve()) else 0
     if os.geteuid() != 0:
         sys.exit("gpuwhy needs root: sudo python3 score/run.py")
-    # As after Ctrl-C: what was started and made is taken away first.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    # As after Ctrl-C: processes and files are cleaned up first.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     with tempfile.TemporaryDirectory(prefix="gpuwhy-score-") as scratch:
         lib = pathlib.Path(scratch) / "lib"
         try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run needs around it: bystanders, cgroups, files, settings of the stand-in for NVML. All gone afterwards."""
+"""The surroundings of a run: bystanders, cgroups, files, settings of the simulated NVML. All are removed afterwards."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ temperature_c 61
 logs {logs}
 """
 PERIOD_US = 100_000  # of a CPU quota
-GPU_USER_US = 5000  # of each of its kernels: it gets a third of the GPU or more
+GPU_USER_US = 5000  # length of each of its kernels: it gets at least a third of the GPU
 
 
 class Unavailable(Exception):
@@ -28,7 +28,7 @@ class Unavailable(Exception):
 
 
 def controller_root(controller):
-    """Where groups of a cgroup controller are made, and whether it is the common hierarchy (v2)."""
+    """The folder of a cgroup controller, and whether that is the unified hierarchy (v2)."""
     mounts = [line.split(" ") for line in pathlib.Path("/proc/self/mounts").read_text().splitlines()]
     for _, folder, kind, options, *_ in mounts:
         if kind == "cgroup" and controller in options.split(","):
@@ -45,7 +45,7 @@ def controller_root(controller):
 
 
 def remove_group(group):
-    """The processes have ended, but the kernel may need a moment."""
+    """Removes a group whose processes have ended. The kernel may need a short time."""
     for _ in range(50):
         try:
             group.rmdir()
@@ -57,7 +57,7 @@ def remove_group(group):
 
 
 def disk_of(path):
-    """The number of the disk that a file is on, as cgroups want it."""
+    """The disk that a file is on, as cgroups name it (`major:minor`)."""
     number = os.stat(path).st_dev
     device = pathlib.Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
     if (device / "partition").exists():
@@ -66,7 +66,7 @@ def disk_of(path):
 
 
 class Stage:
-    """One run's surroundings."""
+    """The surroundings of one run."""
 
     def __init__(self, lib, folder, scene):
         self.lib = lib
@@ -109,7 +109,7 @@ class Stage:
             self.bystander(scene.gpu_user, "--gpu-us", str(GPU_USER_US))
 
     def environment(self, with_nvml):
-        """For the job and those beside it; with NVML also for gpuwhy."""
+        """For the job and the bystanders; with NVML also for gpuwhy."""
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("SIMGPU_", "SUDO_"))}
         kept |= {
             "LD_LIBRARY_PATH": str(self.lib),
@@ -127,17 +127,17 @@ class Stage:
         return kept
 
     def limit(self, controller, version1, version2):
-        """A group of its own for the job, which enters it by itself; settings for either kind of hierarchy."""
+        """Makes a group, which the job enters on its own. The settings are for either version of cgroups."""
         root, common = controller_root(controller)
         group = root / f"gpuwhy-score-{os.getpid()}"
-        group.mkdir(exist_ok=True)  # in the common hierarchy one group has all limits
+        group.mkdir(exist_ok=True)  # in the unified hierarchy one group has all limits
         self.cleanup.callback(remove_group, group)
         for file, value in (version2 if common else version1).items():
             (group / file).write_text(value)
         self.arguments += ["--cgroup", str(group)]
 
     def cold_file(self, megabytes):
-        """A file of which nothing is in memory."""
+        """A file that is not in the page cache."""
         path = self.folder / "data"
         self.cleanup.callback(path.unlink, missing_ok=True)
         with path.open("wb") as file:
@@ -150,7 +150,7 @@ class Stage:
         return path
 
     def bystander(self, name, *arguments):
-        """Started here, so it is no child of the job."""
+        """Starts a process that is not a child of the job."""
         command = [sys.executable, str(self.lib / "bystander.py"), "--name", name, *arguments]
         process = subprocess.Popen(command, env=self.environment(False), stdout=subprocess.PIPE, text=True)
         self.cleanup.callback(process.wait)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge itself: right explanations pass, and each way of being wrong is told.
+"""Tests of the judge: right explanations pass, and every kind of mistake is reported.
 
 Run with `python3 -m unittest discover -s score`.
 """
@@ -17,7 +17,7 @@ import truth
 MS = 1_000_000
 START = 1_000 * MS  # of the run, CLOCK_MONOTONIC
 
-# Ten kernels of 6 ms, one every 10 ms: idle 4 ms between two of them, 36 ms in all.
+# Ten kernels of 6 ms, one every 10 ms: 4 ms idle between two, 36 ms in total.
 KERNELS = [(START + 100 * MS + n * 10 * MS, START + 106 * MS + n * 10 * MS) for n in range(10)]
 JOB = {"pid": 7, "lines": {"host_sleep": [["trouble_host.py", 30, 32]]}}
 
@@ -37,7 +37,7 @@ def finding(
 
 
 def explanation(*findings, least=100 * MS, most=250 * MS):
-    """Of 300 ms, in which 60 ms were busy."""
+    """An explanation of 300 ms, of which 60 ms were busy."""
     span = {"start_monotonic_ns": START, "from_ns": 0, "to_ns": 300 * MS}
     return span | {"gpu_idle_min_ns": least, "gpu_idle_max_ns": most, "findings": list(findings)}
 

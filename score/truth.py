@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""When the simulated GPU really was busy, from its truth logs.
+"""When the simulated GPU was really busy, from its logs.
 
 `python3 score/truth.py FOLDER` prints the share of time in which no kernel ran. All times are CLOCK_MONOTONIC ns.
-The layout of the logs is in crates/simgpu/c/simlog.h.
+crates/simgpu/c/simlog.h has the layout of the logs.
 """
 
 import dataclasses
@@ -18,14 +18,14 @@ ENGINE_COMPUTE = 0
 
 @dataclasses.dataclass
 class Work:
-    """Spans in which engines were busy, of one process."""
+    """Times in which engines were busy with one process, as (start, end)."""
 
     kernels: list
     copies: list
 
 
 def read_log(path, processes):
-    """Adds one thread's spans to those of its process."""
+    """Adds the spans of one thread to those of its process."""
     raw = path.read_bytes()
     if len(raw) < 512 or raw[:8] != b"SIMLOG1\0":
         return  # its thread was killed before the header was complete
@@ -39,7 +39,7 @@ def read_log(path, processes):
 
 
 def read(folder):
-    """Work by process; processes that never had any are left out."""
+    """Work by process. Processes without kernels are left out."""
     processes = {}
     for path in sorted(pathlib.Path(folder).glob("*.simlog")):
         read_log(path, processes)
@@ -47,7 +47,7 @@ def read(folder):
 
 
 def union(spans):
-    """Spans without overlaps, in order."""
+    """Merges spans that overlap, in order."""
     merged = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:
@@ -58,14 +58,14 @@ def union(spans):
 
 
 def idle_ns(spans, begin, end):
-    """How much of a time no span covers."""
+    """How much of the time from begin to end no span covers."""
     busy = sum(max(0, min(stop, end) - max(start, begin)) for start, stop in union(spans))
     return max(0, end - begin) - busy
 
 
 @dataclasses.dataclass
 class Truth:
-    """What one run of a job should be told: all processes' work, and where the job's own begins and ends."""
+    """The truth about one run: the work of all processes, and when the job's own work begins and ends."""
 
     kernels: list
     everything: list
@@ -74,24 +74,24 @@ class Truth:
     last: int
 
     def idle(self, begin, end):
-        """Time without a kernel; and without any work at all, copies included."""
+        """Time without a kernel, and time without any work, copies included."""
         return idle_ns(self.kernels, begin, end), idle_ns(self.everything, begin, end)
 
     def steady_idle(self, begin=0, end=1 << 63):
-        """Time without a kernel between the job's first and last work, as far as it was looked at."""
+        """Time without a kernel between the job's first and last work, within begin and end."""
         return idle_ns(self.kernels, max(begin, self.first), min(end, self.last))
 
     def share(self):
-        """Of the steady time that was idle."""
+        """Share of the steady time that was idle."""
         return self.steady_idle() / max(1, self.last - self.first)
 
     def taken(self):
-        """Time in which kernels of other processes ran, within the steady time."""
+        """Time within the steady time in which kernels of other processes ran."""
         return self.last - self.first - idle_ns(self.others, self.first, self.last)
 
 
 def of_job(folder, pid):
-    """The truth about the job with this process id."""
+    """The truth about the job with this pid."""
     processes = read(folder)
     if pid not in processes:
         raise ValueError(f"process {pid} has no kernels in {folder}")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds every dependency to a list of licences and to one source, crates.io, without a network.
+"""Checks that every dependency has an allowed licence and comes from crates.io. Needs no network.
 
-What it cannot tell is whether a version has a known fault: that takes the advisory database (docs/security.md).
+It does not check for known vulnerabilities; that needs the advisory database (docs/security.md).
 """
 import json
 import re
@@ -13,13 +13,13 @@ ALLOWED = {
     "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "ISC", "MIT",
     "MIT-0", "Unicode-3.0", "Unlicense", "Zlib",
 }
-# What is built for other systems is not ours.
+# Dependencies of other platforms are not checked.
 PLATFORMS = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"]
 CRATES_IO = "registry+https://github.com/rust-lang/crates.io-index"
 
 
 def allows(expression, allowed=ALLOWED):
-    """Whether an SPDX expression can be met with allowed licences alone. An old one has `/` for OR."""
+    """Whether allowed licences alone satisfy an SPDX expression. Old expressions use `/` for OR."""
     words = re.findall(r"\(|\)|[^\s()]+", expression.replace("/", " OR "))
     at = 0
 
@@ -42,13 +42,13 @@ def allows(expression, allowed=ALLOWED):
     def one():
         nonlocal at
         if at >= len(words):
-            raise ValueError(f"no licence where one must be: {expression!r}")
+            raise ValueError(f"a licence is missing in {expression!r}")
         word = words[at]
         at += 1
         if word == "(":
             met = alternatives()
             if at >= len(words) or words[at] != ")":
-                raise ValueError(f"a bracket is not closed: {expression!r}")
+                raise ValueError(f"a bracket is not closed in {expression!r}")
             at += 1
             return met
         if at + 1 < len(words) and words[at] == "WITH":
@@ -58,12 +58,12 @@ def allows(expression, allowed=ALLOWED):
 
     met = alternatives()
     if at != len(words):
-        raise ValueError(f"not understood: {expression!r}")
+        raise ValueError(f"invalid licence expression {expression!r}")
     return met
 
 
 def complaints(packages, checksums):
-    """What is wrong with packages as `cargo metadata` tells them; `checksums` has the names and versions that Cargo.lock pins."""
+    """Problems of packages in the form of `cargo metadata`. `checksums`: names and versions with a checksum in Cargo.lock."""
     wrong = []
     for package in packages:
         name = f"{package['name']} {package['version']}"
@@ -81,7 +81,7 @@ def complaints(packages, checksums):
 
 
 def pinned(lock):
-    """Names and versions with a checksum in a Cargo.lock."""
+    """Names and versions that have a checksum in a Cargo.lock."""
     found = set()
     for block in lock.split("[[package]]")[1:]:
         fields = dict(re.findall(r'^(\w+) = "(.*)"$', block, re.MULTILINE))
@@ -96,7 +96,7 @@ def main():
     for platform in PLATFORMS:
         command += ["--filter-platform", platform]
     metadata = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
-    # The resolver's list is the filtered one; the other has whatever any platform would need.
+    # Only the resolver's list is filtered by platform.
     needed = {node["id"] for node in metadata["resolve"]["nodes"]}
     packages = [package for package in metadata["packages"] if package["id"] in needed]
     with open(f"{metadata['workspace_root']}/Cargo.lock", encoding="utf-8") as lock:
@@ -104,7 +104,7 @@ def main():
     for line in wrong:
         print(line, file=sys.stderr)
     if not wrong:
-        print(f"{len(packages)} packages: licences and sources are as they should be")
+        print(f"{len(packages)} packages: all licences and sources are allowed")
     return bool(wrong)
 
 

@@ -1,10 +1,11 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Installs what building, testing or measuring gpuwhy needs and this machine lacks. Asks apt only then.
+# Installs packages that building, testing or benchmarking gpuwhy needs. Runs apt only if one is missing.
+# Usage: scripts/deps.sh [build | test | bench]
 set -eu
 
 missing=""
-need() { # package, then a test that succeeds when it is there
+need() { # PACKAGE COMMAND...: the command succeeds if the package is installed
   package=$1
   shift
   "$@" >/dev/null 2>&1 || missing="$missing $package"
@@ -14,7 +15,7 @@ static_busybox() { command -v busybox && ! ldd "$(command -v busybox)"; }
 static_lib() { [ -f "$(cc -print-file-name="$1")" ]; }
 
 command -v cargo >/dev/null 2>&1 || {
-  echo "gpuwhy is built with Rust, and there is no cargo in PATH: install it from https://rustup.rs" >&2
+  echo "cargo is not in PATH: install Rust from https://rustup.rs" >&2
   exit 1
 }
 need gcc command -v cc
@@ -27,26 +28,26 @@ need zlib1g-dev header zlib.h
 need zlib1g-dev static_lib libz.a
 need pkg-config command -v pkg-config
 need python3 command -v python3
-# Tests and measurements compare with perf.
+# Tests and benchmarks compare with perf.
 [ "${1:-build}" = build ] || need linux-perf command -v perf
-# The MCP server is tested with the clients that assistants are built on, and with TLS.
+# The MCP server is tested with the SDKs of Python and TypeScript, and with TLS.
 if [ "${1:-build}" = test ]; then
   need python3-venv python3 -c 'import ensurepip'
   need nodejs command -v node
   need npm command -v npm
   need openssl command -v openssl
-  # A copy of gpuwhy gets capabilities.
+  # A test gives capabilities to a copy of gpuwhy.
   need libcap2-bin env PATH="$PATH:/usr/sbin:/sbin" sh -c 'command -v setcap'
-  # The page of a memory bundle is opened in a browser.
+  # A test opens the page of a memory bundle in a browser.
   need chromium command -v chromium
-  # Other kernels are booted in a virtual machine (tests/kernels).
+  # Tests boot other kernels in a virtual machine (tests/kernels).
   need qemu-system-x86 command -v qemu-system-x86_64
   need busybox-static static_busybox
 fi
 
 install_missing() {
   command -v apt-get >/dev/null 2>&1 || {
-    echo "please install these first:$missing (names as in Debian)" >&2
+    echo "missing packages:$missing (Debian names): install them, then run make again" >&2
     exit 1
   }
   missing=$(printf '%s\n' $missing | sort -u)
@@ -54,16 +55,16 @@ install_missing() {
   [ "$(id -u)" = 0 ] || sudo=sudo
   echo "installing:" $missing
   $sudo apt-get update -qq
-  # Ubuntu has no linux-perf; its perf comes with the kernel's tools.
+  # On Ubuntu, perf is in linux-tools-generic.
   if [ "$1" != build ] && ! apt-cache show linux-perf >/dev/null 2>&1; then
     missing=$(printf '%s\n' $missing | sed 's/^linux-perf$/linux-tools-generic/')
   fi
   DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq $missing
 }
 
-# A tool in target/tools is as its lists say if the copies of them there are the same. They are copied last, so that what
-# broke off is done again. Then a command makes it, in an empty folder.
-tool() { # name, lists, command
+# Installs a tool into target/tools unless it is up to date: copies of its lists in the folder equal the lists. The copies
+# are made last, so that an interrupted installation is repeated. COMMAND runs in the empty folder.
+tool() { # NAME LISTS COMMAND
   folder=$tools/$1 lists=$2 make=$3
   fresh=yes
   for list in $lists; do

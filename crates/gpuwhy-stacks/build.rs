@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compiles the kernel's walker for this machine, where it is asked for.
+//! Compiles the kernel's stack walker for the host, if the feature is enabled.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -163,7 +163,7 @@ fn build_program(sources: &Path, files: &[&str], out: &Path) -> Outcome {
     run(cc)
 }
 
-/// A program with the runtime linked in, as `libcudart_static.a` does: with its symbols, or stripped of them.
+/// A program with a static runtime, as with `libcudart_static.a`: with symbols, or stripped.
 fn build_static_program(sources: &Path, out: &Path, strip: bool) -> Outcome {
     let mut cc = compiler();
     cc.args(FLAGS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A small training script. What it remembers of every step is the point: nothing, tensors (the leak), or numbers (the fix)."""
+"""A small training script. From every step it keeps nothing, a tensor (the leak), or a number (the fix)."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ def build_model():
 
 
 def next_batch(load_ms):
-    """As if from a data loader."""
+    """Stands for a data loader."""
     time.sleep(load_ms / 1000)
     return torch.randn(BATCH, WIDTH, device="cuda"), torch.randn(BATCH, WIDTH, device="cuda")
 
@@ -45,7 +45,7 @@ def train(args):
 
 
 def limit_memory(megabytes):
-    """So that memory runs out soon, and nobody else's."""
+    """Makes memory run out soon, without disturbing other users of the GPU."""
     total = torch.cuda.get_device_properties(0).total_memory
     torch.cuda.set_per_process_memory_fraction(min(1.0, megabytes * 2**20 / total))
 
@@ -54,8 +54,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--remember", choices=("nothing", "tensors", "numbers"), default="nothing")
-    parser.add_argument("--load-ms", type=float, default=10, help="what loading a batch takes")
-    parser.add_argument("--limit-mb", type=int, help="let PyTorch have no more than this")
+    parser.add_argument("--load-ms", type=float, default=10, help="time to load a batch, ms")
+    parser.add_argument("--limit-mb", type=int, help="limit PyTorch to this much memory, MB")
     args = parser.parse_args()
     if args.limit_mb:
         limit_memory(args.limit_mb)

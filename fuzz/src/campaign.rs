@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tries inputs on a target, for a while or so many of them, and tells of the first that fails.
+//! Tries inputs on a target, for a time or a number of inputs, and reports the first failure.
 
 use crate::{Mutator, Target, memory};
 use std::any::Any;
@@ -10,33 +10,33 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Panics in any thread, also those that somebody caught.
+/// Panics in any thread, including caught ones.
 static PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// How much is tried.
+/// Which inputs are tried, and how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Effort {
     /// The number of the first input.
     pub start: u64,
-    /// How many; `None`: as many as the target says.
+    /// How many; `None`: the target's default.
     pub count: Option<u64>,
-    /// How long, instead of a number.
+    /// For how long, instead of a number of inputs.
     pub time: Option<Duration>,
 }
 
 impl Effort {
-    /// From FUZZ_START, FUZZ_COUNT and FUZZ_SECONDS. What is no number is an error: it would try something else than was asked.
+    /// From FUZZ_START, FUZZ_COUNT and FUZZ_SECONDS. Anything but a number is an error rather than ignored.
     pub fn from_env() -> Result<Self, String> {
         let number = |name: &str| match std::env::var(name) {
             Err(_) => Ok(None),
-            Ok(text) => text.trim().parse().map(Some).map_err(|_| format!("{name} is {text:?}: it must be a number")),
+            Ok(text) => text.trim().parse().map(Some).map_err(|_| format!("invalid {name}: {text:?} is not a number")),
         };
         let time = number("FUZZ_SECONDS")?.map(Duration::from_secs);
         Ok(Self { start: number("FUZZ_START")?.unwrap_or(0), count: number("FUZZ_COUNT")?, time })
     }
 }
 
-/// An input that a target does not bear.
+/// An input that makes a target fail.
 #[derive(Debug)]
 pub struct Failure {
     target: &'static str,
@@ -50,13 +50,13 @@ impl Display for Failure {
         let Self { target, number, why, input } = self;
         write!(
             f,
-            "{target}: {why}\n  the input is in {}; again: FUZZ_TARGET={target} FUZZ_START={number} FUZZ_COUNT=1",
+            "{target}: {why}\n  the input is in {}; to reproduce: FUZZ_TARGET={target} FUZZ_START={number} FUZZ_COUNT=1",
             input.display()
         )
     }
 }
 
-/// Tries inputs on a target; how many were tried. `folder` takes the last one tried, and one that failed.
+/// Tries inputs on a target and returns how many. The last input, and one that failed, are written to `folder`.
 pub fn run(target: &Target, effort: Effort, folder: &Path) -> Result<u64, Box<Failure>> {
     count_panics();
     let seeds = (target.seeds)();
@@ -69,19 +69,19 @@ pub fn run(target: &Target, effort: Effort, folder: &Path) -> Result<u64, Box<Fa
         if enough {
             return Ok(tried);
         }
-        // The examples themselves first: one that fails unspoiled is told as it stands.
+        // The unchanged seeds come first.
         let input = match seeds.get(number as usize) {
             Some(seed) => seed.clone(),
             None => Mutator::new(number).input(&seeds, target.words),
         };
         let last = folder.join(format!("{}.last", target.name));
         if effort.time.is_some() {
-            // For who looks after a crash. It takes far longer than most inputs do, so a few hundred are tried without.
+            // Kept in case the process dies. Writing takes far longer than most inputs, so short runs go without.
             let _ = std::fs::write(&last, &input);
         }
         if let Some(why) = fault(target, &input) {
             let kept = folder.join(format!("{}.{number}", target.name));
-            // Without it the input can still be made again from its number.
+            // Without the file, the number still reproduces the input.
             let _ = std::fs::write(&kept, &input);
             return Err(Box::new(Failure { target: target.name, number, why, input: kept }));
         }
@@ -89,7 +89,7 @@ pub fn run(target: &Target, effort: Effort, folder: &Path) -> Result<u64, Box<Fa
     }
 }
 
-/// What is wrong with what a target did.
+/// Runs the target on the input; the reason, if it fails.
 fn fault(target: &Target, input: &[u8]) -> Option<String> {
     let panics = PANICS.load(Ordering::Relaxed);
     let before = memory::begin();
@@ -97,8 +97,10 @@ fn fault(target: &Target, input: &[u8]) -> Option<String> {
     let taken = memory::peak_above(before);
     match ended {
         Err(panic) => Some(format!("panicked: {}", words_of(&*panic))),
-        Ok(()) if PANICS.load(Ordering::Relaxed) != panics => Some("a thread of it panicked".into()),
-        Ok(()) if taken > target.memory => Some(format!("took {taken} bytes of memory; {} are allowed", target.memory)),
+        Ok(()) if PANICS.load(Ordering::Relaxed) != panics => Some("one of its threads panicked".into()),
+        Ok(()) if taken > target.memory => {
+            Some(format!("used {taken} bytes of memory; the limit is {}", target.memory))
+        }
         Ok(()) => None,
     }
 }
@@ -143,6 +145,6 @@ mod tests {
             let bad = data.contains(&0xff);
             let _ = std::thread::spawn(move || assert!(!bad)).join();
         });
-        assert!(run(&threaded, all, folder.path()).unwrap_err().why.contains("a thread of it"));
+        assert!(run(&threaded, all, folder.path()).unwrap_err().why.contains("one of its threads"));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What strangers can hand to gpuwhy, spoiled at random. `README.md` tells how to add a target.
+//! Fuzz targets for the untrusted data that gpuwhy reads. `README.md` says how to add one.
 
 mod campaign;
 mod memory;
@@ -10,19 +10,19 @@ pub use campaign::{Effort, Failure, run};
 pub use memory::Counting;
 pub use mutator::Mutator;
 
-/// Something gpuwhy reads that anybody may have written.
+/// One kind of untrusted data that gpuwhy reads.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// How it is asked for (`FUZZ_TARGET`).
+    /// Its name in `FUZZ_TARGET`.
     pub name: &'static str,
-    /// Good examples, which are spoiled.
+    /// Valid examples, to be mutated.
     pub seeds: fn() -> Vec<Vec<u8>>,
-    /// Words of the format that chance would never produce.
+    /// Words of the format that random changes would never produce.
     pub words: &'static [&'static [u8]],
-    /// Reads any bytes, and panics if gpuwhy does what it must not do.
+    /// Reads any bytes, and panics if gpuwhy does something it must not do.
     pub run: fn(&[u8]),
     /// The most memory one input may take, bytes.
     pub memory: usize,
-    /// How many inputs are tried where no time is given.
+    /// How many inputs are tried without a time limit.
     pub count: u64,
 }

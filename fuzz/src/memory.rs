@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much memory is in use: the system's allocator with a count.
+//! Counts memory in use, around the system's allocator.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// The system's allocator, counted. A program that has it as its global allocator can ask what an input took.
+/// The system's allocator with a count. As a program's global allocator, it shows how much memory an input used.
 #[derive(Debug)]
 pub struct Counting;
 
-// SAFETY: every call is handed on to the system's allocator as it came; counting touches nothing but two numbers.
+// SAFETY: every call goes unchanged to the system's allocator; counting only touches two atomics.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         let live = LIVE.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
         PEAK.fetch_max(live, Ordering::Relaxed);
-        // SAFETY: the caller keeps this function's contract, which is that one's.
+        // SAFETY: the caller keeps this function's contract, which is the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -27,14 +27,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Forgets earlier peaks; what is in use now, bytes.
+/// Resets the peak and returns the bytes in use now.
 pub(crate) fn begin() -> usize {
     let live = LIVE.load(Ordering::Relaxed);
     PEAK.store(live, Ordering::Relaxed);
     live
 }
 
-/// The most there was since, bytes.
+/// By how many bytes the peak since [`begin`] exceeds `before`.
 pub(crate) fn peak_above(before: usize) -> usize {
     PEAK.load(Ordering::Relaxed).saturating_sub(before)
 }

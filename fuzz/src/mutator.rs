@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Spoils examples. The same number always gives the same input, so a failure can be seen again.
+//! Mutates seeds. The same number always gives the same input, so failures can be reproduced.
 
-/// Bytes that mean something to many formats: ends, signs, quotes, brackets, limits of numbers.
+/// Bytes with a meaning in many formats: terminators, signs, quotes, brackets, limits of numbers.
 const MARKS: [u8; 24] = *b"\0\x01\x7f\x80\xff\n\r\t \"'\\/=:,;@{}[]-+";
-/// Numbers around which readers count wrongly.
+/// Numbers near which parsers tend to fail.
 const NUMBERS: [u64; 12] =
     [0, 1, 0x7f, 0xff, 0x7fff, 0xffff, 0x7fff_ffff, 0xffff_ffff, 0x1_0000_0000, u64::MAX >> 1, 1 << 63, u64::MAX];
-/// The longest piece that is repeated, moved or cut out, bytes.
+/// The longest piece that is repeated, moved or removed, bytes.
 const PIECE: usize = 64;
 /// The largest input, bytes.
 const LARGEST: usize = 4 << 20;
 
-/// A source of chance (SplitMix64) and what it does to bytes.
+/// A random number generator (SplitMix64) and its mutations.
 #[derive(Debug)]
 pub struct Mutator {
     state: u64,
 }
 
 impl Mutator {
-    /// What the number `seed` leads to.
+    /// The generator that starts from `seed`.
     pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
@@ -32,12 +32,12 @@ impl Mutator {
         z ^ z >> 31
     }
 
-    /// A number below `end`; 0 where there is none.
+    /// A number below `end`; 0 if `end` is 0.
     pub fn below(&mut self, end: usize) -> usize {
         if end == 0 { 0 } else { (self.draw() % end as u64) as usize }
     }
 
-    /// One of the examples, spoiled in a few places; now and then bytes of pure chance.
+    /// One of the seeds with a few mutations; sometimes only random bytes.
     pub fn input(&mut self, seeds: &[Vec<u8>], words: &[&[u8]]) -> Vec<u8> {
         let mut data = match seeds.get(self.below(seeds.len())) {
             Some(seed) if self.below(50) > 0 => seed.clone(),
@@ -46,7 +46,7 @@ impl Mutator {
                 (0..length).map(|_| self.draw() as u8).collect()
             }
         };
-        // Mostly few changes: what is spoiled beyond recognition is refused at its first byte.
+        // Mostly few changes: heavily mutated input is refused at its first byte.
         for _ in 0..=self.below(4) * self.below(4) {
             self.spoil(&mut data, seeds, words);
         }
@@ -75,7 +75,7 @@ impl Mutator {
                 data.splice(to..to, piece);
             }
             8 => {
-                // The beginning of this, the end of another.
+                // The start of this one and the end of another.
                 if let Some(other) = seeds.get(self.below(seeds.len())) {
                     data.truncate(at);
                     data.extend(&other[self.below(other.len())..]);
@@ -101,7 +101,7 @@ impl Mutator {
         }
     }
 
-    /// Writes a number of some width and order over what is there.
+    /// Overwrites bytes with a number of random width and byte order.
     fn number(&mut self, data: &mut [u8]) {
         let number = NUMBERS[self.below(NUMBERS.len())];
         let width = 1 << self.below(4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every target: a fixed number of inputs, or as long as FUZZ_SECONDS says (`make fuzz`).
+//! Runs every target on a fixed number of inputs, or for FUZZ_SECONDS (`make fuzz`).
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use gpuwhy_fuzz::targets::ALL;
@@ -15,7 +15,7 @@ fn no_target_fails() {
     let asked = std::env::var("FUZZ_TARGET").ok();
     let chosen: Vec<_> = ALL.iter().filter(|target| asked.as_deref().is_none_or(|name| name == target.name)).collect();
     let names: Vec<_> = ALL.iter().map(|target| target.name).collect();
-    assert!(!chosen.is_empty(), "FUZZ_TARGET is one of {}", names.join(", "));
+    assert!(!chosen.is_empty(), "invalid FUZZ_TARGET: use one of {}", names.join(", "));
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fuzz");
     std::fs::create_dir_all(&folder).unwrap();
     let mut failures = Vec::new();

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What PyTorch's allocator reports, CUDA graphs, collectives and names on a machine with a GPU, against PyTorch's own figures.
+# Compares gpuwhy with PyTorch's own figures on a machine with a GPU: allocator, CUDA graphs, collectives, names.
 # Usage: tests/gpu/capture.sh [GPUWHY]
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")

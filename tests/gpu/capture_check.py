@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds a run file against what PyTorch said of itself. Usage: capture_check.py RUN.db JOB.json WHAT"""
+"""Compares a run file with PyTorch's own figures. Usage: capture_check.py RUN.db JOB.json WHAT"""
 import json
 import sqlite3
 import sys
@@ -24,7 +24,7 @@ def equal(name, got, expected):
 
 
 def reserved_at(at):
-    """What the last report said, and what the driver gave and took since."""
+    """Reserved bytes of the last report, plus what was taken from the driver since, minus what was returned."""
     last = db.execute(
         "SELECT timestamp, reserved FROM allocations WHERE timestamp <= ? ORDER BY timestamp DESC LIMIT 1", (at,)
     ).fetchone() or (0, 0)
@@ -94,5 +94,5 @@ print(what)
 globals()[what]()
 equal("events lost", one("SELECT events_lost FROM sessions"), 0)
 for path, ns in db.execute("SELECT path, duration_ns FROM unwatched"):
-    print(f"      not watched for its first {ns / 1e6:.1f} ms: {path}")
+    print(f"      not watched for the first {ns / 1e6:.1f} ms: {path}")
 sys.exit(failed > 0)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch jobs whose own figures gpuwhy's must equal.
+"""PyTorch jobs that write down their own figures, which gpuwhy's must equal.
 
 Usage: capture_job.py memory|graphs|collectives|names OUT.json
-OUT.json gets what PyTorch says: checkpoints with CLOCK_MONOTONIC times, counters, launches of graphs, collectives.
+OUT.json gets PyTorch's figures: checkpoints with CLOCK_MONOTONIC times, counters, launches of graphs, collectives.
 """
 import json
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run file says of stacks_job.py, beside what the job says of itself.
+"""Compares a run file of stacks_job.py with the job's own report.
 
 Usage: check_host.py RUN.db JOB.json
 """
@@ -39,10 +39,10 @@ for what, condition in {
 }.items():
     found = lines_of(condition)
     print(what, job["lines"][what], found)
-    check(f"{what}: the first line is the job's", bool(found) and job["lines"][what] in found[0][0])
+    check(f"{what}: the top line is the job's", bool(found) and job["lines"][what] in found[0][0])
 launches = lines_of("class = 'launch'")
 print("launches", launches)
-check("launches are found at the line that makes them", any(job["lines"]["launch"] in line for line, _ in launches))
+check("launches are at the line that makes them", any(job["lines"]["launch"] in line for line, _ in launches))
 show("launches by thread: with and without Python", """
     SELECT e.tid, t.name, COUNT(*), SUM(e.stack_id IS NOT NULL) FROM events e LEFT JOIN thread_time t USING (pid, tid)
     WHERE class = 'launch' GROUP BY e.tid""")
@@ -57,7 +57,7 @@ show("the main thread's waits", """
     GROUP BY 1, 2 ORDER BY 4 DESC LIMIT 8""", main)
 worst = db.execute("""SELECT MAX(ABS(on_cpu_ns + ready_ns + blocked_ns - lifetime_ns) * 1.0 / lifetime_ns), COUNT(*)
                       FROM thread_time WHERE lifetime_ns > 0""").fetchone()
-print("threads", worst[1], "largest part of a life not accounted for", worst[0])
+print("threads", worst[1], "largest share of a lifetime not accounted for", worst[0])
 check("every thread's times add up within 0.1 %", worst[0] <= 0.001)
 show("GPU every second", """SELECT second, rate_percent, memory_used / 1000000, sm_mhz, power_mw / 1000, temperature_c
     FROM gpu_seconds LIMIT 6""")

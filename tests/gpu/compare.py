@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares gpuwhy's counts with torch.profiler's for the same window of the same run.
 
-Two things make single names differ where nothing is missing, so what must be equal is each kind of call:
-cuBLAS and cuDNN carry a CUDA runtime of their own inside (stripped, so it cannot be probed): the profiler
-names their launches cudaLaunchKernel, gpuwhy sees them at the driver as cuLaunchKernel. And the profiler's
-driver records cover launches only, not cuMemCreate and its kin.
+Counts must be equal for each kind of call, not for each name. Names differ for two reasons although nothing is
+missing. cuBLAS and cuDNN contain a stripped CUDA runtime, which cannot be probed: the profiler names their launches
+cudaLaunchKernel, while gpuwhy records them at the driver as cuLaunchKernel. And the profiler's driver records cover
+launches only, not calls such as cuMemCreate.
 """
 
 import collections

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Which device and context calls a PyTorch job makes, in every layer, and how many calls have a known device.
+# Shows the device and context calls of a PyTorch job, in every layer, and how many calls have a known device.
 # Usage: tests/gpu/contexts.sh GPUWHY
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch job whose CUDA calls can be counted twice: by torch.profiler and by gpuwhy.
+"""A PyTorch job whose CUDA calls torch.profiler and gpuwhy both count.
 
-Trains a small model for a fixed number of steps inside a window marked on CLOCK_MONOTONIC, with new
-allocations, copies in both directions, fills and synchronisations in each step. Writes the window and, with
---profile, the profiler's counts of CUDA calls to a JSON file.
+Trains a small model for a fixed number of steps and notes the time range on CLOCK_MONOTONIC. Each step has new
+allocations, copies in both directions, fills and synchronisations. Writes the time range and, with --profile, the
+profiler's counts of CUDA calls to a JSON file.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def step(model, optimizer, host_x, host_y, loss_fn, i):
     optimizer.step()
     value = loss.item()
     if i % 10 == 0:
-        # Past the caching allocator: a new segment each time, given back at once.
+        # Bypasses the allocator's cache: a new segment each time, freed at once.
         keep = torch.empty((64 + i) << 20, dtype=torch.uint8, device="cuda")
         keep.fill_(1)
         torch.cuda.synchronize()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpuwhy explain on a machine with a GPU and PyTorch: planted troubles are named, and the idle bounds enclose the idle time of
-# a torch.profiler trace of the same run.
+# Tests gpuwhy explain on a machine with a GPU and PyTorch: it must name planted problems, and its bounds must contain the
+# idle time that a torch.profiler trace of the same run shows.
 # Usage: tests/gpu/explain.sh [GPUWHY] [SCENARIO...]
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares an explanation with what torch.profiler saw in the same time, and with the planted trouble.
+"""Compares an explanation with torch.profiler's trace of the same time range, and with the planted problem.
 
 Usage: explain_check.py GPUWHY RUN.db TRUTH.json
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A PyTorch training job with one trouble, and torch.profiler's view of a part of it.
+"""A PyTorch training job with one problem, and torch.profiler's trace of a part of the run.
 
 Usage: explain_job.py SCENARIO OUT.json [SECONDS]
-OUT.json gets the window in which the profiler recorded (CLOCK_MONOTONIC ns), and the time in which a kernel ran in it.
+OUT.json gets the time range that the profiler recorded (CLOCK_MONOTONIC ns), and the time in it in which a kernel ran.
 """
 import json
 import os
@@ -19,7 +19,7 @@ SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 5.0
 
 
 class Slow(torch.utils.data.Dataset):
-    """Items that cost CPU time, if the scenario says so."""
+    """Items that cost CPU time in the scenario `workers`."""
 
     def __len__(self):
         return 1 << 20
@@ -40,7 +40,7 @@ def model():
 
 
 def trouble(net, x):
-    """What makes the job slow; nothing when it is healthy."""
+    """The planted problem, if the scenario has one here."""
     if SCENARIO == "sync":
         for layer in net:
             x = layer(x)
@@ -59,21 +59,21 @@ def train(net, optimizer, loader, until):
     while time.monotonic() < until:
         x = next(loader).cuda(non_blocking=True)
         if SCENARIO != "launch":
-            # Troubles of the host show when kernels are short.
+            # Problems of the host show only if kernels are short.
             x = x.repeat(64 if SCENARIO in ("healthy", "never", "workers") else 4, 1)
         loss = trouble(net, x).square().mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         steps += 1
-        # Else a job that never waits runs far ahead of the GPU.
+        # Otherwise a job that never waits runs far ahead of the GPU.
         if SCENARIO != "never" or steps % 16 == 0:
             loss.item()
     return steps
 
 
 def kernels(path):
-    """The spans in which kernels and fills ran, µs."""
+    """The time in which kernels and fills ran, µs, and their number."""
     with open(path) as file:
         events = json.load(file)["traceEvents"]
     spans = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in ("kernel", "gpu_memset") and "dur" in e)
@@ -90,7 +90,7 @@ def main():
         core = sorted(os.sched_getaffinity(0))[0]
         os.sched_setaffinity(0, {core})
         code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
-        # Its own session, and not traced: started by a shell that ends.
+        # In a session of its own.
         hogs = [subprocess.Popen([sys.executable, "-c", code], start_new_session=True) for _ in range(2)]
     workers = 2
     loader = iter(torch.utils.data.DataLoader(Slow(), batch_size=64, num_workers=workers, pin_memory=True))
@@ -98,7 +98,7 @@ def main():
     optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
     train(net, optimizer, loader, time.monotonic() + 1)
     torch.cuda.synchronize()
-    # Nothing but training: what the profiler does to the job is no finding about it.
+    # Only training, because the profiler's effects on the job must not become findings.
     clean = [time.clock_gettime_ns(time.CLOCK_MONOTONIC)]
     steps = train(net, optimizer, loader, time.monotonic() + SECONDS)
     clean.append(time.clock_gettime_ns(time.CLOCK_MONOTONIC))

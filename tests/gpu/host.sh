@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# The host's side and Python lines on a machine with a GPU and PyTorch: traces tests/gpu/stacks_job.py and compares with what
-# the job says; then how fast the job is with and without tracing.
+# Tests the host's side and Python lines on a machine with a GPU and PyTorch: traces stacks_job.py and compares with the job's
+# own report. Then compares the job's speed with and without tracing.
 # Usage: host.sh GPUWHY [STEPS]
 set -eu
 gpuwhy=$(realpath "$1")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# What `gpuwhy memory` says on a machine with a GPU, against PyTorch's own figures: peaks, checkpoints, eight leaks and their
-# fixed twins, memory that runs out, a job that is killed, one that is attached to, what is told while it runs. About three minutes.
+# Compares `gpuwhy memory` with PyTorch's own figures on a machine with a GPU: peaks, checkpoints, eight leaks and their fixed
+# twins, out of memory, a killed job, an attached job, and the live view with alerts. About three minutes.
 # Usage: tests/gpu/memory.sh [GPUWHY [PATTERN...]]     BUDGET=none traces without a budget; KEEP=FOLDER keeps what failed
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
@@ -33,7 +33,7 @@ for allocator in "" expandable_segments:True backend:cudaMallocAsync; do
 done
 
 echo "== leaks and their fixed twins, budget $budget"
-# "-" alone: none of them.
+# A single "-" runs none of them.
 [ $# -gt 0 ] || set -- list loss hook state autocast validation epoch graph
 [ "$*" != - ] || set --
 for pattern in "$@"; do
@@ -52,7 +52,7 @@ checks oom
 echo "== killed"
 trace none python3 "$here/memory_job.py" killed "$work/said.json" &
 for _ in $(seq 600); do [ -f "$work/said.json" ] && break; sleep 0.1; done
-# Not by its name, which is in gpuwhy's arguments, too.
+# By pid, because gpuwhy's arguments also contain its name.
 kill -KILL "$(python3 -c 'import json, sys; print(json.load(open(sys.argv[1]))["pid"])' "$work/said.json")"
 wait
 checks killed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Holds `gpuwhy memory` against PyTorch. Usage: memory_check.py GPUWHY RUN.db JOB.json exact|oom|killed|leak|attached|live [FOLDER]"""
+"""Compares `gpuwhy memory` with PyTorch. Usage: memory_check.py GPUWHY RUN.db JOB.json exact|oom|killed|leak|attached|live [FOLDER]"""
 import json
 import os
 import subprocess
@@ -27,7 +27,7 @@ def equal(name, got, expected):
 
 
 def marked(file, pattern):
-    """The line that carries the mark, as gpuwhy names it."""
+    """The line with the comment `LEAK pattern`, as gpuwhy names it."""
     with open(os.path.join(here, file)) as lines:
         number = next(n for n, line in enumerate(lines, 1) if line.rstrip().endswith(f"# LEAK {pattern}"))
     return f"{file}:{number}"
@@ -60,7 +60,7 @@ def exact_expandable_segments():
 
 
 def exact_backend():
-    """With CUDA's own pool there are no reports of PyTorch's, but every allocation is a call."""
+    """With CUDA's own pool PyTorch reports nothing, but every allocation is a CUDA call."""
     report = memory()
     check("no reports", all(space["source"] == "driver" for space in report["spaces"]), len(report["spaces"]))
     equal("peak", report["spaces"][0]["peak_allocated"], said["peak"])
@@ -80,7 +80,7 @@ def oom():
     equal("live by line", live, said["allocated"])
     equal("the line that asked", record["line"], marked("memory_job.py", "oom"))
     equal("the line that held most", record["live"][0]["line"], marked("memory_job.py", "oom"))
-    check("the process ended by it", record["fatal"], record["fatal"])
+    check("it ended the process", record["fatal"], record["fatal"])
     check("the time before", len(record["before"]) > 0, f"{len(record['before'])} points")
     used, total, reserved = record["device_used"], record["device_total"], record["reserved"]
     late = (record["device_used_at_ns"] - record["at_ns"]) / 1e6
@@ -109,7 +109,7 @@ def leak():
     nameless = sum(holder["bytes"] for holder in space["at_peak"] if not holder["line"]) / space["peak_allocated"]
     tight = [note for note in report["notes"] if "budget" in note]
     most = 0.02 if tight else 0.001
-    check("at the peak all has a line, gradients too", nameless < most, f"{nameless:.2%} has none; {tight}")
+    check("memory at the peak has a line, gradients too", nameless < most, f"{nameless:.2%} has none; {tight}")
     print(f"      {steps.get('steps')} steps, certainty {steps.get('certainty')}, at {steps.get('marker_line')}")
     for one in report["leaks"]:
         print(f"      leak: {one['line']} {one['bytes_per_step']} B/step, from step {one['onset_step']}, {one['certainty']}")
@@ -131,7 +131,7 @@ def leak():
 
 
 def attached():
-    """The job ran before it was traced, and leaks: its peak is at the end."""
+    """The job ran before the trace began, and it leaks, so its peak is at the end."""
     report = memory()
     space = torch_space(report)
     equal("peak", space["peak_allocated"], said["peak"])
@@ -144,19 +144,19 @@ def attached():
 
 
 def live():
-    """What was told while the job ran."""
+    """The live view and alerts while the job ran."""
     folder = sys.argv[5]
     with open(f"{folder}/live.jsonl") as file:
         told = [json.loads(line) for line in file]
     while_running = [one for one in told if one["type"] == "memory"]
-    check("told while it ran", len(while_running) >= 8, f"{len(while_running)} times")
+    check("reports while it ran", len(while_running) >= 8, f"{len(while_running)} times")
     line = marked("memory_leaks.py", said["pattern"])
     grew = [one["at_ns"] for one in while_running if any(g["line"] == line and g["steadily"] for g in one["growing"])]
     leaks = [one["at_ns"] for one in while_running if any(g["line"] == line and g["leaks"] for g in one["growing"])]
-    check("the line grows", bool(grew), f"since {min(grew, default=0) / 1e9:.1f} s, of {len(grew)} looks")
-    check("the line leaks", bool(leaks), f"since {min(leaks, default=0) / 1e9:.1f} s, of {len(leaks)} looks")
+    check("the line grows", bool(grew), f"from {min(grew, default=0) / 1e9:.1f} s on, in {len(grew)} reports")
+    check("the line leaks", bool(leaks), f"from {min(leaks, default=0) / 1e9:.1f} s on, in {len(leaks)} reports")
     soon = [s["out_of_memory_in_ns"] for one in while_running for s in one["spaces"] if s["out_of_memory_in_ns"]]
-    check("when memory runs out", bool(soon), f"in {soon[-1] / 1e9:.0f} s, it said last" if soon else "not told")
+    check("when memory runs out", bool(soon), f"last forecast: in {soon[-1] / 1e9:.0f} s" if soon else "no forecast")
     last = while_running[-1]
     peak = max(space["peak_allocated"] for space in last["spaces"] if space["source"] == "torch")
     check("the end", told[-1]["type"] == "end" and peak == said["peak"], f"{told[-1]['type']}, {peak} of {said['peak']}")

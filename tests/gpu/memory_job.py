@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Jobs whose memory is known to PyTorch itself. Usage: memory_job.py exact|oom|killed OUT.json
+"""Jobs that write down PyTorch's own memory figures. Usage: memory_job.py exact|oom|killed OUT.json
 
-What PyTorch says is written to OUT.json before the job ends, or is ended.
+OUT.json is written before the job ends or is killed.
 """
 import json
 import os
@@ -33,7 +33,7 @@ def say(**more):
 
 
 def checkpoint(name):
-    """A quiet moment: nothing is allocated a little before and after."""
+    """Notes PyTorch's figures at a time around which nothing is allocated."""
     torch.cuda.synchronize()
     time.sleep(0.005)
     at = now()
@@ -44,7 +44,7 @@ def checkpoint(name):
 
 
 def exact():
-    """Sizes of all kinds, caches emptied, peaks between the checkpoints."""
+    """Random sizes, emptied caches, and peaks between the checkpoints."""
     generator = torch.Generator().manual_seed(3)
     held = {}
     for step in range(60):
@@ -64,7 +64,7 @@ def exact():
 
 
 def oom():
-    """Takes all there is."""
+    """Allocates until memory runs out."""
     kept = []
     try:
         while True:
@@ -77,7 +77,7 @@ def oom():
 
 
 def killed():
-    """Works until somebody ends it."""
+    """Works, then waits to be killed."""
     kept = [torch.empty(256 << 20, dtype=torch.uint8, device="cuda") for _ in range(8)]  # LEAK killed
     for step in range(100):
         x = torch.randn(1024, 1024, device="cuda")

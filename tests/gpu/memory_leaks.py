@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Eight ways to leak GPU memory in PyTorch, each with its fixed twin. Usage: memory_leaks.py PATTERN leaky|fixed OUT.json
 
-The line that must be named carries the comment `LEAK pattern`. What the job knows itself (memory_allocated() after every
-step) is written to OUT.json.
+The line that gpuwhy must name has the comment `LEAK pattern`. OUT.json gets the job's own figures: memory_allocated()
+after every step.
 """
 import json
 import os
@@ -51,7 +51,7 @@ def end_of_step():
 
 
 def train(model, optimizer, each_step=lambda output, loss: None):
-    """Ordinary training; what is wrong, if anything, is in `each_step`."""
+    """Ordinary training. The leak, if any, is in `each_step`."""
     for _ in range(STEPS):
         x, y = batch()
         optimizer.zero_grad(set_to_none=True)

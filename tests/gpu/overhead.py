@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tracing with the default settings costs a training loop: one job runs on, and is traced every other time.
+"""The cost of tracing a training loop with the default settings: one job keeps running and is traced in turns.
 
 Usage: overhead.py GPUWHY launch|gpu [ROUNDS] [SECONDS] [FLAGS...]
 """
@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder:
             [gpuwhy, "trace", "--pid", str(job.pid), "--duration", f"{seconds + 2}s", "--db", database, *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
-        # From when it says that it traces until shortly before it ends by itself.
+        # From the message that tracing is on until shortly before the duration ends.
         for line in tracer.stdout:
             if "tracing process" in line:
                 break

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop that prints the CLOCK_MONOTONIC time of every step's end when told to stop. Usage: overhead_job.py launch|gpu"""
+"""A training loop. On SIGTERM it prints the CLOCK_MONOTONIC time at which each step ended. Usage: overhead_job.py launch|gpu"""
 import signal
 import sys
 import time

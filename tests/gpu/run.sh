@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# gpuwhy on a machine with a real GPU, PyTorch and root: counts against torch.profiler, and what tracing costs.
+# Compares gpuwhy's counts with torch.profiler's and measures the cost of tracing. Needs a GPU, PyTorch and root.
 # Usage: tests/gpu/run.sh [GPUWHY] [SIMDIR]   (SIMDIR: libraries and simjob of the simulated stack, optional)
 set -uo pipefail
 here=$(dirname "$(realpath "$0")")
@@ -42,7 +42,7 @@ sleep 3
 kill $job; wait $job
 [ "$("$gpuwhy" query --db "$work/pid.db" --csv "SELECT COUNT(*) > 10000 FROM events" | tail -1 | tr -d '\r')" = 1 ] || failed=1
 
-section "cost in a launch-bound loop, µs a launch (without, with, without, with, …)"
+section "cost in a launch-bound loop, µs per launch (without, with, without, with, …)"
 for round in 1 2 3; do
   without=$(python3 throughput.py)
   with=$("$gpuwhy" trace --quiet --db "$work/cost.db" -- python3 throughput.py 2>"$work/err")
@@ -51,7 +51,7 @@ done
 tail -3 "$work/err"
 
 if [ -n "$sim" ]; then
-  section "cost a call on the simulated stack, CPU ns (none, bystander, traced)"
+  section "cost of a call on the simulated stack, CPU ns (untraced, bystander, traced)"
   job="env LD_LIBRARY_PATH=$sim $sim/simjob --cudart $sim/libcudart.so.13 --calls 1000000"
   for round in 1 2 3; do
     none=$($job | grep -o '"cpu_ns_per_call":[0-9.]*')

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small PyTorch job whose calls are made from known lines, with data workers; says which lines on its last line.
+"""A small PyTorch job with data workers that makes its calls from known lines and prints these lines at its end.
 
 Usage: stacks_job.py [STEPS]
 """
@@ -15,7 +15,7 @@ lines = {}
 
 
 def here(name):
-    """The line of the caller, which is the one to be found in the run file."""
+    """Notes the line of the caller, which the run file must contain."""
     frame = inspect.currentframe().f_back
     lines[name] = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
 

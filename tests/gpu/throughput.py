@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch-bound PyTorch loop: prints the microseconds a launch takes, best of several rounds."""
+"""A launch-bound PyTorch loop. Prints the microseconds per launch, best of several rounds."""
 
 import os
 import time

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs gpuwhy's own tests on other kernels: boots each in qemu, by software emulation, with this machine's programs.
+"""Runs a selection of gpuwhy's tests on other kernels, in qemu with software emulation.
 
-    tests/kernels/run.py 6.1 6.12        these series; by default both
+    tests/kernels/run.py [6.1] [6.12]        kernel series; both by default
 
-Kernels are Debian's cloud kernels, fetched as packages and kept under target/kernels. The virtual machine gets an
-initial RAM disk with gpuwhy, the test programs that cargo has built, Python and busybox, at the same paths as here.
-tests/kernels/tests.txt lists what is run. Exit 0: every test passed on every kernel.
+The kernels are Debian's cloud kernels, downloaded as packages and kept under target/kernels. The virtual machine gets an
+initial RAM disk with gpuwhy, the test programs that cargo built, Python and busybox, at the same paths as here.
+tests.txt lists the tests. The exit code is 0 if every test passed on every kernel.
 """
 
 import gzip
@@ -23,12 +23,12 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).resolve()
-# A kernel that hangs is a failure, not a wait.
+# A kernel that takes longer hangs, which is a failure.
 MOST_SECONDS = 600
 
 
 class Failure(Exception):
-    """What went wrong, in a sentence."""
+    """An error, in one sentence."""
 
 
 def say(text):
@@ -54,21 +54,21 @@ def package_names(series):
 
 
 def kernel(series):
-    """The image of a series' newest kernel, fetched if it is not here yet."""
+    """The image of the newest kernel of a series, downloaded if needed."""
     package = newest_package(series, package_names(series))
     if package is None:
         say("reading the package lists")
         subprocess.run([*([] if os.geteuid() == 0 else ["sudo"]), "apt-get", "update", "-qq"], check=True)
         package = newest_package(series, package_names(series))
     if package is None:
-        raise Failure(f"there is no package linux-image-{series}*-cloud-amd64: give another series, such as 6.1")
+        raise Failure(f"no package linux-image-{series}*-cloud-amd64: give another series, such as 6.1")
     folder = TARGET / "kernels" / package
     if not folder.exists():
-        say(f"fetching {package}")
+        say(f"downloading {package}")
         making = folder.with_suffix(".making")
         shutil.rmtree(making, ignore_errors=True)
         making.mkdir(parents=True)
-        # apt fetches as a user of its own, who may not write here, and says so.
+        # apt downloads as its own user, which may not write here, and warns about that.
         subprocess.run(["apt-get", "download", "-qq", package], cwd=making, check=True, stderr=subprocess.DEVNULL)
         [deb] = making.glob("*.deb")
         listing = subprocess.Popen(["dpkg-deb", "--fsys-tarfile", deb], stdout=subprocess.PIPE)
@@ -83,7 +83,7 @@ def kernel(series):
 
 
 class Archive:
-    """A cpio archive in the format that the kernel unpacks ("newc"), made of files of this machine."""
+    """A cpio archive in the kernel's format ("newc"), with files of this machine."""
 
     def __init__(self):
         self.parts = []
@@ -110,7 +110,7 @@ class Archive:
         self.entry(path, stat.S_IFLNK | 0o777, str(to).encode())
 
     def program(self, source, stripped):
-        """A program without its debug info, at its own path, and the libraries it needs."""
+        """Adds a program without debug info, at its own path, and the libraries it needs."""
         small = stripped / Path(source).name
         subprocess.run(["objcopy", "--strip-debug", source, small], check=True)
         self.file(small, source)
@@ -126,7 +126,7 @@ class Archive:
 
 
 def add_python(archive):
-    """The interpreter and its standard library, at the same paths, and as /usr/local/bin/python3."""
+    """Adds the interpreter and its standard library, at the same paths, and as /usr/local/bin/python3."""
     program = Path(output_of("python3", "-c", "import os, sys; print(os.path.realpath(sys.executable))").strip())
     archive.file(program)
     archive.libraries(program)
@@ -168,13 +168,13 @@ def ram_disk(commands, programs):
 
 
 def read_list(text):
-    """`PROGRAM TEST …` a line; # begins a comment."""
+    """Parses lines of `PROGRAM TEST …`; # begins a comment."""
     lines = (line.split("#")[0].split() for line in text.splitlines())
     return [(words[0], words[1:]) for words in lines if words]
 
 
 def built(programs):
-    """Where cargo has put the test programs, and gpuwhy itself."""
+    """Paths of the built test programs and of gpuwhy."""
     command = ["cargo", "test", "--release", "--locked", "-p", "gpuwhy", "--no-run", "--message-format=json"]
     for program in programs:
         command += ["--test", program]
@@ -187,19 +187,19 @@ def built(programs):
 
 
 def boot(image, disk):
-    """What the virtual machine printed."""
-    # One processor: with two, the emulator now and then runs the breakpoint of a kernel that patches its own code (6.12).
+    """Boots the virtual machine and returns what it printed."""
+    # One processor: with two, the emulator sometimes runs a breakpoint of a kernel that patches its own code (6.12).
     command = ["qemu-system-x86_64", "-cpu", "max", "-smp", "1", "-m", "3000", "-nographic", "-no-reboot", "-net", "none"]
     command += ["-kernel", image, "-initrd", disk, "-append", "console=ttyS0 quiet panic=-1"]
     try:
         run = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=MOST_SECONDS)
     except subprocess.TimeoutExpired as late:
-        return (late.stdout or b"").decode(errors="replace") + f"\nno end after {MOST_SECONDS} s\n"
+        return (late.stdout or b"").decode(errors="replace") + f"\nnot finished after {MOST_SECONDS} s\n"
     return run.stdout.decode(errors="replace")
 
 
 def judge(printed, commands):
-    """What failed, in words; nothing if all commands ran to a good end and their tests did run."""
+    """Failures in words (none if all commands succeeded), and the number of passed tests."""
     failed = []
     ends = re.findall(r"^guest: exit (\d+) after [^:]*: (.*?)\r?$", printed, re.M)
     ended = {command: code for code, command in ends}

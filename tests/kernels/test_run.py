@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""That run.py takes the right kernel, and that nothing but passed tests looks like success."""
+"""Tests that run.py chooses the right kernel and reports success only if the tests passed."""
 
 import unittest
 

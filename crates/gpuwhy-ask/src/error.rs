@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why there is no answer.
+//! Errors of this crate.
 
 use gpuwhy_model::units;
 use gpuwhy_torch::{snapshot, trace};
@@ -8,43 +8,45 @@ use std::path::PathBuf;
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why there is no answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The run file.
     #[error(transparent)]
     File(#[from] gpuwhy_store::Error),
-    /// It was told to.
-    #[error("stopped before there was an answer")]
+    /// The request was cancelled.
+    #[error("stopped before the analysis was complete")]
     Stopped,
-    /// The asked-for process is none of the run's.
-    #[error("process {pid} is not in this run; `gpuwhy query \"SELECT * FROM processes\"` lists those that are")]
+    /// A requested process is not in the run.
+    #[error(
+        "invalid --pid {pid}: not in this run; `gpuwhy query \"SELECT pid, name FROM processes\"` lists its processes"
+    )]
     UnknownProcess {
         /// The process.
         pid: u32,
     },
-    /// None of the asked-for processes is one of this run's, of several runs.
-    #[error("process {pid}, or another that was asked for, is not in {}", .path.display())]
+    /// With several runs: one of them has none of the requested processes.
+    #[error("invalid --pid {pid}: {} has none of the given processes; name at least one of each run", .path.display())]
     UnknownProcessOf {
-        /// The first process asked for.
+        /// The first requested process.
         pid: u32,
         /// The run.
         path: PathBuf,
     },
-    /// No time is left between the two ends asked for.
-    #[error("there is nothing between from and to: from must be earlier than to and than the end of the run, which is {} long", units::time(*.run_ns))]
+    /// The requested time range is empty.
+    #[error("invalid range: from must be before to and before the end of the run ({})", units::time(*.run_ns))]
     EmptyPart {
         /// How long the run is.
         run_ns: u64,
     },
-    /// A folder without anything of PyTorch's.
-    #[error("{} has no profiler trace (*.json, *.json.gz) and no memory snapshot (*.pickle): give the file itself", .path.display())]
+    /// A folder without files of PyTorch.
+    #[error("{} has no profiler trace (*.json, *.json.gz) or memory snapshot (*.pickle): give the file itself", .path.display())]
     EmptyFolder {
         /// The folder.
         path: PathBuf,
     },
-    /// There are files, but not of the kind asked for.
-    #[error("nothing is left to analyse: --memory-only wants a snapshot.pickle, --trace-only a profiler trace")]
+    /// No file of the requested kind.
+    #[error("nothing to analyse: --memory-only needs a memory snapshot (.pickle), --trace-only a profiler trace")]
     NothingLeft,
     /// Neither JSON nor a pickle.
     #[error("{} is neither a profiler trace (JSON) nor a memory snapshot (pickle)", .path.display())]
@@ -65,14 +67,14 @@ pub enum Error {
     Trace {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: trace::Error,
     },
     /// A memory bundle.
     #[error(transparent)]
     Bundle(#[from] gpuwhy_bundle::Error),
-    /// A bundle's events are of another part of the run.
-    #[error("process {pid} is not in {}, which has only those it was made for: ask the run file", .path.display())]
+    /// A bundle does not contain the requested process.
+    #[error("invalid --pid {pid}: {} has only the processes it was made for; read the run file instead", .path.display())]
     NotInBundle {
         /// The process.
         pid: u32,
@@ -84,7 +86,7 @@ pub enum Error {
     Snapshot {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: snapshot::Error,
     },
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Questions and answers: what a run file, or what PyTorch wrote, is asked by every view.
+//! The questions that every view asks of run files and PyTorch's files, and their answers.
 //!
-//! The store knows rows, the analyses know events; here is which rows make an answer. The command line, the MCP server and
-//! whatever comes next ask the same functions, so their numbers cannot differ.
+//! The store knows rows, the analyses know events; this crate knows which rows an answer needs. The command line and
+//! the MCP server call the same functions, so their numbers cannot differ.
 
 pub mod compare;
 mod error;
@@ -23,5 +23,5 @@ pub use memory::Examined;
 pub use part::{Asked, Part};
 pub use process_calls::process_calls;
 
-/// Asked now and then whether an answer is still wanted; `true` when it is not.
+/// Called regularly during an analysis; `true` means stop.
 pub type Stop<'a> = dyn Fn() -> bool + Sync + 'a;

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which part of a run is asked about.
+//! Time range and processes of a question, and their match in a run file.
 
 use crate::{Error, Result};
 use gpuwhy_model::job::{Job, Jobs, Member};
 use gpuwhy_store::{Process, Reader, Session, Span};
 use std::time::Duration;
 
-/// A part of a run: of its time, and of its processes. [`Asked`] is what that means in a run file.
+/// Time range and processes of a question. [`Asked`] is its match in a run file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 pub struct Part {
-    /// From when on, since the run began.
+    /// Start, since the run began.
     pub from: Option<Duration>,
-    /// Until when.
+    /// End, since the run began.
     pub to: Option<Duration>,
-    /// Only the last so much.
+    /// Only the last this long, up to `to`.
     pub since: Option<Duration>,
     /// Only these processes, or their jobs; empty for all.
     pub pids: Vec<u32>,
 }
 
-/// A part as it was found in a run: its time and its jobs.
+/// A [`Part`] matched to a run: its time range and its jobs.
 #[derive(Debug, Clone)]
 pub struct Asked {
     /// The run.
     pub session: Session,
-    /// From when, nanoseconds since the run began.
+    /// Start, nanoseconds since the run began.
     pub from_ns: u64,
-    /// Until when.
+    /// End, nanoseconds since the run began.
     pub to_ns: u64,
     /// Every process of the run.
     pub processes: Vec<Process>,
-    /// The jobs that are asked about, whole, whichever of their processes were named.
+    /// The jobs concerned, whole, whichever of their processes were named.
     pub jobs: Vec<Job>,
-    /// Whether these are all the run has.
+    /// Whether these are all jobs of the run.
     pub all: bool,
 }
 
 impl Asked {
-    /// Finds a part in a run.
+    /// Matches a question to a run.
     pub fn find(reader: &Reader, part: &Part) -> Result<Self> {
         let session = reader.session()?;
         let (from_ns, to_ns) = part.span(session.duration_ns)?;
@@ -53,18 +53,18 @@ impl Asked {
         Ok(Self { session, from_ns, to_ns, processes, all: jobs.len() == all, jobs })
     }
 
-    /// The processes of its jobs.
+    /// The processes of the jobs.
     pub fn pids(&self) -> Vec<u32> {
         self.jobs.iter().flat_map(|job| &job.pids).copied().collect()
     }
 
-    /// Whether a process is of one of its jobs.
+    /// Whether a process belongs to one of the jobs.
     pub fn has(&self, pid: u32) -> bool {
         self.all || self.jobs.iter().any(|job| job.pids.contains(&pid))
     }
 }
 
-/// The jobs of a run: what gpuwhy started is one, and so are merged runs of commands, which are ranks of one.
+/// The jobs of a run. A command that gpuwhy started is one job; so are merged runs of commands, as ranks.
 fn jobs(reader: &Reader, session: &Session, processes: &[Process]) -> Result<Jobs> {
     if session.command.is_some() {
         return Ok(Jobs::one(processes.iter().map(|process| process.pid)));
@@ -82,7 +82,7 @@ impl Part {
         *self == Self::default()
     }
 
-    /// Its beginning and end, nanoseconds since the run began, of a run that is `run_ns` long.
+    /// Start and end, nanoseconds since the run began, in a run of length `run_ns`.
     pub fn span(&self, run_ns: u64) -> Result<(u64, u64)> {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let to = self.to.map_or(run_ns, |to| ns(to).min(run_ns));
@@ -96,7 +96,7 @@ impl Part {
         Ok((from, to))
     }
 
-    /// The same for a question about stacks; an end that was not asked for is open.
+    /// The same for a question about stacks; an end that was not given is open.
     pub fn stack_span(&self, run_ns: u64) -> Result<Span> {
         if self.from.is_none() && self.to.is_none() && self.since.is_none() {
             return Ok(Span::All);
@@ -108,6 +108,7 @@ impl Part {
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
+    let help = || "expected a time such as 500ms, 60s, 5m or 2h".to_owned();
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let factor = match unit.trim() {
@@ -115,10 +116,10 @@ pub fn parse_time(text: &str) -> std::result::Result<Duration, String> {
         "" | "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3600.0,
-        _ => return Err(format!("{unit:?} is no unit of time: write 500ms, 60s, 5m or 2h")),
+        _ => return Err(help()),
     };
-    let number: f64 = number.parse().map_err(|_| "write a duration like 500ms, 60s, 5m or 2h".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "the duration must be shorter than forever".to_owned())
+    let number: f64 = number.parse().map_err(|_| help())?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "too long: expected a time such as 60s or 2h".to_owned())
 }
 
 #[cfg(test)]

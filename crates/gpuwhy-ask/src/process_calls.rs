@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each process's calls, op by op, and what is remarkable about it: for `gpuwhy explain --per-process` and for MCP.
+//! Each process's calls, op by op, with warnings: for `gpuwhy explain --per-process` and MCP.
 
 use crate::Result;
 use gpuwhy_model::sample::ProcessSample;
@@ -9,7 +9,7 @@ use gpuwhy_why::Report;
 use gpuwhy_why::process_calls::{Circumstances, OpCalls, ProcessCalls};
 use std::collections::BTreeMap;
 
-/// Sums of one op: its functions together, each with its class.
+/// Sums of one op over its functions.
 #[derive(Default)]
 struct Sums {
     class: Option<Class>,
@@ -20,7 +20,7 @@ struct Sums {
     moved: u64,
 }
 
-/// CUDA calls of a report's processes that ended in its span; processes with most time in calls first.
+/// CUDA calls of a report's processes that ended in its time range; processes with most time in calls first.
 pub fn process_calls(reader: &Reader, report: &Report) -> Result<Vec<ProcessCalls>> {
     let mut processes: BTreeMap<u32, BTreeMap<String, Sums>> = BTreeMap::new();
     let names: BTreeMap<u32, &str> = report.processes.iter().map(|one| (one.pid, one.name.as_str())).collect();
@@ -82,7 +82,7 @@ fn circumstances(pid: u32, samples: &[ProcessSample], report: &Report) -> Circum
             .findings
             .iter()
             .filter(|found| found.kind == "memory_leak" && found.pid == Some(pid))
-            .map(|found| found.title.clone())
+            .map(|found| found.headline())
             .collect(),
         ..Circumstances::default()
     };

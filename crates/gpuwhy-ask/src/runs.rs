@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which run files there are.
+//! Lists run files.
 
 use crate::stats::{RunState, state};
 use gpuwhy_store::{Reader, Session};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// Files looked at in one folder, at most.
+/// Most files opened in one folder.
 const MOST: usize = 1000;
 
-/// How long one may take to say what it is.
+/// Time limit for reading one file's description.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// A run file.
@@ -27,12 +27,12 @@ pub struct RunInfo {
     pub state: RunState,
 }
 
-/// Run files (`*.db`) directly in a folder, of those that may be opened, the newest first. What is none is passed over.
+/// Run files (`*.db`) directly in a folder that may be opened, newest first. Other files are skipped.
 pub fn list(folder: &Path, may_open: &dyn Fn(&Path) -> bool) -> Vec<RunInfo> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let files =
         entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "db"));
-    // The newest of very many.
+    // With very many files, only the newest.
     let mut files: Vec<PathBuf> = files.filter(|path| may_open(path)).collect();
     if files.len() > MOST {
         files.sort_by_cached_key(|path| {
@@ -45,11 +45,11 @@ pub fn list(folder: &Path, may_open: &dyn Fn(&Path) -> bool) -> Vec<RunInfo> {
     runs
 }
 
-/// A run file's description; `None` for what is none.
+/// A run file's description; `None` for any other file.
 pub fn info(path: &Path) -> Option<RunInfo> {
     let metadata = std::fs::metadata(path).ok().filter(std::fs::Metadata::is_file)?;
     let reader = Reader::open(path).ok()?;
-    // What is in a folder may be anybody's.
+    // The file may be hostile.
     reader.give_up_after(LOOK);
     let session = reader.session().ok()?;
     let state = state(&session, path);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be asked with SQL: the views a file has, with their columns, and functions.
+//! The SQL schema: the views of a file with their columns, and the functions.
 
 use crate::Result;
 use gpuwhy_model::units;
@@ -7,7 +7,7 @@ use gpuwhy_store::functions::FUNCTIONS;
 use gpuwhy_store::{Limits, Reader, Value, schema};
 use std::ops::ControlFlow;
 
-/// One line a view, one line a function.
+/// One line per view and per function.
 pub fn lines(reader: &Reader) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     for view in schema::VIEWS {
@@ -24,7 +24,7 @@ pub fn lines(reader: &Reader) -> Result<Vec<String>> {
         }
     }
     lines.push(String::new());
-    lines.push("beside SQLite's own functions:".to_owned());
+    lines.push("functions in addition to SQLite's own:".to_owned());
     lines.extend(FUNCTIONS.iter().map(|function| format!("{}: {}", function.call, function.gives)));
     Ok(lines)
 }

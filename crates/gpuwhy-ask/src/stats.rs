@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The run in figures: every op, every process, what was lost.
+//! Figures of a run: every op, every process, and loss.
 
 use crate::part::Asked;
 use crate::{Part, Result};
@@ -9,28 +9,28 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A run that is written has an event, or a sample, as young as this.
+/// A run being recorded has an event, or a sample, no older than this.
 const FRESH: Duration = Duration::from_secs(10);
 
-/// The run in figures.
+/// Figures of a run.
 #[derive(Debug, Clone)]
 pub struct Stats {
     /// The run.
     pub session: Session,
-    /// The part asked about, nanoseconds since the run began.
+    /// Start of the time range, nanoseconds since the run began.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
     /// CUDA ops, those with most time first.
     pub ops: Vec<OpStats>,
-    /// Processes with events first, those with most time in CUDA calls first of all.
+    /// Processes, those with most time in CUDA calls first.
     pub processes: Vec<ProcessStats>,
-    /// What was lost in that part, most first.
+    /// Loss in the time range, most first.
     pub loss: Vec<LossRow>,
 }
 
 impl Stats {
-    /// The part's length.
+    /// Length of the time range.
     pub fn wall_ns(&self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
     }
@@ -41,11 +41,11 @@ impl Stats {
 pub struct OpStats {
     /// Its short name.
     pub op: String,
-    /// What it does, where this gpuwhy knows it.
+    /// Its class; `None` for an op this gpuwhy does not know.
     pub class: Option<Class>,
     /// The sums.
     pub totals: OpTotals,
-    /// Calls of each whole second.
+    /// Calls per second.
     pub rates: Rates,
 }
 
@@ -69,18 +69,18 @@ pub struct ProcessStats {
     pub launches: u64,
 }
 
-/// What is known of a run's end.
+/// Whether a run is still recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RunState {
     /// It has ended.
     Ended,
     /// It is being recorded.
     Running,
-    /// gpuwhy was killed: it is as of the last commit.
+    /// gpuwhy was killed: the run ends with the last commit.
     Cut,
 }
 
-/// Whether the run in a file is still recorded. One in which nothing happens is written to all the same: samples are taken.
+/// Whether the run in a file is still recorded. A run without events is still written to, because samples are taken.
 pub fn state(session: &Session, path: &Path) -> RunState {
     if session.stop_unix_ns.is_some() {
         return RunState::Ended;
@@ -94,7 +94,7 @@ pub fn state(session: &Session, path: &Path) -> RunState {
     if now.saturating_sub(last.max(written)) < FRESH { RunState::Running } else { RunState::Cut }
 }
 
-/// Sums up a part of a run.
+/// Figures of a time range of a run.
 pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
     let asked = Asked::find(reader, part)?;
     let (from_ns, to_ns) = (asked.from_ns, asked.to_ns);

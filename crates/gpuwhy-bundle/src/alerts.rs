@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `alerts.json`: what somebody should have been told, and when.
+//! `alerts.json`: what an alert should have said, and when.
 
 use gpuwhy_memory::Report;
 use gpuwhy_memory::report::Leak;
@@ -16,37 +16,37 @@ pub struct Alerts {
     pub schema: &'static str,
     /// The run file.
     pub run: String,
-    /// The run's beginning on `CLOCK_MONOTONIC`.
+    /// The start of the run on `CLOCK_MONOTONIC`.
     pub start_monotonic_ns: u64,
-    /// What the run shows afterwards, in the order of time.
+    /// Alerts found in the finished run, by time.
     pub alerts: Vec<Alert>,
-    /// What people were told while it was recorded.
+    /// Alerts raised while it was recorded.
     pub raised: Vec<gpuwhy_memory::alerts::Alert>,
 }
 
 /// An alert.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Alert {
-    /// When it became true.
+    /// When its condition became true.
     pub at_ns: u64,
-    /// What: `memory_leak`, `oom`, `oom_risk`.
+    /// `memory_leak`, `oom` or `oom_risk`.
     pub kind: String,
-    /// How bad, as a finding's severity.
+    /// The severity of its finding.
     pub level: Severity,
-    /// In words.
+    /// The finding in one line.
     pub text: String,
     /// The process it is about.
     pub pid: Option<u32>,
-    /// CUDA's number of the device.
+    /// CUDA's device number.
     pub device: Option<u32>,
     /// The line it is about.
     pub line: Option<String>,
 }
 
 impl Alerts {
-    /// What a report says of leaks and of memory that ran out, or nearly did.
+    /// The report's findings about leaks and about memory that ran out, or nearly did.
     pub fn new(run: &str, start_monotonic_ns: u64, report: &Report) -> Self {
-        // A line that leaks on two devices has two findings, in the order of the leaks.
+        // A line that leaks on two devices has two findings, in the same order as the leaks.
         let mut leaks: Vec<&Leak> = report.leaks.iter().collect();
         let findings = report.findings.iter();
         let mut alerts: Vec<Alert> = findings.filter_map(|finding| alert(finding, report, &mut leaks)).collect();
@@ -63,7 +63,7 @@ fn alert(finding: &Finding, report: &Report, leaks: &mut Vec<&Leak>) -> Option<A
             at.map(|at| leaks.remove(at)).map_or((report.from_ns, None), |leak| (leak.onset_ns, leak.device))
         }
         "oom" => report.ooms.last().map_or((report.to_ns, None), |oom| (oom.at_ns, oom.device)),
-        // NVML's looks are a second apart: known by the end.
+        // NVML is sampled once a second, so the exact time is unknown: the end.
         "oom_risk" => (report.to_ns, None),
         _ => return None,
     };
@@ -71,7 +71,7 @@ fn alert(finding: &Finding, report: &Report, leaks: &mut Vec<&Leak>) -> Option<A
         at_ns,
         kind: finding.kind.clone(),
         level: finding.severity,
-        text: finding.title.clone(),
+        text: finding.headline(),
         pid: finding.pid,
         device,
         line,

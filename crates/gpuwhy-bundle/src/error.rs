@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a bundle, and what to do then.
+//! Errors of bundles.
 
 use std::path::PathBuf;
 
@@ -9,32 +9,32 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a bundle cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder's name belongs to something else.
-    #[error("{} is no folder: name one that is empty or does not exist", .path.display())]
+    /// There is a file of that name.
+    #[error("{} is not a folder: name one that is new, empty or an earlier bundle", .path.display())]
     NotAFolder {
         /// Its name.
         path: PathBuf,
     },
-    /// Something else is in the folder.
+    /// The folder contains something else.
     #[error(
-        "{} holds {name:?}, which is no file of a memory bundle: name a folder that is empty, new or an earlier bundle",
+        "{} contains {name:?}, which is not part of a memory bundle: name a folder that is new, empty or an earlier bundle",
         .path.display()
     )]
     Occupied {
         /// The folder.
         path: PathBuf,
-        /// What is in it.
+        /// The other file.
         name: String,
     },
-    /// There are files of these names, but not of an earlier bundle.
+    /// There are files of these names, but no manifest.
     #[error(
-        "{} holds {name:?}, and no manifest.json says that it is an earlier bundle's: name another folder, or remove it",
+        "{} contains {name:?} but no manifest.json of an earlier bundle: name another folder, or remove the file",
         .path.display()
     )]
     NotABundle {
         /// The folder.
         path: PathBuf,
-        /// What is in it.
+        /// A file in it.
         name: String,
     },
     /// A file cannot be written.
@@ -54,48 +54,48 @@ pub enum Error {
         source: std::io::Error,
     },
     /// It ends too early.
-    #[error("{} ends in the middle, at line {line}: it is cut off; write it again with `gpuwhy memory --bundle`", .path.display())]
+    #[error("{} is cut off at line {line}: write it again with `gpuwhy memory --bundle`", .path.display())]
     CutOff {
         /// The file.
         path: PathBuf,
         /// The last line there is.
         line: usize,
     },
-    /// Something in it is not as it should be.
+    /// Its content is invalid.
     #[error(
-        "{} line {line}, column {column}: {what}; an events.json is what `gpuwhy memory --bundle` writes, so write it again",
+        "invalid events.json {}, line {line}, column {column}: {what}; write it again with `gpuwhy memory --bundle`",
         .path.display()
     )]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where.
+        /// The line.
         line: usize,
-        /// Where in the line.
+        /// The column.
         column: usize,
-        /// What.
+        /// What is wrong.
         what: String,
     },
-    /// It is of another gpuwhy.
-    #[error("{} is {schema:?}, and this gpuwhy reads {:?}: use the gpuwhy that wrote it", .path.display(), crate::header::SCHEMA)]
+    /// It was written by another version of gpuwhy.
+    #[error("{} is {schema:?} but this gpuwhy reads {:?}: use the gpuwhy that wrote it", .path.display(), crate::header::SCHEMA)]
     OtherSchema {
         /// The file.
         path: PathBuf,
-        /// What it says it is.
+        /// The schema it names.
         schema: String,
     },
-    /// The run went on meanwhile.
+    /// The run grew while the bundle was written.
     #[error(
-        "the run was still being recorded, and changed meanwhile: write the bundle again, or with --to a moment that is past"
+        "the run is still being recorded and changed meanwhile: write the bundle again, or limit it with --to to a past time"
     )]
     Changed,
-    /// A picture could not be made.
+    /// The picture could not be drawn.
     #[error("cannot draw the timeline: {what}")]
     Picture {
         /// Why.
         what: String,
     },
-    /// Something could not be said in JSON.
+    /// Something could not be written as JSON.
     #[error("cannot write JSON: {0}")]
     Json(#[from] serde_json::Error),
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder a bundle is written to. Files get their names when all of them are written, the manifest last: a folder with
-//! a manifest holds what it says, and what broke off leaves an earlier bundle as it was.
+//! The folder a bundle is written to. Files get their final names when all of them are written, the manifest last. So a
+//! folder with a manifest is complete, and an interrupted write leaves an earlier bundle as it was.
 //!
-//! Nothing that is not a bundle's is overwritten, and no symbolic link is followed at the files' own names.
+//! Only files of a bundle are overwritten, and symbolic links in place of them are not followed.
 
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -16,10 +16,10 @@ use std::path::{Path, PathBuf};
 /// The manifest's name and version.
 const SCHEMA: &str = "gpuwhy.memory-bundle/1";
 const MANIFEST: &str = "manifest.json";
-/// A manifest is small.
+/// Bytes read of a manifest: it is small.
 const LARGEST_MANIFEST: u64 = 1 << 20;
 
-/// The files of a bundle, as they are listed.
+/// The files of a bundle, in the order they are listed.
 pub const FILES: [&str; 8] = [
     "events.json",
     "events.csv",
@@ -42,35 +42,35 @@ pub struct WrittenFile {
     pub sha256: String,
 }
 
-/// What a bundle says of itself.
+/// `manifest.json`: describes the bundle.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
     /// `gpuwhy.memory-bundle/1`.
     pub schema: String,
-    /// The gpuwhy that wrote it.
+    /// The version of gpuwhy that wrote it.
     pub gpuwhy: String,
-    /// When, Unix nanoseconds.
+    /// When it was written, Unix nanoseconds.
     pub made_unix_ns: u64,
-    /// The run it is of.
+    /// The run.
     pub run: crate::Run,
-    /// The part of the run.
-    pub part: crate::Part,
-    /// Its files, without itself.
+    /// The selected time range and processes.
+    pub part: crate::Selection,
+    /// The files, without the manifest.
     pub files: Vec<WrittenFile>,
 }
 
-/// A folder on its way to be a bundle.
+/// A bundle's folder while it is written.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
     files: Vec<WrittenFile>,
-    /// Made by us and empty before: gone again, if nothing comes of it.
+    /// This process created the folder, so it removes it if writing fails.
     made: bool,
-    /// Files that have no name of their own yet.
+    /// Files that still have their temporary names.
     unnamed: Vec<&'static str>,
 }
 
-/// A file that is being written; it counts and hashes what passes.
+/// A file that is being written; counts and hashes its bytes.
 #[derive(Debug)]
 pub struct Output {
     name: &'static str,
@@ -97,7 +97,7 @@ fn temporary(name: &str) -> String {
 }
 
 impl Folder {
-    /// Takes a folder: a new one, an empty one, or one with an earlier bundle.
+    /// Takes a folder that is new, empty or an earlier bundle.
     pub fn take(path: &Path) -> Result<Self> {
         let cannot = |source| Error::Write { path: path.into(), source };
         let made = match fs::metadata(path) {
@@ -107,7 +107,7 @@ impl Folder {
             }
             Ok(_) => return Err(Error::NotAFolder { path: path.into() }),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // Like a run file, it has command lines and paths: who else may read it decides `chmod`.
+                // Like a run file it contains command lines and paths, so only its owner may read it.
                 fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(cannot)?;
                 true
             }
@@ -116,11 +116,11 @@ impl Folder {
         Ok(Self { path: path.into(), files: Vec::new(), made, unnamed: Vec::new() })
     }
 
-    /// Begins one of [`FILES`].
+    /// Opens one of [`FILES`] under a temporary name.
     pub fn begin(&mut self, name: &'static str) -> Result<Output> {
         let path = self.path.join(temporary(name));
         let cannot = |source| Error::Write { path: path.clone(), source };
-        // What an earlier gpuwhy that was killed left there.
+        // A gpuwhy that was killed may have left one.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(cannot(error)),
             _ => {}
@@ -130,7 +130,7 @@ impl Folder {
         Ok(Output { name, out: BufWriter::with_capacity(1 << 18, file), bytes: 0, hash: Sha256::new() })
     }
 
-    /// Ends it.
+    /// Completes a file.
     pub fn end(&mut self, mut output: Output) -> Result<()> {
         let flushed = output.out.flush().and_then(|()| output.out.get_ref().sync_data());
         flushed.map_err(|source| self.cannot(output.name, source))?;
@@ -143,25 +143,25 @@ impl Folder {
         Ok(())
     }
 
-    /// A whole file at once.
+    /// Writes a whole file.
     pub fn put(&mut self, name: &'static str, content: &[u8]) -> Result<()> {
         let mut output = self.begin(name)?;
         output.write_all(content).map_err(|source| self.cannot(name, source))?;
         self.end(output)
     }
 
-    /// Why something could not be written.
+    /// The error for a failed write.
     pub fn cannot(&self, name: &str, source: io::Error) -> Error {
         Error::Write { path: self.path.join(name), source }
     }
 
-    /// Writes the manifest and gives every file its name. Returns all files, the manifest included.
+    /// Writes the manifest and gives every file its final name. Returns all files, the manifest included.
     pub fn finish(
         mut self,
         gpuwhy: &str,
         made_unix_ns: u64,
         run: &crate::Run,
-        part: &crate::Part,
+        part: &crate::Selection,
     ) -> Result<Vec<WrittenFile>> {
         let place = |file: &WrittenFile| FILES.iter().position(|name| *name == file.name);
         self.files.sort_by_key(place);
@@ -197,7 +197,7 @@ impl Drop for Folder {
     }
 }
 
-/// Whether a folder's files may be written over: there is nothing but a bundle's, and a manifest that says so.
+/// Checks that the folder is empty or an earlier bundle: nothing but a bundle's files, and a manifest.
 fn refuse_others(path: &Path) -> Result<()> {
     let cannot = |source| Error::Read { path: path.into(), source };
     let mut ours = None;
@@ -225,13 +225,13 @@ fn has_manifest(path: &Path) -> bool {
         schema: String,
     }
     let path = path.join(MANIFEST);
-    // A pipe of this name would hold us up.
+    // Opening a pipe of this name would block.
     if !fs::symlink_metadata(&path).is_ok_and(|found| found.is_file()) {
         return false;
     }
     let mut text = Vec::new();
     let read = File::open(path).and_then(|file| file.take(LARGEST_MANIFEST).read_to_end(&mut text));
-    // Of any version: it is a bundle.
+    // A bundle of any version counts.
     let is_ours = |found: Schema| found.schema.starts_with("gpuwhy.memory-bundle/");
     read.is_ok() && serde_json::from_slice::<Schema>(&text).is_ok_and(is_ours)
 }
@@ -244,11 +244,11 @@ mod tests {
         let mut folder = Folder::take(path)?;
         folder.put("stats.json", content)?;
         folder.put("events.csv", b"")?;
-        folder.finish("1.2.3", 5, &crate::Run::default(), &crate::Part::default())
+        folder.finish("1.2.3", 5, &crate::Run::default(), &crate::Selection::default())
     }
 
     #[test]
-    fn files_get_their_names_together_and_an_earlier_bundle_is_written_over() {
+    fn files_get_their_names_together_and_an_earlier_bundle_is_overwritten() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a/b");
         let files = write(&path, b"abc").unwrap();
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!((manifest.schema.as_str(), manifest.files.len()), (SCHEMA, 2));
         write(&path, b"later").unwrap();
         assert_eq!(fs::read(path.join("stats.json")).unwrap(), b"later");
-        // One that breaks off changes nothing, and leaves nothing.
+        // An interrupted write changes nothing and leaves nothing behind.
         let mut broken = Folder::take(&path).unwrap();
         broken.put("stats.json", b"half").unwrap();
         drop(broken);
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_bundles_is_left_alone() {
+    fn files_of_others_are_left_alone() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         fs::write(&file, "mine").unwrap();
@@ -281,7 +281,7 @@ mod tests {
         fs::write(mine.join("events.json"), "mine").unwrap();
         let error = write(&mine, b"").unwrap_err();
         assert!(matches!(error, Error::NotABundle { .. }), "{error}");
-        fs::write(mine.join("manifest.json"), "{\"schema\": \"of somebody else\"}").unwrap();
+        fs::write(mine.join("manifest.json"), "{\"schema\": \"of another program\"}").unwrap();
         assert!(write(&mine, b"").is_err());
         assert_eq!(fs::read(mine.join("events.json")).unwrap(), b"mine");
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bounds for a JSON file that may be anybody's: no word of it, and not all that is kept of it, is larger than memory.
+//! Limits for a JSON file from an untrusted source: no token of it, and nothing that is kept of it, fills memory.
 
 use std::cell::Cell;
 use std::io::{self, Read};
@@ -7,13 +7,13 @@ use std::rc::Rc;
 
 /// The longest string or number: frames and names are far shorter.
 const LONGEST_WORD: usize = 64 << 10;
-/// All that comes before the events, and so is kept.
+/// Bytes before the events, which are kept.
 const LARGEST_HEADER: u64 = 1 << 30;
 
-/// Nothing in it is nested deeper than a few levels.
+/// The deepest nesting: a valid file needs only a few levels.
 const DEEPEST: u32 = 32;
 
-/// Reads, and fails at what is too large.
+/// A reader that fails where the JSON exceeds a limit.
 pub(crate) struct Guard<R> {
     inner: R,
     in_string: bool,
@@ -21,12 +21,12 @@ pub(crate) struct Guard<R> {
     word: usize,
     depth: u32,
     kept: u64,
-    /// Whether what is read now is not kept.
+    /// Whether the current bytes are not kept.
     passing: Rc<Cell<bool>>,
 }
 
 impl<R: Read> Guard<R> {
-    /// `passing` is set while events pass that nobody keeps.
+    /// `passing` is set while events are read, which are not kept.
     pub(crate) fn new(inner: R, passing: Rc<Cell<bool>>) -> Self {
         Self { inner, in_string: false, escaped: false, word: 0, depth: 0, kept: 0, passing }
     }
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn long_words_are_refused_and_long_files_are_not() {
+    fn long_tokens_are_refused_and_long_files_are_not() {
         let many = "{\"a\\\"\": 1},\n".repeat(50_000);
         assert_eq!(read(many.as_bytes()).unwrap(), many.len());
         assert!(read(format!("\"{}\"", "x".repeat(LONGEST_WORD + 1)).as_bytes()).is_err());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an `events.json` says before its events: all that an analysis is told beforehand.
+//! The header of an `events.json`: everything the analysis needs before the first event.
 
 use gpuwhy_memory::alerts::Alert;
 use gpuwhy_memory::steps::Certainty;
@@ -12,20 +12,20 @@ use std::collections::{BTreeMap, HashMap};
 /// The file's name and version.
 pub(crate) const SCHEMA: &str = "gpuwhy.memory-events/1";
 
-/// Everything but the events.
+/// The file without its events.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// The gpuwhy that wrote it.
+    /// The version of gpuwhy that wrote it.
     pub gpuwhy: String,
-    /// The run it is of.
+    /// The run.
     pub run: Run,
-    /// The part of the run that was asked about.
-    pub part: Part,
-    /// Reports of the allocator and calls that allocate or free which were lost.
+    /// The selected time range and processes.
+    pub part: Selection,
+    /// Lost events: reports of the allocator, and calls that allocate or free.
     pub lost: u64,
-    /// Times in which the allocator's reports were let go.
+    /// Times in which the allocator's reports were paused.
     pub unreported: Vec<Unreported>,
-    /// What is not certain about the recording, in words.
+    /// Caveats about the recording.
     pub notes: Vec<String>,
     /// The traced processes.
     pub processes: Vec<Process>,
@@ -33,13 +33,13 @@ pub struct Header {
     pub gpus: Vec<Gpu>,
     /// The steps that were found in each process.
     pub steps: Vec<Steps>,
-    /// Call sites, in the order of their numbers.
+    /// Call sites, by number.
     pub sites: Vec<Site>,
-    /// What NVML said of the GPUs' memory.
+    /// NVML's samples of the GPUs' memory.
     pub device_samples: Vec<DeviceSample>,
-    /// What NVML said of who uses them.
+    /// NVML's samples of the processes on them.
     pub device_processes: Vec<DeviceProcess>,
-    /// What people were alerted of while it was recorded.
+    /// Alerts raised while it was recorded.
     pub alerts: Vec<Alert>,
     /// How many events follow.
     pub event_count: u64,
@@ -48,26 +48,26 @@ pub struct Header {
 /// A run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// Its file, as it was named.
+    /// The path of its file, as it was given.
     pub file: String,
-    /// Its beginning by the wall clock, Unix nanoseconds.
+    /// Its start on the wall clock, Unix nanoseconds.
     pub start_unix_ns: u64,
-    /// The same moment on `CLOCK_MONOTONIC`.
+    /// Its start on `CLOCK_MONOTONIC`.
     pub start_monotonic_ns: u64,
-    /// How long it took.
+    /// Its length.
     pub duration_ns: u64,
-    /// The traced command, where gpuwhy started it.
+    /// The traced command, if gpuwhy started it.
     pub command: Option<String>,
 }
 
-/// A part of a run.
+/// The selected time range and processes of a run.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Part {
-    /// From when on.
+pub struct Selection {
+    /// Start of the range.
     pub from_ns: u64,
-    /// Until when.
+    /// End of the range.
     pub to_ns: u64,
-    /// Only these processes; none for all.
+    /// The processes; empty means all.
     pub pids: Vec<u32>,
 }
 
@@ -78,7 +78,7 @@ pub struct Process {
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// When it ended, where the run knows.
+    /// When it ended, if the run knows.
     #[serde(default)]
     pub ended_ns: Option<u64>,
 }
@@ -99,23 +99,23 @@ pub struct Gpu {
 pub struct Steps {
     /// The process.
     pub pid: u32,
-    /// How sure it is that these are steps.
+    /// How certain the steps are.
     pub certainty: Certainty,
-    /// What marks a step.
+    /// The call that marks a step.
     pub marker: Option<Marker>,
     /// Launches in a step, the median.
     pub launches: u64,
     /// A step's length, the median.
     pub step_ns: u64,
-    /// The first moment at which the process launched, waited or allocated.
+    /// When the process first launched, waited or allocated.
     pub active_from_ns: u64,
-    /// The last one.
+    /// When it last did.
     pub active_to_ns: u64,
     /// Whether PyTorch's allocator reports in it.
     pub has_tensors: bool,
-    /// Steps before the part that was asked about.
+    /// Steps before the selected time range.
     pub before: u64,
-    /// When each step was marked.
+    /// The time of each step's mark.
     pub marks_ns: Vec<u64>,
 }
 
@@ -141,13 +141,13 @@ pub struct Site {
     pub place: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
-    /// The frames, innermost first; null where the run file has none.
+    /// The frames, innermost first; null if the run file has none.
     pub frames: Option<Vec<String>>,
-    /// Which of the words that tell how to fix a leak stand in the line's source, where that could be read.
+    /// The words in the line's source that show how to fix a leak, if the source could be read.
     pub hints: Vec<String>,
 }
 
-/// A GPU's memory at a moment.
+/// A GPU's memory at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceSample {
     /// When.
@@ -156,11 +156,11 @@ pub struct DeviceSample {
     pub gpu: u32,
     /// In use, by all processes and the driver.
     pub memory_used: Option<u64>,
-    /// All its memory.
+    /// Its size.
     pub memory_total: Option<u64>,
 }
 
-/// A process's memory on a GPU at a moment.
+/// A process's memory on a GPU at one time.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceProcess {
     /// When.
@@ -176,7 +176,7 @@ pub struct DeviceProcess {
 }
 
 impl Site {
-    /// A stack in words; without any, where the run file has none.
+    /// From a resolved stack; without `fact` only the ids.
     pub fn new(site: u32, stack: u64, fact: Option<&SiteFact>) -> Self {
         let known = Self { site, stack_id: stack.cast_signed(), ..Self::default() };
         let Some(fact) = fact else { return known };
@@ -186,7 +186,7 @@ impl Site {
         Self { line, place, function, frames: Some(frames), hints, ..known }
     }
 
-    /// The words of the source are all of it that matters to an analysis.
+    /// The resolved stack. The analysis needs no more of the source than the hints.
     fn fact(&self) -> Option<SiteFact> {
         let hints: Vec<&str> = self.hints.iter().map(String::as_str).filter(|hint| HINTS.contains(hint)).collect();
         Some(SiteFact {
@@ -200,7 +200,7 @@ impl Site {
 }
 
 impl Steps {
-    /// As they were found; `site` says a stack's number.
+    /// From the steps that were found; `site` maps a stack to its number.
     pub fn new(pid: u32, found: &ProcessSteps, site: impl Fn(u64) -> Option<u32>) -> Self {
         let marker = found
             .marker
@@ -221,7 +221,7 @@ impl Steps {
 }
 
 impl Header {
-    /// What GPUs and their users were seen to have, as an analysis knows it.
+    /// Sets NVML's samples.
     pub fn set_devices(&mut self, seconds: &[GpuSample], processes: &[GpuProcess]) {
         let sample = |one: &GpuSample| DeviceSample {
             at_ns: one.at_ns,
@@ -240,7 +240,7 @@ impl Header {
         self.device_processes = processes.iter().map(process).collect();
     }
 
-    /// What an analysis is told, of the processes that are asked about (none for all that are in the file).
+    /// The facts for an analysis of these processes; without `pids`, of all in the file.
     pub fn facts(&self, pids: &[u32]) -> Facts {
         let sample = |one: &DeviceSample| GpuSample {
             at_ns: one.at_ns,
@@ -271,7 +271,7 @@ impl Header {
         }
     }
 
-    /// The steps, for an analysis. A marker of a function that this gpuwhy does not know is none.
+    /// The steps for an analysis. Drops a marker whose function this gpuwhy does not know.
     pub fn found_steps(&self) -> BTreeMap<u32, ProcessSteps> {
         let stack = |site: u32| self.sites.get(site as usize).map(|site| site.stack_id.cast_unsigned());
         let found = |one: &Steps| {
@@ -294,7 +294,7 @@ impl Header {
         self.steps.iter().map(found).collect()
     }
 
-    /// Call sites in words, by the ids of their stacks.
+    /// The resolved call sites, by stack id.
     pub fn site_facts(&self) -> HashMap<u64, SiteFact> {
         self.sites.iter().filter_map(|site| Some((site.stack_id.cast_unsigned(), site.fact()?))).collect()
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `timeline.html`: the timeline to zoom into and point at, as one file that needs nothing else.
+//! `timeline.html`: the interactive timeline in a single file.
 //!
-//! Names in it are from the traced world. They are in one place, as JSON in a script element that is never run, without
-//! any character that HTML could take for markup; the page's own script, the only one that its policy lets run (by its
-//! hash), makes text of them and nothing else. Nothing can be loaded from anywhere.
+//! Names in it come from the traced processes. They are JSON in a script element that never runs, without any character
+//! that HTML could take for markup. The page's policy allows only its own script, by hash, and that script uses names as
+//! text only. The page loads nothing.
 
 use crate::{Result, Timeline};
 use base64::Engine as _;
@@ -21,7 +21,7 @@ pub fn html(timeline: &Timeline) -> Result<String> {
     let hash = |text: &str| STANDARD.encode(Sha256::digest(text.as_bytes()));
     let mut page = String::with_capacity(PAGE.len() + STYLE.len() + SCRIPT.len() + data.len());
     let mut rest = PAGE;
-    // One pass, so that braces in what is put in are not taken for places.
+    // One pass, so that braces in inserted text are not taken for placeholders.
     while let Some((before, after)) = rest.split_once('{') {
         page.push_str(before);
         let (name, after) = after.split_once('}').unwrap_or((after, ""));
@@ -38,7 +38,7 @@ pub fn html(timeline: &Timeline) -> Result<String> {
     Ok(page)
 }
 
-/// JSON without a character that could end the element it is in. Outside of strings JSON has none of them.
+/// Escapes the characters that could end the script element. Outside of strings, JSON has none of them.
 fn harmless(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for letter in json.chars() {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stay_in_their_place() {
+    fn names_cannot_become_markup() {
         let evil = "</script><img src=x onerror=alert(1)>&amp;\u{2028}{script}";
         let timeline = Timeline {
             schema: "gpuwhy.memory-timeline/1",
@@ -76,7 +76,7 @@ mod tests {
         assert!(!page.contains("<img"), "{page}");
         let data = page.split_once("id=\"data\">").unwrap().1.split_once("</script>").unwrap().0;
         let read: serde_json::Value = serde_json::from_str(data).unwrap();
-        assert_eq!(read["verdict"], evil, "and say what they said");
+        assert_eq!(read["verdict"], evil, "and keep their text");
     }
 
     #[test]
@@ -84,7 +84,7 @@ mod tests {
         for text in [PAGE, STYLE, SCRIPT] {
             let addresses: Vec<&str> =
                 text.match_indices("http").map(|(at, _)| &text[at..(at + 30).min(text.len())]).collect();
-            // The name of SVG is no address.
+            // The namespace of SVG is not loaded.
             assert!(
                 addresses.iter().all(|at| at.starts_with("http://www.w3.org/2000/svg") || at.starts_with("http-equiv"))
             );

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `events.json`, read back. It may be anybody's: what it says is checked, and no more of it is kept than its header.
+//! Reads `events.json`. The file may be from an untrusted source: its content is checked, and only its header is kept.
 //!
-//! It is read twice: for the header, which ends where the events begin (if something reordered it, where the file does),
-//! and for the events.
+//! It is read twice: for the header, which ends where the events begin (in a reordered file, at its end), and for the
+//! events.
 
 use crate::guard::Guard;
 use crate::header::{Header, SCHEMA};
@@ -19,16 +19,16 @@ use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// Processes and their devices: an analysis keeps something of each.
+/// Pairs of process and device, for each of which the analysis keeps something.
 const MOST_SPACES: usize = 8_192;
-/// Entries of the header's lists.
+/// Entries in a list of the header.
 const MOST_ENTRIES: usize = 1 << 24;
 /// Bytes read at once.
 const BUFFER: usize = 1 << 18;
 
-/// Whether a file looks like JSON: by its first byte that is no space, not by its name.
+/// Whether a file looks like JSON, judged by its first byte that is not white space.
 pub fn is_events_file(path: &Path) -> std::io::Result<bool> {
-    // A pipe would hold us up.
+    // Opening a pipe would block.
     if !std::fs::metadata(path)?.is_file() {
         return Ok(false);
     }
@@ -67,45 +67,45 @@ impl EventsFile {
         &self.header
     }
 
-    /// Hands every event to `each`, in order, with the number of bytes read so far.
+    /// Calls `each` for every event, in order, with the number of bytes read so far.
     pub fn events(&self, mut each: impl FnMut(&MemoryEvent, u64)) -> Result<()> {
         let seen = RefCell::new(Seen::default());
         let stacks: Vec<u64> = self.header.sites.iter().map(|site| site.stack_id.cast_unsigned()).collect();
         let mut checked = Checked { stacks, spaces: BTreeSet::new(), last_ns: 0, count: 0, each: &mut each };
         parse(&self.path, &mut Top { seen: &seen, each: Some(&mut checked) })?;
         if checked.count != self.header.event_count {
-            let what = format!("event_count says {}, and there are {}", self.header.event_count, checked.count);
+            let what = format!("event_count is {} but the file has {} events", self.header.event_count, checked.count);
             return Err(Error::Malformed { path: self.path.clone(), line: 1, column: 1, what });
         }
         Ok(())
     }
 }
 
-/// What would let sums overflow, or numbers mean nothing.
+/// Rejects values with which sums could overflow, and numbers that make no sense.
 fn check(header: &Header) -> Result<(), String> {
     let part = &header.part;
     if part.from_ns > part.to_ns || part.to_ns > LATEST_NS {
-        return Err(format!("the part from {} to {} ns is none", part.from_ns, part.to_ns));
+        return Err(format!("invalid time range: from {} to {} ns", part.from_ns, part.to_ns));
     }
     let steps = header.steps.iter().flat_map(|one| one.marks_ns.iter().chain([&one.active_from_ns, &one.active_to_ns]));
     let samples = header.device_samples.iter().map(|one| &one.at_ns);
     let users = header.device_processes.iter().map(|one| &one.at_ns);
     let alerts = header.alerts.iter().flat_map(|one| [&one.at_ns].into_iter().chain(&one.cleared_ns));
     if let Some(late) = steps.chain(samples).chain(users).chain(alerts).find(|at| **at > LATEST_NS) {
-        return Err(format!("{late} ns is later than any run"));
+        return Err(format!("invalid time {late} ns: no run is that long"));
     }
     let sizes = header.device_samples.iter().flat_map(|one| one.memory_used.iter().chain(&one.memory_total));
     let sizes = sizes.chain(header.device_processes.iter().filter_map(|one| one.bytes.as_ref()));
     if let Some(large) = sizes.into_iter().find(|bytes| **bytes > LARGEST) {
-        return Err(format!("{large} bytes are more than any GPU has"));
+        return Err(format!("invalid size {large} bytes: no GPU is that large"));
     }
     match header.sites.iter().zip(0..).find(|(site, number)| site.site != *number) {
-        Some((site, number)) => Err(format!("site {} stands where site {number} should", site.site)),
+        Some((site, number)) => Err(format!("found site {} where site {number} should be", site.site)),
         None => Ok(()),
     }
 }
 
-/// Events on their way, checked.
+/// Checks events and passes them on.
 struct Checked<'a> {
     stacks: Vec<u64>,
     spaces: BTreeSet<(u32, Option<u8>)>,
@@ -119,7 +119,7 @@ impl Checked<'_> {
         self.count += 1;
         let wrong = |what: String| Err(format!("event {}: {what}", self.count));
         if row.at_ns < self.last_ns {
-            return wrong(format!("{} ns is before the event before it", row.at_ns));
+            return wrong(format!("its time, {} ns, is earlier than that of the previous event", row.at_ns));
         }
         if self.spaces.insert((row.pid, row.device)) && self.spaces.len() > MOST_SPACES {
             return wrong(format!("more than {MOST_SPACES} processes and devices"));
@@ -133,7 +133,7 @@ impl Checked<'_> {
     }
 }
 
-/// The header as far as it was seen.
+/// The header read so far.
 #[derive(Default)]
 struct Seen {
     schema: Option<String>,
@@ -142,7 +142,7 @@ struct Seen {
     lists: BTreeSet<&'static str>,
 }
 
-/// Keys of the header that hold lists, and those that do not.
+/// Keys of the header: lists, and others.
 const LISTS: [&str; 9] =
     ["unreported", "notes", "processes", "gpus", "steps", "sites", "device_samples", "device_processes", "alerts"];
 const FIELDS: [&str; 5] = ["gpuwhy", "run", "part", "lost", "event_count"];
@@ -156,7 +156,7 @@ impl Seen {
 
     fn header(mut self) -> Result<Header, String> {
         if self.schema.is_none() {
-            return Err("`schema` is missing: this is no events.json of a memory bundle".to_owned());
+            return Err("`schema` is missing: this is not the events.json of a memory bundle".to_owned());
         }
         let missing = LISTS.iter().find(|key| !self.lists.contains(**key));
         if let Some(key) = missing.or_else(|| FIELDS.iter().find(|key| !self.fields.contains_key(**key))) {
@@ -182,7 +182,7 @@ fn parse(path: &Path, top: &mut Top<'_, '_>) -> Result<()> {
     let unreadable = |source| Error::Read { path: path.into(), source };
     let file = File::open(path).map_err(unreadable)?;
     if !file.metadata().map_err(unreadable)?.is_file() {
-        let source = std::io::Error::other("it is no plain file, and it is read twice");
+        let source = std::io::Error::other("not a regular file, and it must be read twice");
         return Err(unreadable(source));
     }
     let passing = Rc::new(Cell::new(false));
@@ -191,11 +191,11 @@ fn parse(path: &Path, top: &mut Top<'_, '_>) -> Result<()> {
     let guard = Guard::new(BufReader::with_capacity(BUFFER, counting), Rc::clone(&passing));
     let mut json = serde_json::Deserializer::from_reader(guard);
     let outcome = TopSeed { top, passing, read }.deserialize(&mut json).and_then(|()| json.end());
-    outcome.map_err(|error| told(path, &error))
+    outcome.map_err(|error| json_error(path, &error))
 }
 
-/// An error of JSON's in our words.
-fn told(path: &Path, error: &serde_json::Error) -> Error {
+/// An error of the JSON parser as one of ours.
+fn json_error(path: &Path, error: &serde_json::Error) -> Error {
     if error.is_eof() {
         return Error::CutOff { path: path.into(), line: error.line() };
     }
@@ -205,7 +205,7 @@ fn told(path: &Path, error: &serde_json::Error) -> Error {
     Error::Malformed { path: path.into(), line: error.line().max(1), column: error.column(), what }
 }
 
-/// Counts what is read from the file.
+/// Counts the bytes read from the file.
 struct Counting<R> {
     inner: R,
     read: Rc<Cell<u64>>,
@@ -219,7 +219,7 @@ impl<R: Read> Read for Counting<R> {
     }
 }
 
-/// The whole object: its header is kept in `seen`, or its events handed on.
+/// The whole object: collects the header in `seen`, or passes the events on.
 struct Top<'a, 'b> {
     seen: &'a RefCell<Seen>,
     each: Option<&'a mut Checked<'b>>,
@@ -295,7 +295,7 @@ fn header_value<'de, A: MapAccess<'de>>(key: &str, map: &mut A, seen: &mut Seen)
     Ok(())
 }
 
-/// A list of no more than so many.
+/// A list with at most [`MOST_ENTRIES`].
 struct Bounded<T>(PhantomData<T>);
 
 impl<T> Bounded<T> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An event as a line of `events.json`: one flat object, without what does not apply.
+//! An event as a line of `events.json`: one flat object without the keys that do not apply.
 
 use gpuwhy_model::ops::{Class, KernelOp, OpId, TorchOp, by_function, kernel_op, torch_op};
 use gpuwhy_model::{Call, CallFlags, MemoryEvent, TensorEvent};
@@ -8,35 +8,35 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::borrow::Cow;
 use std::fmt;
 
-/// No moment of a run is later: so sums of times do not overflow.
+/// The latest valid time: sums of times do not overflow.
 pub(crate) const LATEST_NS: u64 = 1 << 62;
-/// No device has so much memory.
+/// The largest valid size: no device has as much memory.
 pub(crate) const LARGEST: u64 = 1 << 56;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    /// A tensor got memory.
+pub(crate) enum RowKind {
+    /// A tensor was allocated.
     Alloc,
-    /// A tensor gave memory back.
+    /// A tensor was freed.
     Free,
-    /// PyTorch's allocator had none to give.
+    /// PyTorch's allocator ran out of memory.
     Oom,
-    /// A call took memory from the driver.
+    /// A call allocated memory from the driver.
     DriverAlloc,
-    /// A call gave memory back to it.
+    /// A call returned memory to the driver.
     DriverFree,
-    /// The first launch, copy or wait of a thread after it took memory.
+    /// A thread's first launch, copy or wait after it took memory from the driver.
     Work,
     /// A process ended.
     Exit,
-    /// The kernel chose a process for want of main memory.
+    /// The kernel killed a process because main memory ran out.
     OomKill,
 }
 
-impl Kind {
-    /// As it is written.
+impl RowKind {
+    /// The name in JSON and CSV.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Alloc => "alloc",
@@ -51,7 +51,7 @@ impl Kind {
     }
 }
 
-/// An address, written as `"0x7f…"`: as a number it would not be exact everywhere.
+/// An address, written as `"0x7f…"`: many JSON readers would round a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Address(pub(crate) u64);
 
@@ -95,7 +95,7 @@ fn is_false(value: &bool) -> bool {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Row {
     pub(crate) at_ns: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RowKind,
     pub(crate) pid: u32,
     pub(crate) tid: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -125,7 +125,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    fn bare(kind: Kind, at_ns: u64, pid: u32, tid: u32) -> Self {
+    fn bare(kind: RowKind, at_ns: u64, pid: u32, tid: u32) -> Self {
         Self {
             at_ns,
             kind,
@@ -146,7 +146,7 @@ impl Row {
         }
     }
 
-    /// An event; `site` is its stack's number. `None` for one that says nothing about memory.
+    /// From an event; `site` is the number of its stack. `None` for an event that has nothing to do with memory.
     pub(crate) fn of(event: &MemoryEvent, site: Option<u32>) -> Option<Self> {
         match event {
             MemoryEvent::Tensor(tensor) => Self::of_tensor(tensor, site),
@@ -155,12 +155,13 @@ impl Row {
     }
 
     fn of_tensor(event: &TensorEvent, site: Option<u32>) -> Option<Self> {
-        let kinds = [(TorchOp::Alloc, Kind::Alloc), (TorchOp::Free, Kind::Free), (TorchOp::OutOfMemory, Kind::Oom)];
+        let kinds =
+            [(TorchOp::Alloc, RowKind::Alloc), (TorchOp::Free, RowKind::Free), (TorchOp::OutOfMemory, RowKind::Oom)];
         let kind = kinds.into_iter().find(|(op, _)| torch_op(*op) == event.op)?.1;
         Some(Self {
             device: Some(event.device),
             bytes: Some(event.bytes),
-            address: (kind != Kind::Oom).then_some(Address(event.address)),
+            address: (kind != RowKind::Oom).then_some(Address(event.address)),
             allocated: Some(event.allocated),
             reserved: Some(event.reserved),
             site,
@@ -171,19 +172,19 @@ impl Row {
     fn of_call(call: &Call, site: Option<u32>) -> Option<Self> {
         let bare = |kind| Self::bare(kind, call.start_ns, call.pid, call.tid);
         if call.op == kernel_op(KernelOp::ProcessExit) {
-            return Some(Self { code: call.arg0, signal: call.arg1, ..bare(Kind::Exit) });
+            return Some(Self { code: call.arg0, signal: call.arg1, ..bare(RowKind::Exit) });
         }
         if call.op == kernel_op(KernelOp::OomKill) {
-            return Some(bare(Kind::OomKill));
+            return Some(bare(RowKind::OomKill));
         }
         let op = call.op.get()?;
         let kind = match op.class {
-            Class::Alloc => Kind::DriverAlloc,
-            Class::Free => Kind::DriverFree,
-            _ => Kind::Work,
+            Class::Alloc => RowKind::DriverAlloc,
+            Class::Free => RowKind::DriverFree,
+            _ => RowKind::Work,
         };
         let function = Some(Cow::Borrowed(op.function.as_str()));
-        if kind == Kind::Work {
+        if kind == RowKind::Work {
             return Some(Self { function, ..bare(kind) });
         }
         Some(Self {
@@ -199,26 +200,26 @@ impl Row {
         })
     }
 
-    /// The event again; `stack` says which stack a site's number stands for. Otherwise what is wrong.
+    /// Back to an event; `stack` maps a site's number to its stack. An error says what is wrong.
     pub(crate) fn event(&self, stack: impl Fn(u32) -> Option<u64>) -> Result<MemoryEvent, String> {
         let latest = self.at_ns.max(self.duration_ns.unwrap_or(0));
         if latest > LATEST_NS {
-            return Err(format!("{latest} ns is later than any run"));
+            return Err(format!("invalid time {latest} ns: no run is that long"));
         }
         if let Some(bytes) = [self.bytes, self.allocated, self.reserved].into_iter().flatten().find(|n| *n > LARGEST) {
-            return Err(format!("{bytes} bytes are more than any device has"));
+            return Err(format!("invalid size {bytes} bytes: no GPU is that large"));
         }
         let stack = match self.site {
             Some(site) => Some(stack(site).ok_or_else(|| format!("site {site} is not in the list of sites"))?),
             None => None,
         };
         match self.kind {
-            Kind::Alloc => self.tensor(TorchOp::Alloc, stack),
-            Kind::Free => self.tensor(TorchOp::Free, stack),
-            Kind::Oom => self.tensor(TorchOp::OutOfMemory, stack),
-            Kind::Exit => Ok(self.call(kernel_op(KernelOp::ProcessExit), (self.code, self.signal), None)),
-            Kind::OomKill => Ok(self.call(kernel_op(KernelOp::OomKill), (None, None), None)),
-            Kind::DriverAlloc | Kind::DriverFree | Kind::Work => {
+            RowKind::Alloc => self.tensor(TorchOp::Alloc, stack),
+            RowKind::Free => self.tensor(TorchOp::Free, stack),
+            RowKind::Oom => self.tensor(TorchOp::OutOfMemory, stack),
+            RowKind::Exit => Ok(self.call(kernel_op(KernelOp::ProcessExit), (self.code, self.signal), None)),
+            RowKind::OomKill => Ok(self.call(kernel_op(KernelOp::OomKill), (None, None), None)),
+            RowKind::DriverAlloc | RowKind::DriverFree | RowKind::Work => {
                 let arguments = (self.bytes, self.address.map(|address| address.0));
                 Ok(self.call(self.op()?, arguments, stack))
             }
@@ -227,17 +228,17 @@ impl Row {
 
     fn op(&self) -> Result<OpId, String> {
         let name = self.function.as_deref().ok_or("`function` is missing")?;
-        let op = by_function(name).ok_or_else(|| format!("{name:?} is no function that gpuwhy knows"))?;
+        let op = by_function(name).ok_or_else(|| format!("unknown function {name:?}"))?;
         let fits = match self.kind {
-            Kind::DriverAlloc => op.class == Class::Alloc,
-            Kind::DriverFree => op.class == Class::Free,
+            RowKind::DriverAlloc => op.class == Class::Alloc,
+            RowKind::DriverFree => op.class == Class::Free,
             _ => matches!(op.class, Class::Launch | Class::Sync | Class::Copy),
         };
-        if fits { Ok(op.id) } else { Err(format!("{name} is no {}", self.kind.name())) }
+        if fits { Ok(op.id) } else { Err(format!("function {name} does not fit kind {}", self.kind.name())) }
     }
 
     fn tensor(&self, op: TorchOp, stack: Option<u64>) -> Result<MemoryEvent, String> {
-        let told = |value: Option<u64>, name: &str| value.ok_or_else(|| format!("`{name}` is missing"));
+        let need = |value: Option<u64>, name: &str| value.ok_or_else(|| format!("`{name}` is missing"));
         let address = if op == TorchOp::OutOfMemory { Some(0) } else { self.address.map(|address| address.0) };
         Ok(MemoryEvent::Tensor(TensorEvent {
             at_ns: self.at_ns,
@@ -245,10 +246,10 @@ impl Row {
             tid: self.tid,
             op: torch_op(op),
             device: self.device.ok_or("`device` is missing")?,
-            bytes: told(self.bytes, "bytes")?,
-            address: told(address, "address")?,
-            allocated: told(self.allocated, "allocated")?,
-            reserved: told(self.reserved, "reserved")?,
+            bytes: need(self.bytes, "bytes")?,
+            address: need(address, "address")?,
+            allocated: need(self.allocated, "allocated")?,
+            reserved: need(self.reserved, "reserved")?,
             stack,
         }))
     }

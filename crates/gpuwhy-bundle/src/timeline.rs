@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `timeline.json`: memory over time, who held it, and what happened when. The picture and the page show the same.
+//! `timeline.json`: memory over time by line, and when what happened. The picture and the page show the same.
 
 use gpuwhy_memory::Report;
 use gpuwhy_memory::report::{LiveLine, LivePoint, Source, SpaceReport, TimelinePoint};
@@ -17,17 +17,17 @@ pub struct Timeline {
     pub schema: &'static str,
     /// The run file.
     pub run: String,
-    /// The run's beginning on `CLOCK_MONOTONIC`.
+    /// The start of the run on `CLOCK_MONOTONIC`.
     pub start_monotonic_ns: u64,
-    /// The same by the wall clock, Unix nanoseconds.
+    /// The start on the wall clock, Unix nanoseconds.
     pub start_unix_ns: u64,
-    /// The part of the run.
+    /// Start of the time range.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
     /// The answer in words.
     pub verdict: String,
-    /// What is wrong, worst first, and what to do.
+    /// Findings, worst first.
     pub findings: Vec<Advice>,
     /// Memory of each process on each device, most first.
     pub spaces: Vec<SpaceTimeline>,
@@ -38,9 +38,9 @@ pub struct Timeline {
 pub struct Advice {
     /// `critical`, `high`, `medium`, `low` or `info`.
     pub severity: String,
-    /// What is wrong.
+    /// Title and cost.
     pub title: String,
-    /// What to do, most saving first.
+    /// Fixes, the one that saves most first.
     pub fixes: Vec<String>,
 }
 
@@ -50,7 +50,7 @@ impl Advice {
         fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_bytes, fix.saves_ns)));
         Self {
             severity: finding.severity.label().to_ascii_lowercase(),
-            title: finding.title.clone(),
+            title: finding.headline(),
             fixes: fixes.into_iter().map(|fix| fix.text.clone()).collect(),
         }
     }
@@ -59,50 +59,50 @@ impl Advice {
 /// Memory of one process on one device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SpaceTimeline {
-    /// Process.
+    /// Process id.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// CUDA's number of the device.
+    /// CUDA's device number.
     pub device: Option<u32>,
-    /// Who took it.
+    /// PyTorch's allocator or the driver.
     pub source: Source,
-    /// The device's memory, where NVML tells.
+    /// The device's size, if NVML reports it.
     pub device_total: Option<u64>,
-    /// What happened, in the order of time.
+    /// What happened, by time.
     pub marks: Vec<Mark>,
-    /// Lines that the points speak of.
+    /// The lines that the points refer to.
     pub lines: Vec<LiveLine>,
-    /// Parts of the span.
+    /// The time slices.
     pub points: Vec<Point>,
 }
 
-/// A part of the span.
+/// A time slice.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
-    /// How much.
+    /// How much memory.
     #[serde(flatten)]
     pub memory: TimelinePoint,
-    /// Whose.
+    /// Which lines held it.
     #[serde(flatten)]
     pub live: LivePoint,
 }
 
-/// A moment worth a mark.
+/// A marked time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Mark {
     /// When.
     pub at_ns: u64,
     /// `peak`, `leak` (its onset), `oom` or `end` (by a signal).
     pub kind: &'static str,
-    /// Bytes in use then, where they are known.
+    /// Bytes in use then, if known.
     pub bytes: Option<u64>,
-    /// In words.
+    /// Its label.
     pub text: String,
 }
 
 impl Timeline {
-    /// Of a report that was made in detail.
+    /// From a detailed report.
     pub fn new(run: &crate::Run, report: &Report) -> Self {
         Self {
             schema: SCHEMA,
@@ -142,7 +142,7 @@ impl Timeline {
     }
 }
 
-/// JSON of anything, by one name.
+/// Any value as JSON.
 mod erased {
     pub(super) trait Json {
         fn json(&self) -> std::io::Result<String>;
@@ -177,7 +177,7 @@ fn marks(space: &SpaceReport, report: &Report) -> Vec<Mark> {
         let text = format!("peak: {} in use", units::bytes(space.peak_allocated));
         marks.push(Mark { at_ns: space.peak_allocated_at_ns, kind: "peak", bytes: Some(space.peak_allocated), text });
     }
-    // Leaks and refusals are told of a process and device: they belong to its first space.
+    // A leak or refusal has a process and a device, but no source: it belongs to the first space.
     let mine = |other: &&SpaceReport| (other.pid, other.device) == (space.pid, space.device);
     let first = report.spaces.iter().find(mine).is_some_and(|first| first.source == space.source);
     for leak in report.leaks.iter().filter(|leak| first && (leak.pid, leak.device) == (space.pid, space.device)) {
@@ -186,7 +186,7 @@ fn marks(space: &SpaceReport, report: &Report) -> Vec<Mark> {
             Some(bytes) => format!("{} a step", units::bytes(bytes.round() as u64)),
             None => format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64)),
         };
-        let text = format!("leak begins: {line} keeps {rate}");
+        let text = format!("leak starts: {line} keeps {rate}");
         marks.push(Mark { at_ns: leak.onset_ns, kind: "leak", bytes: None, text });
     }
     for oom in report.ooms.iter().filter(|oom| first && (oom.pid, oom.device) == (space.pid, space.device)) {
@@ -195,7 +195,7 @@ fn marks(space: &SpaceReport, report: &Report) -> Vec<Mark> {
         marks.push(Mark { at_ns: oom.at_ns, kind: "oom", bytes: Some(oom.allocated), text });
     }
     for end in report.ends.iter().filter(|end| end.pid == space.pid) {
-        let why = if end.oom_killed { " for want of main memory" } else { "" };
+        let why = if end.oom_killed { ": main memory ran out" } else { "" };
         let text = format!("ended by signal {}{why}", end.signal);
         marks.push(Mark { at_ns: end.at_ns, kind: "end", bytes: None, text });
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `events.json`, written as it comes: a header with a line for everything in its lists, then a line for each event.
+//! Writes `events.json` as a stream: a header with a line for each entry of its lists, then a line for each event.
 
 use crate::header::{Header, SCHEMA};
 use crate::row::Row;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-/// Writes the file. Nothing of it is kept in memory but which stack has which number.
+/// Writes the file. Keeps nothing in memory except the number of each stack.
 pub struct EventsWriter<W: Write> {
     out: W,
     site_of: HashMap<u64, u32>,
@@ -16,7 +16,7 @@ pub struct EventsWriter<W: Write> {
 }
 
 impl<W: Write> EventsWriter<W> {
-    /// Begins with the header.
+    /// Writes the header.
     pub fn new(mut out: W, header: &Header) -> io::Result<Self> {
         let Header { gpuwhy, run, part, lost, unreported, notes, event_count, .. } = header;
         write!(out, "{{")?;
@@ -40,7 +40,7 @@ impl<W: Write> EventsWriter<W> {
         Ok(Self { out, site_of, written: 0 })
     }
 
-    /// The next event.
+    /// Writes the next event.
     pub fn event(&mut self, event: &MemoryEvent) -> io::Result<()> {
         let stack = match event {
             MemoryEvent::Tensor(tensor) => tensor.stack,
@@ -58,7 +58,7 @@ impl<W: Write> EventsWriter<W> {
         self.written
     }
 
-    /// No more; returns where it was written to.
+    /// Ends the file; returns the writer.
     pub fn finish(mut self) -> io::Result<W> {
         writeln!(self.out, "\n]}}")?;
         self.out.flush()?;

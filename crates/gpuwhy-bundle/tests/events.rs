@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `events.json` there and back again, and what anybody may have made of it meanwhile.
+//! `events.json`: written and read back, also after changes of every kind.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use gpuwhy_bundle::{
-    CsvWriter, Error, EventsFile, EventsWriter, Header, Part, Process, Run, Site, Steps, is_events_file,
+    CsvWriter, Error, EventsFile, EventsWriter, Header, Process, Run, Selection, Site, Steps, is_events_file,
 };
-use gpuwhy_memory::alerts::{Alert, Kind, Level};
+use gpuwhy_memory::alerts::{Alert, AlertKind, Level};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_memory::{Analyser, ProcessSteps, Report, SiteFact, Unreported};
 use gpuwhy_model::ops::{KernelOp, TorchOp, by_function, kernel_op, torch_op};
@@ -101,7 +101,7 @@ fn header() -> Header {
     let mut header = Header {
         gpuwhy: "1.2.3".into(),
         run: Run { file: "run.db".into(), start_unix_ns: 1_800_000_000_000_000_001, ..Run::default() },
-        part: Part { from_ns: 0, to_ns: 10_000, pids: vec![] },
+        part: Selection { from_ns: 0, to_ns: 10_000, pids: vec![] },
         lost: 3,
         unreported: vec![Unreported { from_ns: 9_500, to_ns: 9_600, pid: Some(PID) }],
         notes: vec!["a note".into()],
@@ -113,7 +113,7 @@ fn header() -> Header {
             at_ns: 9_000,
             cleared_ns: None,
             level: Level::Critical,
-            kind: Kind::Oom,
+            kind: AlertKind::Oom,
             rule: "oom".into(),
             pid: Some(PID),
             device: Some(0),
@@ -162,7 +162,7 @@ fn read(path: &Path, content: &[u8]) -> Result<(Header, Vec<MemoryEvent>, Report
 }
 
 #[test]
-fn what_was_written_is_read() {
+fn a_written_file_is_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("any.name");
     let (read_header, read_events, report) = read(&path, &file()).unwrap();
@@ -184,7 +184,7 @@ fn what_was_written_is_read() {
         text.lines().filter(|line| line.starts_with("{\"at_ns\":") && line.contains("\"kind\"")).count(),
         events().len()
     );
-    // However it is laid out, and in whatever order its keys are.
+    // Layout and order of keys do not matter.
     let value: serde_json::Value = serde_json::from_slice(&file()).unwrap();
     let (again, other_events, other_report) =
         read(&path, serde_json::to_string_pretty(&value).unwrap().as_bytes()).unwrap();
@@ -205,7 +205,7 @@ fn the_table_has_a_row_for_each_and_no_formulas() {
     let rows: Vec<&str> = text.split_terminator(ends_row).collect();
     assert!(!text.contains('\r'), "{text:?}");
     assert_eq!(rows.len(), events().len(), "all but the launch, and a head");
-    assert!(rows[1].starts_with("5,driver_alloc,4821,4821,\"'=cmd|'/C calc'!A0,\"\"</script>\"\"\n\u{1b}[2J\",0,1048576,0xffffffffffffffff,,,cudaMalloc,77,0,,,9"), "{}", rows[1]);
+    assert!(rows[1].starts_with("5,driver_alloc,4821,4821,\"'=cmd|'/C calc'!A0,\"\"</script>\"\"\n\u{fffd}[2J\",0,1048576,0xffffffffffffffff,,,cudaMalloc,77,0,,,9"), "{}", rows[1]);
     assert!(rows.last().unwrap().contains(",-9,"), "by a signal: {}", rows.last().unwrap());
 }
 
@@ -253,7 +253,7 @@ fn changed_bytes_are_errors_or_other_events_and_never_a_panic() {
 }
 
 #[test]
-fn what_is_wrong_is_said_with_its_place() {
+fn errors_name_what_is_wrong_and_where() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("events.json");
     let text = String::from_utf8(file()).unwrap();
@@ -262,18 +262,21 @@ fn what_is_wrong_is_said_with_its_place() {
         read(&path, text.replacen(from, to, 1).as_bytes()).unwrap_err().to_string()
     };
     assert!(said("memory-events/1", "memory-events/2").contains("use the gpuwhy that wrote it"));
-    assert!(said("\"schema\"", "\"other\"").contains("no events.json of a memory bundle"));
+    assert!(said("\"schema\"", "\"other\"").contains("not the events.json of a memory bundle"));
     assert!(said("\"lost\": 3,\n", "").contains("`lost` is missing"));
-    assert!(said("\"event_count\": 57", "\"event_count\": 58").contains("says 58, and there are 57"));
+    assert!(said("\"event_count\": 57", "\"event_count\": 58").contains("is 58 but the file has 57 events"));
     let line = said("\"kind\":\"free\"", "\"kind\":\"lost\"");
     assert!(line.contains("line ") && line.contains("unknown variant `lost`"), "{line}");
     assert!(said("\"address\":\"0x200\"", "\"address\":\"200\"").contains("an address like"));
     assert!(said("\"address\":\"0x200\",", "").contains("event 4: `address` is missing"));
-    assert!(said("{\"at_ns\":100,", "{\"at_ns\":1,").contains("before the event before it"));
-    assert!(said("\"function\":\"cudaMalloc\"", "\"function\":\"rm\"").contains("no function that gpuwhy knows"));
-    assert!(said("\"function\":\"cudaMalloc\"", "\"function\":\"cudaFree\"").contains("is no driver_alloc"));
+    assert!(said("{\"at_ns\":100,", "{\"at_ns\":1,").contains("earlier than that of the previous event"));
+    assert!(said("\"function\":\"cudaMalloc\"", "\"function\":\"rm\"").contains("unknown function \"rm\""));
+    assert!(
+        said("\"function\":\"cudaMalloc\"", "\"function\":\"cudaFree\"")
+            .contains("cudaFree does not fit kind driver_alloc")
+    );
     assert!(said("\"site\":2,\"function\"", "\"site\":3,\"function\"").contains("site 3 is not in the list"));
-    assert!(said("\"to_ns\":10000", "\"to_ns\":18446744073709551615").contains("is none"));
+    assert!(said("\"to_ns\":10000", "\"to_ns\":18446744073709551615").contains("invalid time range"));
     let long = format!("\"notes\": [\"{}\"", "x".repeat(100_000));
     assert!(said("\"notes\": [\n\"a note\"", &long).contains("over 64 KiB"));
     let deep = format!("\"other\": {}", "[".repeat(100_000));

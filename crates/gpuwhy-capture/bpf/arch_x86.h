@@ -10,8 +10,8 @@
 /* Argument slots beyond the registers, all within the few words read at once. */
 #define STACK_SLOTS 3
 
-/* What a call was entered with, copied out of the context once: compilers like to compute addresses
- * inside the context, which the verifier refuses. */
+/* The arguments of a call, copied out of the context once: compilers may compute addresses inside the
+ * context, which the verifier refuses. */
 struct input {
 	__u64 sp;
 	__u64 reg[REGISTER_SLOTS];

@@ -13,7 +13,7 @@
 #define COOKIE_EXTRA(c) ((__u32)((c) >> 28 & 0xf))
 #define COOKIE_TWIN(c) ((__u32)((c) >> 32 & 0x3ff))
 #define COOKIE_RUNTIME(c) ((bool)((c) >> 42 & 1))
-/* The runtime is part of the file that calls it: its own driver calls come from that file, too. */
+/* The runtime is linked into the file that calls it, so its own driver calls also come from that file. */
 #define COOKIE_LINKED_IN(c) ((bool)((c) >> 43 & 1))
 
 enum shape {

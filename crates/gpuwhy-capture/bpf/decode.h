@@ -23,7 +23,7 @@ static __always_inline __u64 slot(const struct input *in, __u32 n)
 /* CUDA's codes for a copy's direction. */
 enum { HTOH = 0, HTOD = 1, DTOH = 2, DTOD = 3, BY_POINTERS = 4 };
 
-/* The driver's copy structs tell each side's memory type: 1 host, 2 device, 3 array, 4 unified. */
+/* The driver's copy structs have the memory type of each side: 1 host, 2 device, 3 array, 4 unified. */
 static __always_inline __u64 direction_of(__u32 source, __u32 destination)
 {
 	if (source == 4 || destination == 4)
@@ -53,7 +53,7 @@ static __noinline void read_copy_3d_runtime(struct frame *f, __u64 params, bool 
 	if (!peer && !read_user(&kind, sizeof(kind), params + 152, f->op))
 		return;
 	set_args(f, extent[0] * extent[1] * extent[2], kind);
-	/* With a CUDA array the extent counts elements, whose size is not here. */
+	/* For a CUDA array, the extent is in elements of unknown size. */
 	if (source_array || destination_array)
 		f->flags &= ~FLAG_ARG0;
 }
@@ -162,7 +162,7 @@ static __always_inline void read_copy_or_fill(const struct input *in, struct fra
 	}
 }
 
-/* What is known when the call is entered. */
+/* Fields known at the entry of the call. */
 static __always_inline void read_at_entry(const struct input *in, struct frame *f, const struct frame *outer, __u32 tgid)
 {
 	__u64 cookie = f->cookie;
@@ -241,7 +241,7 @@ static __always_inline void remember_live(const struct frame *f, __u32 tgid, boo
 		count_loss(LOSS_LIVE_MAP_FULL, f->op);
 }
 
-/* The new pointer, or handle, that the call wrote where it was told to. */
+/* The new pointer or handle that the call wrote to its output argument. */
 static __always_inline bool read_result(struct frame *f, bool failed)
 {
 	__u64 result;
@@ -337,7 +337,7 @@ static __always_inline void switch_context(struct thread *t, const struct frame 
 	t->chosen = true;
 }
 
-/* What is known once the call has returned, and what follows from it. */
+/* Fields known after the return of the call. */
 static __always_inline void read_at_return(struct thread *t, struct frame *f, const struct frame *outer, __u32 tgid,
 					   bool failed)
 {

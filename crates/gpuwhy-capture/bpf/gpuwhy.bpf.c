@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause
-/* gpuwhy's programs in the kernel. The parts:
+/* gpuwhy's eBPF programs. The headers:
  *   kernel.h    the kernel types read        arch_*.h   where an architecture keeps arguments
  *   cookie.h    how a function is read       state.h    maps, loss counters, the ring's record
  *   decode.h    reading arguments            calls.h    entering and leaving a call
  *   rare.h      communicators, names, graphs burst.h    calls that are only counted
- *   torch.h     PyTorch's allocator         traps.h    what it costs
- *   watched.h   what is kept of threads      waits.h    what a thread waits for
+ *   torch.h     PyTorch's allocator         traps.h    costs of probes
+ *   watched.h   state of threads             waits.h    what a thread waits for
  *   sched.h     running, ready, blocked      host.h     memory and I/O
- *   python.h    CPython's frames             stacks.h   when they are read, and what is told of them
+ *   python.h    CPython's frames             stacks.h   when they are read, and their records
  *   programs_host.h  the programs on the kernel's tracepoints
  * Everything is inlined into few programs: below, three flavours of the same probe, for kernels from 6.13 (session),
  * 6.6 (multi) and 5.15 (plain), and the life of processes. */
@@ -118,7 +118,7 @@ int plain_torch(struct pt_regs *ctx)
 	return tensor_reported(ctx);
 }
 
-/* A target's children are targets, its threads are watched from their first moment. */
+/* A target's children are targets, and its threads are watched from their start. */
 SEC("tp_btf/sched_process_fork")
 int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 {
@@ -148,8 +148,8 @@ int BPF_PROG(on_fork, struct task_struct *parent, struct task_struct *child)
 	return 0;
 }
 
-/* A new program in an old process: nothing known of its threads holds any more. The thread that called exec goes on
- * under its process's number. */
+/* exec: everything known about the threads is invalid. The thread that called exec continues with the id of its
+ * process. */
 static __always_inline void watched_execs(struct task_struct *task, __u64 now)
 {
 	struct watched *w = watched_of(task);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Memory and I/O: what the kernel does for a traced thread besides running it. */
+/* Memory and I/O: what the kernel does for a traced thread. */
 #pragma once
 
 #define REQUEST_OP_MASK 0xff
@@ -67,7 +67,7 @@ static __always_inline int request_ends(struct request *request, __s32 error, __
 	return 0;
 }
 
-/* Waits for the lock of one's own address space. Spinning locks come through here, too: those first. */
+/* Waits for the lock of the thread's own address space. Spinlocks also arrive here: sort them out first. */
 static __always_inline int contention_begins(__u64 lock, __u32 flags)
 {
 	struct task_struct *current;
@@ -145,7 +145,7 @@ static __always_inline int pages_given(struct page *page, __u32 order)
 	struct task_struct *current;
 	struct watched *w = watched_current(&current);
 
-	/* What an interrupt takes is not for the thread it interrupted. */
+	/* Allocations in an interrupt are not for the interrupted thread. */
 	if (!w || !page || cpu_at(bpf_get_smp_processor_id())->interrupts)
 		return 0;
 	w->page_allocations++;
@@ -153,7 +153,7 @@ static __always_inline int pages_given(struct page *page, __u32 order)
 	return 0;
 }
 
-/* A page fault that needed the disk is done. It began, as far as can be told, when the thread first waited in it. */
+/* A page fault that needed the disk is done. Its start is taken as the first wait of the thread in it. */
 static __always_inline int major_fault_ends(__u64 address)
 {
 	struct task_struct *current;
@@ -172,7 +172,7 @@ static __always_inline int major_fault_ends(__u64 address)
 	return 0;
 }
 
-/* Mostly told from a timer's interrupt, in nobody's name: gpuwhy finds the owner by the socket's inode. */
+/* Mostly from a timer interrupt, in no process's context: gpuwhy finds the owner by the socket's inode. */
 static __always_inline int retransmitted(const struct sock *sock)
 {
 	struct record *r;

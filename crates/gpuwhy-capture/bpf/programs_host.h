@@ -38,7 +38,7 @@ int BPF_PROG(on_migrate, struct task_struct *task, int to)
 	return moved(task, to);
 }
 
-/* What interrupts a CPU is in: a waker found there is not the thread that happens to run. */
+/* Which interrupts a CPU is handling: a wake-up there does not come from the current thread. */
 SEC("?tp_btf/softirq_entry")
 int BPF_PROG(on_softirq, unsigned int which)
 {
@@ -90,14 +90,14 @@ int BPF_PROG(on_block_start, struct request *request)
 	return request_begins(request);
 }
 
-/* Before 6.5 there is no such tracepoint; a request is mostly issued by the thread that made it, too. */
+/* This tracepoint does not exist before 6.5; mostly the thread that makes a request also issues it. */
 SEC("?tp_btf/block_rq_issue")
 int BPF_PROG(on_block_issue, struct request *request)
 {
 	return request_begins(request);
 }
 
-/* The error is a byte before 5.16 and an int since: it is only told as it is. */
+/* The error is a byte before 5.16 and an int from then on; it is passed on unchanged. */
 SEC("?tp_btf/block_rq_complete")
 int on_block_end(__u64 *ctx)
 {
@@ -191,7 +191,7 @@ int on_major_fault(struct bpf_perf_event_data *ctx)
 	return major_fault_ends(ctx->addr);
 }
 
-/* On a timer of every CPU: who runs there, and in which line. */
+/* On a timer of every CPU: which thread runs there, and at which line. */
 SEC("?perf_event")
 int on_sample(struct bpf_perf_event_data *ctx)
 {
@@ -221,8 +221,8 @@ int on_sample(struct bpf_perf_event_data *ctx)
 	return 0;
 }
 
-/* Run once targets are chosen: begins to watch the threads they have, and their children's. Run again until it
- * finds nothing new, because a child may come before its parent. */
+/* Run after targets are chosen: starts to watch their existing threads and those of their children. Run repeatedly until it
+ * finds nothing new, because a child may be listed before its parent. */
 SEC("?iter/task")
 int adopt_threads(struct bpf_iter__task *ctx)
 {
@@ -265,7 +265,7 @@ int report_threads(struct bpf_iter__task *ctx)
 		return 0;
 	}
 	if (!w) {
-		/* Somebody else who has held a CPU a traced thread waits for until the end. */
+		/* Another thread that holds a CPU a traced thread waits for, until the end. */
 		cpu = cpu_of(task);
 		c = cpu_at(cpu);
 		if (host_end_ns && task->on_cpu && task->pid && c->wanted && c->since_ns && c->since_ns < host_end_ns)

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Walking CPython's frames from outside. Compiled as BPF, and for the host to be tested against real
- * interpreters. Whoever includes it defines __u8 … __u64, __s32, __s64, __always_inline and
- *     read_user(dst, size, address)     0, or anything else when the memory cannot be read
- * and PY_FUNCTION, how to declare a function that the verifier shall look at only once; for each program that uses it:
- *   1. py_site_hash     given the thread's state: have these frames been seen? A few reads
- *   2. py_find_tstate   the thread's state (keep it, hand it back the next time)
+/* Walks CPython's frames from outside. Compiled as BPF, and for the host to test it against real
+ * interpreters. The including file defines __u8 … __u64, __s32, __s64, __always_inline and
+ *     read_user(dst, size, address)     0, or nonzero if the memory cannot be read
+ * and PY_FUNCTION, which declares a function that the verifier checks only once. Each program calls in order:
+ *   1. py_site_hash     given the thread state: were these frames seen before? A few reads
+ *   2. py_find_tstate   the thread state (keep it and pass it the next time)
  *   3. py_walk          the frames, one or two reads each
  *   4. py_read_code     names and lines of a code object seen for the first time
- * Nothing here is guessed: user space looks at the process once and writes struct py_process. */
+ * Nothing here is guessed: user space inspects the process once and writes struct py_process. */
 #pragma once
 
 /* Frames kept, innermost first; steps also count the frames that C leaves between them, PyTorch one for every three. */
@@ -15,9 +15,8 @@
 #define PY_MAX_STEPS 192
 /* Threads and interpreters looked at in a search. */
 #define PY_MAX_SEARCH 256
-/* What makes a call site: as many of the innermost frames, C's included, as this many reads reach. Fewer would take
- * two lines that call the same module for one: PyTorch puts four frames of its own between a line and the module it
- * calls. */
+/* A call site is identified by as many innermost frames, including C frames, as this many reads reach. Fewer would confuse
+ * two lines that call the same module: PyTorch has four frames of its own between a line and the module it calls. */
 #ifndef PY_SITE_READS
 #define PY_SITE_READS 6
 #endif
@@ -25,15 +24,15 @@
 /* Up to 3.10 each frame takes one; a caller further out would be taken for another. */
 #define PY_SITE_READS_OBJECTS 48
 
-/* Bytes kept of a code object's texts and line table; struct py_code is 4096 in all. */
+/* Bytes kept of a code object's texts and line table; struct py_code has 4096 bytes in total. */
 #define PY_FILE_BYTES 256
 #define PY_NAME_BYTES 128
 #define PY_TABLE_BYTES 3680
 
-/* The part of a thread state that is read at once. */
+/* Bytes of a thread state read at once. */
 #define PY_TSTATE_BYTES 192
 #define PY_SCRATCH_BYTES 256
-/* The part of the stack of frames that is read at once: some ten frames. */
+/* Bytes of the frame stack read at once: about ten frames. */
 #define PY_WINDOW_BYTES 2048
 /* No frame has more before its variables. */
 #define PY_FRAME_BYTES 128
@@ -51,7 +50,7 @@ enum py_chain {
 	PY_CHAIN_CFRAME = 1, /* behind a pointer to its C frame: 3.11, 3.12 */
 };
 
-/* What a frame says about where it is. */
+/* How a frame stores its position. */
 enum py_lasti {
 	PY_LASTI_BYTES = 0, /* bytes from the first instruction: up to 3.9 */
 	PY_LASTI_UNITS = 1, /* instructions of two bytes: 3.10 */
@@ -130,8 +129,8 @@ struct py_stack {
 	struct py_frame frames[PY_MAX_FRAMES];
 };
 
-/* What a code object is called and the lines of its instructions. Sizes are the true ones, in bytes: what is
- * beyond the arrays was left out, of a file's name the beginning, of all else the end. */
+/* Names of a code object and the lines of its instructions. Sizes are the full sizes in bytes: what does not fit into the
+ * arrays is left out, at the start of a file name and at the end of everything else. */
 struct py_code {
 	__u64 code;
 	__u32 check;
@@ -159,8 +158,8 @@ static __always_inline __u32 py_half(const struct py_scratch *s, __u32 at)
 	return *(const __u32 *)(s->bytes + (at & (PY_SCRATCH_BYTES - 4)));
 }
 
-/* The same value, of which the verifier knows nothing any more: what it knew on one way and not on another would keep
- * it from seeing that both continue alike, and it would follow each to the end. */
+/* Returns the same value, but hides it from the verifier: if it knew the value on one path and not on another, it could not
+ * merge the paths and would follow each to the end. */
 static __always_inline __u64 py_forget(struct py_scratch *s, __u64 value)
 {
 	*(volatile __u64 *)&s->value = value;
@@ -173,8 +172,8 @@ static __always_inline __u64 py_mix(__u64 hash, __u64 more)
 	return hash ^ hash >> 29;
 }
 
-/* Whether a thread state belongs to the thread and still lives: a freed one may keep its id for long, but is in no
- * list any more. */
+/* Whether a thread state belongs to the thread and is alive: a freed one may keep its id for long, but is no longer in the
+ * list. */
 static __always_inline int py_is_tstate_of(const struct py_process *p, struct py_scratch *s, __u64 tstate,
 					   __u64 thread_pointer)
 {
@@ -298,8 +297,8 @@ static __always_inline __s32 py_lasti(const struct py_process *p, const struct p
 	return (__s32)(at - start);
 }
 
-/* Reads the part of a code object that tells it from another at the same address later, which is also where its
- * texts are. */
+/* Reads the fields of a code object that distinguish it from a later one at the same address; they also point to its
+ * texts. */
 static __always_inline int py_read_code_part(const struct py_process *p, struct py_scratch *s, __u64 code)
 {
 	return read_user(s->bytes, p->at.code_bytes & (PY_SCRATCH_BYTES - 1), code + p->at.code_from);
@@ -330,8 +329,8 @@ static __always_inline __u64 py_mix_bytes(struct py_scratch *s, __u64 hash, __u6
 	return hash;
 }
 
-/* The same for code that is run once, of which the next may have not only its address but also those of its texts: what
- * they begin with counts, too. The part of the code object was just read. */
+/* The same for code that runs once: the next code object may have the same address and the same text addresses, so the start
+ * of the texts counts as well. The fields of the code object were just read. */
 PY_FUNCTION __u32 py_content_check(const struct py_process *p, struct py_scratch *s)
 {
 	__u64 file, table, hash, head[3] = {}, size = 0;
@@ -350,7 +349,7 @@ PY_FUNCTION __u32 py_content_check(const struct py_process *p, struct py_scratch
 	return (__u32)(hash ^ hash >> 32);
 }
 
-/* A frame whose function has not begun: Python itself leaves it out of tracebacks. */
+/* A frame whose function has not started: Python itself leaves it out of tracebacks. */
 static __always_inline int py_is_incomplete(const struct py_process *p, const struct py_scratch *s, __s32 lasti,
 					    __u8 owner)
 {
@@ -423,17 +422,17 @@ static __always_inline void py_walk(const struct py_process *p, struct py_scratc
 	out->status = PY_TRUNCATED;
 }
 
-/* A hash of where the thread's innermost frames are, within one process: equal ones are the same call site, but for
- * callers so far out that PY_SITE_READS do not reach them. `tstate` is what py_find_tstate found for the thread before.
- * 0: it is not the thread's any more, no Python is running, or something is unreadable. How deep it is in all also
- * counts: up to 3.10 a thread state says so right behind its frame, later the innermost frame's address stands for
- * it, if that lies on the stack. */
+/* A hash of the positions of the thread's innermost frames, within one process: equal hashes mean the same call site, except
+ * for outer callers that PY_SITE_READS do not reach. `tstate` is the result of an earlier py_find_tstate for the thread.
+ * 0: it no longer belongs to the thread, no Python is running, or memory is unreadable. The total depth also counts: up to
+ * 3.10 it is in the thread state right after the frame, later the address of the innermost frame represents it, if that is
+ * on the stack. */
 static __always_inline __u64 py_site_hash(const struct py_process *p, struct py_scratch *s, __u64 thread_pointer,
 					  __u64 tstate)
 {
 	__u64 frame, hash, once = 0;
 
-	/* A freed thread state has no frames, so there is no need to see whether it lives. */
+	/* A freed thread state has no frames, so there is no need to check whether it is alive. */
 	if (!tstate || read_user(s->bytes, PY_TSTATE_BYTES, tstate) ||
 	    py_word(s, p->at.tstate_thread_id) != thread_pointer)
 		return 0;
@@ -474,8 +473,8 @@ static __always_inline __u64 py_site_hash(const struct py_process *p, struct py_
 	return hash;
 }
 
-/* A text's characters as they lie in memory. `room` is a constant; what does not fit is left out, at the beginning
- * where `keep_end`. Returns the width of a character, 0 if it is unreadable. */
+/* Reads the characters of a text as they are in memory. `room` is a constant; what does not fit is left out, at the start if
+ * `keep_end`. Returns the width of a character, 0 if the text is unreadable. */
 static __always_inline __u8 py_read_text(const struct py_process *p, __u64 text, __u8 *to, __u32 room, int keep_end,
 					 __u32 *true_bytes)
 {

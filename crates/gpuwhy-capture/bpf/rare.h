@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Functions that are called rarely and tell more: communicators and transfers, handles made from handles, names. They
- * have programs of their own, so that the verifier looks at this once and the hot path stays short. */
+/* Functions that are called rarely and need more data: communicators and transfers, handles made from handles, names. They
+ * have their own programs, so that the verifier checks this code once and the hot path stays short. */
 #pragma once
 
 /* Of NCCL's unique id, this many bytes are looked at: a random number and the address of its maker. */
@@ -67,7 +67,7 @@ static __always_inline void read_transfer(const struct input *in, struct frame *
 	f->flags |= FLAG_SEQUENCE;
 }
 
-/* Handles that gpuwhy has been told the name of. */
+/* Handles whose names were reported to gpuwhy. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -75,8 +75,8 @@ struct {
 	__type(value, __u8);
 } named SEC(".maps");
 
-/* The runtime asks for the function of a kernel again and again: once its name is told, there is no more to learn. Only
- * what has no name of its own is asked by handle. */
+/* The runtime looks up the function of a kernel repeatedly: once its name was reported, there is nothing more to learn. Only
+ * kernels without a name are looked up by handle. */
 static __always_inline bool asks_again(__u64 cookie)
 {
 	return COOKIE_SHAPE(cookie) == NAMED && !COOKIE_EXTRA(cookie);
@@ -90,7 +90,7 @@ static __always_inline bool is_named(const struct input *in, const struct thread
 	return bpf_map_lookup_elem(&named, &key);
 }
 
-/* 64 bits that tell one id from another; 0 when it cannot be read. */
+/* 64 bits that distinguish ids; 0 if the id cannot be read. */
 static __always_inline __u64 read_id(__u64 from, __u32 op)
 {
 	__u64 words[ID_WORDS] = {}, hash = 0;

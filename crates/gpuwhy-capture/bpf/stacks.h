@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Whose line it was: the Python stack at a call's return, at a switch and at a sample. A call site that was seen
- * before costs a few reads and is named by a number; a new one is walked here and now, with the names and line tables
- * of code that is new, so that it is right even if the process is gone a moment later. */
+/* Python stacks at the return of a call, at a switch and at a sample. A known call site costs a few reads and has a number.
+ * A new one is walked immediately, with the names and line tables of new code, so that it is right even if the process ends
+ * right after. */
 #pragma once
 
 #define PY_FUNCTION __noinline
@@ -12,7 +12,7 @@
 #define PY_FIRST_PAUSE_NS 20000
 #define PY_LAST_PAUSE_NS 20000000
 
-/* Ring records. A stack's is as long as it has frames, so both are told by their first word. */
+/* Ring records. The length of a stack record depends on its frames, so both are distinguished by their first word. */
 #define STACK_RECORD 0x6b636174735f7970ULL /* "py_stack" */
 #define CODE_RECORD 0x65646f635f797070ULL /* "ppy_code" */
 
@@ -79,7 +79,7 @@ struct {
 	__type(value, struct py_room);
 } cpu_rooms SEC(".maps");
 
-/* What gpuwhy has been told of. One that is forgotten is told again. */
+/* Call sites and code already reported to gpuwhy. Evicted ones are reported again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 65536);
@@ -94,7 +94,7 @@ struct {
 	__type(value, __u8);
 } known_codes SEC(".maps");
 
-/* Different call sites told of, and looks at threads that ran no Python. */
+/* Number of reported call sites, and of samples of threads that ran no Python. */
 __u64 stacks_found;
 __u64 stacks_none;
 
@@ -124,8 +124,8 @@ __noinline int walk_stack(struct py_process *p, struct py_room *room, __u64 tsta
 	return room->stack.stack.count;
 }
 
-/* Walks a new call site and tells of it, its code first. Returns whether gpuwhy knows it now; if not, it is walked again
- * the next time. */
+/* Walks a new call site and reports it, its code first. Returns whether gpuwhy knows it now; if not, it is walked again the
+ * next time. */
 __noinline int tell_stack(struct py_process *p, struct py_room *room, __u64 tstate, __u64 key, __u64 ids)
 {
 	__u32 tgid = ids >> 32, count, size;

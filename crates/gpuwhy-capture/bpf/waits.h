@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What a thread that leaves the CPU waits for: read from the system call it is in and the file that call is
- * about. Right at switch-out, when both still are what they were at the call. */
+/* What a thread that leaves the CPU waits for: read from its current system call and the file that call uses, at switch-out,
+ * when both are unchanged since the call. */
 #pragma once
 
 #define SYSCALLS 512
@@ -165,7 +165,7 @@ static __always_inline void describe_futex(struct watched *w, const struct pt_re
 		read_timeout(w, syscall_arg(regs, 3), command == FUTEX_WAIT_BITSET, op & FUTEX_CLOCK_REALTIME, now);
 }
 
-/* Waiting for one of several files: told by the first, which mostly is the only one. */
+/* Waiting for one of several files: the first one is reported, which is mostly the only one. */
 static __always_inline void describe_poll(struct watched *w, struct task_struct *task, const struct pt_regs *regs,
 					  bool is_current)
 {

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* What is kept of each traced thread as the scheduler sees it, of each CPU, and the records about them.
- * Times are CLOCK_MONOTONIC ns. Only traced threads have storage, so for everybody else the whole cost is
- * one look at task->bpf_storage. */
+/* Scheduler state of each traced thread and each CPU, and the records about them. Times are CLOCK_MONOTONIC ns. Only traced
+ * threads have storage, so for all others the whole cost is one read of task->bpf_storage. */
 #pragma once
 
 #define MAX_CPUS 1024
@@ -56,8 +55,8 @@ enum woken_by {
 #define OFF_TIMEOUT 4
 #define OFF_HOLDER 8
 
-/* One time off CPU, sent when the thread runs again. Who had that CPU just before is named here, which saves a record
- * of its own. */
+/* One time off CPU, sent when the thread runs again. It includes the previous user of that CPU, which saves a separate
+ * record. */
 struct off_record {
 	__u64 start_ns;
 	__u64 duration_ns;
@@ -84,7 +83,7 @@ struct off_record {
 	__u16 unused;
 };
 
-/* Somebody ran on a CPU for which a traced thread waited. */
+/* A thread ran on a CPU for which a traced thread waited. */
 struct run_record {
 	__u64 start_ns;
 	__u64 duration_ns;
@@ -148,7 +147,7 @@ struct watched {
 	__u64 out_ns;
 	__u64 ready_ns;
 	__u64 piece_ns;
-	/* What it waits for, as in off_record. */
+	/* What the thread waits for, as in off_record. */
 	__u64 object;
 	__u64 timeout_ns;
 	__u64 stack;
@@ -184,7 +183,7 @@ struct watched {
 	struct py_memory python;
 };
 
-/* What interrupts a CPU is in, by bits. */
+/* Which interrupts a CPU is handling, as bits. */
 #define IN_SOFTIRQ 1
 #define IN_IRQ 2
 #define IN_TIMER 4
@@ -206,13 +205,13 @@ const volatile bool sched = true;
 /* How sched_switch passes the state: 0 not at all, 1 as its second argument (5.18), 2 as its last. */
 const volatile __u32 switch_shape = 2;
 const volatile __u32 page_shift = 12;
-/* What mark_victim passes: the task (6.8), or its number. */
+/* The argument of mark_victim: the task (from 6.8), or its pid. */
 const volatile bool oom_victim_is_task = true;
 /* CLOCK_REALTIME less CLOCK_MONOTONIC, ns, kept up to date: some deadlines are on the wall clock. */
 volatile __s64 realtime_offset_ns = 0;
 /* Processes found by adopt_threads. */
 volatile __u32 adopted = 0;
-/* When tracing of the scheduler ended; 0 before. What happens later is not looked at. */
+/* When tracing of the scheduler ended; 0 before. Later events are ignored. */
 volatile __u64 host_end_ns = 0;
 
 struct {
@@ -235,7 +234,7 @@ static __always_inline struct cpu_state *cpu_at(__u32 cpu)
 	return &cpus[cpu & (MAX_CPUS - 1)];
 }
 
-/* Begins to watch a thread; the caller says what it does. */
+/* Starts to watch a thread; the caller gives its state. */
 static __always_inline struct watched *watch(struct task_struct *task, __u64 now)
 {
 	struct watched *w = bpf_task_storage_get(&watched, task, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);

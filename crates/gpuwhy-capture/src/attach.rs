@@ -264,11 +264,14 @@ impl Probes {
         let room = self.given_up.len() < MOST_NOTES;
         let is_new = |(pid, _): &(u32, u64)| room && self.given_up.insert((*pid, library.path.clone()));
         let Some((pid, from_ns)) = used.filter(is_new) else { return };
-        self.warnings.push(format!(
-            "{} cannot be reached as process {pid} has it (deleted or replaced since, or one of too many): its calls are not \
-             seen; start gpuwhy before the job, or trace it anew",
-            library.path
-        ));
+        // One that has many of them has one warning.
+        if self.given_up.iter().filter(|(other, _)| *other == pid).count() == 1 {
+            self.warnings.push(format!(
+                "{} cannot be reached as process {pid} has it (deleted or replaced since, or one of too many): its calls \
+                 are not seen; start gpuwhy before the job, or trace it anew",
+                library.path
+            ));
+        }
         let (library, path) = (library.library, library.path.clone());
         self.unwatched.push(Unwatched { pid, library, path, from_ns, to_ns: u64::MAX });
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What comes out of the ring at once, sorted by kind.
+//! One batch of records from the ring, sorted by kind.
 
 use crate::host_record::{self, HostRecord};
 use crate::python::{self, PythonRecord};
@@ -19,7 +19,7 @@ pub struct NamedStack {
     pub stack: Stack,
 }
 
-/// What came in at once.
+/// One batch of records.
 #[derive(Debug, Default)]
 pub struct Batch {
     /// Calls, roughly in the order in which they returned.
@@ -36,7 +36,7 @@ pub struct Batch {
     pub sums: Vec<ThreadSums>,
     /// Reports of PyTorch's allocator.
     pub tensors: Vec<TensorEvent>,
-    /// Transfers between ranks; their calls are in `calls`, too.
+    /// Transfers between ranks; their calls are also in `calls`.
     pub transfers: Vec<Transfer>,
     /// Communicators that were made.
     pub communicators: Vec<Communicator>,
@@ -46,7 +46,7 @@ pub struct Batch {
     pub stacks: Vec<NamedStack>,
     pub(crate) python: Vec<PythonRecord>,
     pub(crate) raw_names: Vec<RawName>,
-    /// Calls of the driver whose maker the kernel could not tell, with the address they were made from.
+    /// Driver calls whose calling library the kernel could not identify, with the caller's address.
     pub(crate) unsettled: Vec<(Call, u64)>,
     /// Ring records this version does not understand (there should be none).
     pub unknown: u64,

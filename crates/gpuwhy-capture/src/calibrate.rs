@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a probe costs on this machine, measured at the start: functions of gpuwhy's own are called in short batches, before
-//! and after a probe is put on them. A trap costs a microsecond here and ten there, and on one machine that depends on the
-//! instruction the probe stands on, so no figure can be assumed.
+//! Measures the cost of a probe at startup: calls gpuwhy's own functions in short batches, with and without a probe. A
+//! trap costs 1 µs on one machine and 10 µs on another, and depends on the instruction under the probe, so no figure
+//! can be assumed.
 //!
-//! Noise (interrupts, other programs, a hypervisor) only ever adds time: the least of many batches is the truth.
+//! Noise (interrupts, other programs, a hypervisor) only adds time, so the minimum of many batches is the result.
 
 use crate::arch::{FirstInstruction, PROLOGUE, SAMPLES, first_instruction, landing_pad};
 use gpuwhy_strangers::{open_file, read_text};
@@ -29,7 +29,7 @@ const MOST_TEXT: usize = 4 << 20;
 pub enum CalibrateError {
     #[error("gpuwhy cannot read its own code: {0}")]
     Own(std::io::Error),
-    #[error("gpuwhy's own code is not where /proc/self/maps says")]
+    #[error("gpuwhy's own code is not where /proc/self/maps says it is")]
     NotMapped,
 }
 
@@ -45,7 +45,7 @@ pub struct Calibrator {
 pub struct OwnSite {
     /// Where it is in gpuwhy's file.
     pub offset: u64,
-    /// What the probe stands on there.
+    /// The kind of instruction under the probe.
     pub first: FirstInstruction,
     function: extern "C" fn(),
     /// A call without a probe, ns.
@@ -89,7 +89,7 @@ impl OwnSite {
         (self.function)();
     }
 
-    /// What the probe that is there adds to a call now, ns.
+    /// The time the current probe adds to a call, ns.
     pub fn added_ns(&self) -> f64 {
         (least_ns(&mut || (self.function)()) - self.bare_ns).max(0.0)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who made a driver call, where the kernel could not tell: looked up in the process's mappings.
+//! Finds the library that made a driver call in the process's mappings, if the kernel could not identify it.
 
 use crate::lookups::Refusal;
 use gpuwhy_model::{Call, Library, LossCause, OpId};
@@ -8,10 +8,10 @@ use std::ops::Range;
 
 /// Call sites remembered; a process has a handful. Beyond that all are forgotten and looked up again.
 const MOST: usize = 4096;
-/// Processes whose code is remembered.
+/// Maximum number of processes whose code mappings are cached.
 const MOST_PROCESSES: usize = 256;
 
-/// Where a process has code, and which CUDA library each part is of, if any.
+/// The code mappings of a process, and the CUDA library of each, if any.
 type Code = Vec<(Range<u64>, Option<Library>)>;
 type LookUp<'a> = &'a mut dyn FnMut(u32, u64) -> Result<Option<Option<Library>>, Refusal>;
 
@@ -19,7 +19,7 @@ type LookUp<'a> = &'a mut dyn FnMut(u32, u64) -> Result<Option<Option<Library>>,
 #[derive(Default)]
 pub(crate) struct Callers {
     known: HashMap<(u32, u64), Option<Library>>,
-    /// Where processes had their code when last looked at: for calls that are settled when their process is gone.
+    /// The last known code mappings, for calls resolved after their process has ended.
     code: HashMap<u32, Code>,
     unknown: HashMap<OpId, u64>,
 }
@@ -28,8 +28,8 @@ impl Callers {
     /// Names the call by what the program called. `None` for a call that belongs to an untraced function of
     /// the runtime, unless inner calls are wanted.
     ///
-    /// `look_up` says which CUDA library an address of a process lies in, if any: `None` where nothing is mapped, or where it
-    /// cannot be told in time, an error where the process has ended.
+    /// `look_up` returns the CUDA library at an address of a process, if any: `None` if nothing is mapped there or the
+    /// lookup timed out, an error if the process has ended.
     pub(crate) fn settle(
         &mut self,
         mut call: Call,
@@ -81,7 +81,7 @@ impl Callers {
         self.code.remove(&pid);
     }
 
-    /// Calls whose caller could not be told even so, since the last time.
+    /// Calls since the last time whose caller is still unknown.
     pub(crate) fn take_loss(&mut self) -> impl Iterator<Item = (LossCause, Option<OpId>, u64)> + '_ {
         self.unknown.drain().map(|(op, count)| (LossCause::CallerUnknown, Some(op), count))
     }

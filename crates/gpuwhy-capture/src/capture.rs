@@ -37,6 +37,8 @@ use std::rc::Rc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+/// Processes whose names are remembered from when their libraries were found, at most.
+const MOST_NAMES: usize = 4096;
 /// How long an ended process and a stranger's mappings are remembered: records of both may be taken in any order.
 const REMEMBERED_NS: u64 = 5_000_000_000;
 
@@ -113,6 +115,8 @@ pub struct Capture {
     strangers: Vec<Mapping>,
     /// Traced processes that ended in the last seconds, and when that was told.
     ended: HashMap<u32, u64>,
+    /// What processes with CUDA libraries were called when those were found.
+    names_when_found: HashMap<u32, ProcessNames>,
     sockets: Sockets,
     pythons: Option<Pythons>,
     /// What each process that makes calls gave up to stay within its budget.
@@ -173,6 +177,7 @@ impl Capture {
             processes: BTreeSet::new(),
             strangers: Vec::new(),
             ended: HashMap::new(),
+            names_when_found: HashMap::new(),
             sockets: Sockets::default(),
             pythons: options.stacks.then(Pythons::default),
             agreement: Agreement::default(),
@@ -187,7 +192,7 @@ impl Capture {
         capture.keep_clock();
         capture.watch_mappings();
         for (id, pid) in asked.iter().zip(&pids).filter(|(id, pid)| id != pid) {
-            capture.warnings.push(format!("{id} is a thread of process {pid}, which is traced as a whole"));
+            capture.warnings.push(format!("{id} is a thread of process {pid}: tracing the whole process"));
         }
         capture.attach_existing(&pids)?;
         capture.adopt_threads();
@@ -202,7 +207,7 @@ impl Capture {
     /// Begins to watch the threads that the targets have already.
     fn adopt_threads(&mut self) {
         if let Err(error) = self.programs.adopt_threads() {
-            self.warnings.push(format!("threads that existed before the trace are not followed: {error}"));
+            self.warnings.push(format!("cannot follow threads that started before the trace: {error}"));
         }
     }
 
@@ -214,7 +219,7 @@ impl Capture {
 
     fn set_python(&mut self, pid: u32, process: &PyProcess) {
         if let Err(error) = self.programs.set_python(pid, process.as_bytes()) {
-            self.warnings.push(format!("Python stacks of process {pid} cannot be read: {error}"));
+            self.warnings.push(format!("cannot read Python stacks of process {pid}: {error}"));
         }
     }
 
@@ -240,12 +245,14 @@ impl Capture {
         self.sockets.forget();
         let long_ago = now_ns().saturating_sub(REMEMBERED_NS);
         self.strangers.retain(|mapping| mapping.at_ns > long_ago);
-        self.ended.retain(|_, at_ns| *at_ns > long_ago);
+        for (pid, _) in self.ended.extract_if(|_, at_ns| *at_ns <= long_ago) {
+            self.names_when_found.remove(&pid);
+        }
         // Those whose end was not told, because the ring was full.
         self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
         self.forget_lost_callers();
         if let Err(error) = self.programs.report_threads() {
-            self.warnings.push(format!("the threads' sums could not be read: {error}"));
+            self.warnings.push(format!("cannot read per-thread times: {error}"));
         }
     }
 
@@ -296,7 +303,7 @@ impl Capture {
         self.settle_probes();
         self.find_owners(&mut batch.calls);
         if batch.unknown > 0 {
-            self.warnings.push(format!("{} records from the kernel could not be understood", batch.unknown));
+            self.warnings.push(format!("dropped {} malformed records from the kernel", batch.unknown));
         }
         taken > 0
     }
@@ -390,11 +397,27 @@ impl Capture {
         });
     }
 
-    /// What a process is called, unless that takes too long to say.
+    /// What a process is called, unless that takes too long to say. One that has ended since its first call is called
+    /// what it was when its libraries were found.
     pub fn names_of(&mut self, pid: u32, and_python: bool) -> Option<ProcessNames> {
+        let now = self.ask_for_names(pid, and_python);
+        now.filter(|names| names.name.is_some()).or_else(|| self.names_when_found.get(&pid).cloned())
+    }
+
+    fn ask_for_names(&mut self, pid: u32, and_python: bool) -> Option<ProcessNames> {
         match self.lookups.ask_now(Question::Names { pid, and_python }) {
             Some(Answer::Names(names)) => Some(names),
             _ => None,
+        }
+    }
+
+    /// A process may end a moment after its first call, before anybody could ask for its name.
+    fn remember_names(&mut self, pid: u32) {
+        if self.names_when_found.len() >= MOST_NAMES {
+            self.names_when_found.clear();
+        }
+        if let Some(names) = self.ask_for_names(pid, false) {
+            self.names_when_found.insert(pid, names);
         }
     }
 
@@ -457,10 +480,10 @@ impl Capture {
     /// Has what is still under way reported: open calls, threads that wait, everybody's sums.
     pub fn report_last(&mut self) {
         if let Err(error) = self.programs.report_open_calls() {
-            self.warnings.push(format!("calls still open at the end could not be reported: {error}"));
+            self.warnings.push(format!("calls still open at the end are missing: {error}"));
         }
         if let Err(error) = self.programs.report_threads() {
-            self.warnings.push(format!("the threads' last sums could not be read: {error}"));
+            self.warnings.push(format!("cannot read final per-thread times: {error}"));
         }
     }
 
@@ -477,7 +500,7 @@ impl Drop for Capture {
 }
 
 fn open_ring(programs: &Programs, inbox: &Rc<RefCell<Batch>>) -> Result<RingBuffer<'static>> {
-    let failed = |e: libbpf_rs::Error| CaptureError::Load { why: format!("the ring buffer cannot be read: {e}") };
+    let failed = |e: libbpf_rs::Error| CaptureError::Load { why: format!("cannot read the ring buffer: {e}") };
     let inbox = Rc::clone(inbox);
     let mut builder = RingBufferBuilder::new();
     builder

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether return probes harm processes that run under a seccomp filter, as containers' do.
+//! Whether return probes harm processes under a seccomp filter, as in containers.
 //!
-//! On x86-64, Linux 6.11 began to end return probes with a system call of its own. A filter that does not know it has the
-//! process killed when a probed function returns; since 6.14 (and 6.13.3, 6.12.14) filters do not see it. Distributions
-//! carry fixes that their version does not tell of, so it is tried: a child with such a filter calls a probed function.
+//! On x86-64, Linux 6.11 and newer end return probes with a special system call. A filter that does not know it kills
+//! the process when a probed function returns; from 6.14 on (and in 6.13.3, 6.12.14) filters do not see it.
+//! Distributions backport fixes without changing the version, so this is tested: a child with such a filter calls a
+//! probed function.
 
 use crate::calibrate::Calibrator;
 use crate::perf::{self, PerfEventAttr};

@@ -15,7 +15,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// No library needs more of it read than this; a file made to look as if it did is refused.
+/// Maximum bytes read of a library; a file that would need more is refused as malicious.
 const MOST_READ: u64 = 64 << 20;
 
 /// Entries of a kind that are looked at; a library needs some dozens of others.
@@ -26,7 +26,7 @@ const MOST_ENTRIES: usize = 1024;
 pub(crate) struct Site {
     /// Offset in the file at which to probe.
     pub offset: u64,
-    /// What the probe will stand on, which decides what it costs.
+    /// The instruction under the probe, which decides its cost.
     pub first: FirstInstruction,
 }
 
@@ -70,8 +70,8 @@ const CHUNK: usize = 1 << 20;
 
 /// Whether a program or library has the CUDA runtime built in, and still the names of its functions.
 ///
-/// Cheap, since every file of a process is asked: one without a symbol table, or that uses the runtime's own library, has
-/// not; of the others only the names are read, and not one by one.
+/// Cheap, since every file of a process is asked: one without a symbol table, or that uses the runtime's own library,
+/// has not; of the others only the names are read, and not one by one.
 pub(crate) fn has_runtime_built_in(file: &File) -> bool {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
     let data = Bounded::new(&cache, &left);
@@ -116,7 +116,7 @@ fn dynamic<'data, R: ReadRef<'data>>(elf: &ElfFile64<'data, object::Endianness, 
     texts.map(|text| String::from_utf8_lossy(text).into_owned()).collect()
 }
 
-/// Whether a part of a file holds some bytes.
+/// Whether a section of a file contains some bytes.
 fn holds(file: &File, offset: u64, size: u64, wanted: &[u8]) -> bool {
     let finder = memmem::Finder::new(wanted);
     let mut buffer = vec![0; CHUNK];
@@ -128,7 +128,7 @@ fn holds(file: &File, offset: u64, size: u64, wanted: &[u8]) -> bool {
         if finder.find(&buffer[..read]).is_some() {
             return true;
         }
-        // What lies across two parts is found in the second.
+        // A match across two chunks is found in the second.
         let overlap = if read > wanted.len() { wanted.len() - 1 } else { 0 };
         at += (read - overlap) as u64;
         if at + overlap as u64 >= end {
@@ -177,7 +177,7 @@ pub(crate) mod tests {
         assert_eq!(arch::first_instruction(code), site.first);
     }
 
-    /// A library of `symbols` functions whose names begin in a string table of `strings` bytes and end nowhere.
+    /// A library with `symbols` functions whose names start in a string table of `strings` bytes and never end.
     pub(crate) fn endless_names(symbols: usize, strings: usize) -> Vec<u8> {
         let mut elf = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let (head, row, section) = (64u64, 24u64, 64u64);

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What this kernel has, read from its BTF: which tracepoints, and how they pass their arguments.
+//! Features of this kernel, read from its BTF: tracepoints and the layout of their arguments.
 
 use crate::programs::Flavour;
 use libbpf_rs::btf::{Btf, BtfKind, BtfType, types};
 use std::collections::HashSet;
 
-/// What the kernel has.
+/// The features of the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Features {
     tracepoints: HashSet<String>,
-    /// How `sched_switch` passes the state of who leaves; see `switch_shape` in bpf/watched.h.
+    /// How `sched_switch` passes the state of the thread that leaves; see `switch_shape` in bpf/watched.h.
     pub(crate) switch_shape: u32,
     /// Whether `mark_victim` passes the task (6.8) or its number.
     pub(crate) oom_victim_is_task: bool,
@@ -43,8 +43,7 @@ impl Features {
         features
     }
 
-    /// Whether probes can be attached in a flavour. Loading does not tell: kernels before 6.6 take the programs, and only
-    /// attaching them fails.
+    /// Whether probes of a flavour can be attached. Kernels before 6.6 load the programs and only fail to attach them.
     pub(crate) fn has_flavour(&self, flavour: Flavour) -> bool {
         match flavour {
             Flavour::Session => self.attach_types.contains("BPF_TRACE_UPROBE_SESSION"),

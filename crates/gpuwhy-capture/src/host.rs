@@ -11,13 +11,13 @@ use std::os::fd::{AsRawFd, IntoRawFd};
 /// Which parts of the host's side to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostOptions {
-    /// What every thread does: running, ready, blocked, by whom woken, who had the CPU.
+    /// What each thread does: running, ready, blocked, woken by whom, who had the CPU.
     pub sched: bool,
     /// Page faults, reclaim, page allocations, the lock of the address space.
     pub memory: bool,
     /// Disk requests and TCP retransmits.
     pub io: bool,
-    /// Samples of who runs, [`SAMPLE_NS`] apart.
+    /// Samples of running threads, every [`SAMPLE_NS`].
     pub cpu_samples: bool,
 }
 
@@ -46,7 +46,7 @@ macro_rules! tracepoints {
             ("sched_wakeup", Part::Sched, $($borrow)+ $of.on_wakeup),
             ("sched_wakeup_new", Part::Sched, $($borrow)+ $of.on_wakeup_new),
             ("sched_migrate_task", Part::Sched, $($borrow)+ $of.on_migrate),
-            // Ends before beginnings: an interrupt whose beginning alone is seen would seem to go on.
+            // Ends before starts: an interrupt of which only the start is seen would never end.
             ("softirq_exit", Part::Interrupts, $($borrow)+ $of.on_softirq_end),
             ("softirq_entry", Part::Interrupts, $($borrow)+ $of.on_softirq),
             ("irq_handler_exit", Part::Interrupts, $($borrow)+ $of.on_irq_end),
@@ -71,7 +71,7 @@ macro_rules! tracepoints {
     };
 }
 
-/// What is recorded of the host's side: what was asked for, less what this kernel refuses.
+/// What is recorded of the host: what was requested, minus what this kernel refuses.
 #[derive(Debug, Clone)]
 pub(crate) struct HostParts {
     pub(crate) options: HostOptions,
@@ -79,7 +79,7 @@ pub(crate) struct HostParts {
 }
 
 impl HostParts {
-    /// Whether a part is recorded.
+    /// Whether a kind of event is recorded.
     pub(crate) fn has(&self, part: Part) -> bool {
         let options = self.options;
         let asked = match part {
@@ -115,7 +115,7 @@ pub(crate) fn choose(progs: &mut OpenGpuwhyProgs<'_>, parts: &HostParts, feature
     progs.report_threads.set_autoload(parts.has(Part::Threads));
 }
 
-/// Attaches what was loaded. The second part are things that could not be had, in words.
+/// Attaches the loaded programs. Also returns warnings about what is unavailable.
 pub(crate) fn attach(
     progs: &GpuwhyProgs<'_>,
     parts: &HostParts,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ring records about threads and CPUs: the structs of bpf/watched.h, told apart by their size.
+//! Ring records about threads and CPUs: the structs of bpf/watched.h, distinguished by size.
 
 use gpuwhy_model::{CpuRun, MovedWait, OffCpu, Reason, ThreadSums, Wait, WokenBy};
 
@@ -17,9 +17,9 @@ const SUMS_NO_TIMES: u32 = 2;
 /// One of them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HostRecord {
-    /// A time off CPU, with who had the CPU just before, where that is to be told.
+    /// A time off CPU, with the previous user of the CPU if it is to be reported.
     Off(OffCpu, Option<CpuRun>),
-    /// Somebody ran while a traced thread waited.
+    /// A thread ran while a traced thread waited for its CPU.
     Run(CpuRun),
     /// A waiting thread was moved.
     Moved(MovedWait),
@@ -27,7 +27,7 @@ pub(crate) enum HostRecord {
     Sums(ThreadSums),
 }
 
-/// Fields at their places; a record shorter than a place asks for reads as zeros.
+/// Reads fields at their offsets; beyond the end of a record, fields are zero.
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {

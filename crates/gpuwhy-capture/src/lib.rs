@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Capture: eBPF probes on the CUDA libraries of the traced processes, and what comes out of them.
+//! Capture: eBPF probes on the CUDA libraries of the traced processes, and the events they produce.
 //!
-//! [`Capture`] is the way in: it loads the programs (`bpf/`), finds the libraries ([`libraries`]), follows
-//! new mappings ([`map_watch`]), and hands out [`record::Record`]s and loss counts. [`needs`] tells whether
-//! the machine can do it at all; [`process`] and [`system`] say who and where.
+//! [`Capture`] is the entry point: it loads the programs (`bpf/`), finds the libraries ([`libraries`]), follows new
+//! mappings ([`map_watch`]), and returns [`record::Record`]s and loss counts. [`needs`] checks the machine; [`process`]
+//! and [`system`] describe processes and the machine.
 //!
-//! Knows nothing of run files or screens. All times are `CLOCK_MONOTONIC` nanoseconds.
+//! Does not know about run files or output. All times are `CLOCK_MONOTONIC` nanoseconds.
 
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read their own files"))]
 

@@ -40,14 +40,14 @@ pub struct AttachedLibrary {
     pub path: String,
     /// Its identity.
     pub file: FileId,
-    /// Whether it is no library of its own but part of a program, or of another library.
+    /// Whether it is linked into a program or another library.
     pub linked_in: bool,
-    /// Whether it only stands for a program that has the driver and no runtime whose functions could be found: built in
-    /// without symbols, or none at all. Its calls are seen at the driver.
+    /// Whether it represents a program that has the driver but no runtime with known functions: linked in without
+    /// symbols, or not used. Its calls are recorded at the driver.
     pub hidden: bool,
     /// How many functions are probed.
     pub functions: usize,
-    /// Functions whose probe is dear, because the kernel must single-step their first instruction.
+    /// Functions that are expensive to probe, because the kernel must single-step their first instruction.
     pub slow_functions: usize,
     /// Functions the kernel refused to probe.
     pub refused: usize,
@@ -62,7 +62,7 @@ pub(crate) struct FoundLibrary {
     pub library: Library,
     /// As its process sees it.
     pub path: String,
-    /// Whether it is part of that file instead of the whole of it.
+    /// Whether it is linked into that file.
     pub linked_in: bool,
     /// The file, or why it cannot be read.
     pub file: io::Result<File>,
@@ -80,7 +80,7 @@ const MOST_LOOKED_AT: usize = 1024;
 const MOST_KNOWN: usize = 1 << 16;
 
 impl LinkedIn {
-    /// The file as a library, if it has a runtime built in whose functions can be found.
+    /// The file as a library, if a runtime with known functions is linked into it.
     fn look(&mut self, path: &str, seen: &Seen) -> Option<FoundLibrary> {
         let id = FileId::from(seen.metadata());
         if self.known.len() >= MOST_KNOWN {
@@ -93,10 +93,10 @@ impl LinkedIn {
     }
 }
 
-/// What a process has mapped, as `/proc/PID/maps` says it.
+/// The mappings of a process, from `/proc/PID/maps`.
 pub(crate) fn maps_of(pid: u32) -> Result<String> {
     match read_proc(pid, ProcFile::Maps) {
-        // One that has ended has no memory, though it may be there until somebody asks for its exit code.
+        // A zombie has no mappings.
         Ok(bytes) if bytes.is_empty() => Err(CaptureError::ProcessDied { pid }),
         Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => Err(CaptureError::NotPermitted),
@@ -134,11 +134,10 @@ pub(crate) fn in_maps(pid: u32, maps: &str, linked_in: &mut LinkedIn) -> Vec<Fou
     found
 }
 
-/// The mapped file: through the process's root, or, when the file was deleted or replaced since, through the mapping
-/// itself.
+/// The mapped file, opened through the process's root, or through the mapping if the file was deleted or replaced.
 ///
-/// Where the mapping cannot be looked at for want of rights, the number of the file must do, which some file systems tell
-/// differently here and there, but not for two files the same.
+/// If we may not read the mapping, the inode number must match. Some file systems report different numbers for one
+/// file, but never the same number for two.
 fn look_at_mapped(pid: u32, file: &Mapped<'_>) -> io::Result<Seen> {
     let mapping = look_at_mapping(pid, file.range);
     let by_root = look_in_root_of(pid, file.path);
@@ -163,7 +162,7 @@ const MOST_ARGUMENTS: usize = 256;
 const LONGEST_PATH: usize = 4096;
 
 impl Command {
-    /// What is known of a command before it runs.
+    /// Facts about a command before it runs.
     pub(crate) fn new(program: &Path, arguments: &[OsString], env: &[(OsString, OsString)]) -> Self {
         let may_be_path = |argument: &&OsString| argument.len() < LONGEST_PATH;
         let variable = |(name, value): &(OsString, OsString)| {
@@ -179,10 +178,9 @@ impl Command {
     }
 }
 
-/// The libraries a command will likely load, so that they are probed before its first call: what is built into the
-/// program, what its arguments name, and what lies in LD_LIBRARY_PATH, PYTHONPATH, the program's own search path, the
-/// linker's cache, the program's neighbourhood and, for Python, its site-packages. What this misses is seen when it is
-/// mapped.
+/// The libraries a command will likely load, so that they are probed before its first call: linked into the program,
+/// named in its arguments, or in LD_LIBRARY_PATH, PYTHONPATH, the program's rpath, the linker cache, folders near the
+/// program and, for Python, its site-packages. Any other library is found when it is mapped.
 pub(crate) fn likely_for(command: &Command) -> Vec<FoundLibrary> {
     let Command { program, arguments, variables, cached } = command;
     let var = |name: &str| variables.iter().find(|(k, _)| k == name).map(|(_, v)| v.as_str());

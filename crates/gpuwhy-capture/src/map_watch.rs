@@ -35,13 +35,13 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// The library, as far as a process that is gone leaves it to be found.
+    /// The library, as far as it can be found after its process has ended.
     pub(crate) fn left_behind(&self) -> LeftBehind {
         LeftBehind { library: self.library, path: self.path.clone(), inode: self.file.inode }
     }
 }
 
-/// What came in since the last time.
+/// New mappings since the last call.
 #[derive(Debug, Default)]
 pub struct News {
     /// Traced libraries newly mapped.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// loses names.
 const MOST: usize = 1 << 17;
 
-/// What is known.
+/// The known names.
 #[derive(Default)]
 pub(crate) struct Names {
     known: HashMap<u32, HashMap<u64, Arc<str>>>,

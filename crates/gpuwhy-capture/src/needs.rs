@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tracing needs of the machine: each need met or missing, and the fix.
+//! Requirements for tracing on this machine: met or missing, with the fix.
 
 use crate::capture::{Capture, Options};
 use crate::error::CaptureError;
@@ -36,15 +36,15 @@ impl Status {
 /// One need.
 #[derive(Debug, Clone)]
 pub struct Need {
-    /// What is needed: `BTF`.
+    /// Its name, such as `BTF`.
     pub name: &'static str,
     /// Whether it is there.
     pub status: Status,
     /// What was found.
     pub found: String,
-    /// What to do when it is not there.
+    /// What to do if it is missing.
     pub fix: Option<String>,
-    /// What the kernel said, for whoever wants to know exactly.
+    /// Messages of the kernel, for --verbose.
     pub details: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ impl Need {
     }
 }
 
-/// Looks at every need, really loading the programs to find out.
+/// Checks every requirement; actually loads the programs.
 pub fn look() -> Vec<Need> {
     let release = system::kernel_release();
     let recent = system::kernel_version(&release).is_some_and(|v| v >= (5, 15));
@@ -72,13 +72,13 @@ pub fn look() -> Vec<Need> {
             "BTF",
             Path::new("/sys/kernel/btf/vmlinux").exists(),
             "/sys/kernel/btf/vmlinux",
-            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y (every current distribution's is)",
+            "use a kernel built with CONFIG_DEBUG_INFO_BTF=y, as every current distribution kernel is",
         ),
         privilege(),
         Need::new(
             "PID namespace",
             in_first_pid_namespace(),
-            if in_first_pid_namespace() { "the host's" } else { "a container's" },
+            if in_first_pid_namespace() { "of the host" } else { "of a container" },
             "run gpuwhy on the host, or start the container with --pid=host",
         ),
     ];
@@ -96,11 +96,11 @@ pub fn require() -> Result<(), CaptureError> {
     if may_load() { Ok(()) } else { Err(CaptureError::NotPermitted) }
 }
 
-/// What somebody who is not root needs to trace processes of their own, and what for those of others.
+/// Capabilities needed without root to trace one's own processes, and those of other users.
 const CAPABILITIES: [(&str, u32); 2] = [("CAP_BPF", 39), ("CAP_PERFMON", 38)];
 const FOR_OTHERS: [(&str, u32); 2] = [("CAP_SYS_PTRACE", 19), ("CAP_DAC_READ_SEARCH", 2)];
 
-/// Root, or somebody who was given the capabilities; what is missing beyond that the kernel will say.
+/// Whether this is root or has the capabilities; the kernel reports anything else that is missing.
 fn may_load() -> bool {
     is_root() || missing(&CAPABILITIES, effective_capabilities()).is_empty()
 }
@@ -129,13 +129,15 @@ fn privilege_of(user: &str, effective: u64, path: &Path) -> Need {
     let lacks_for_others = missing(&FOR_OTHERS, effective);
     let found = match (lacks.len(), lacks_for_others.is_empty()) {
         (0, true) => format!("user {user} with capabilities"),
-        (0, false) => format!("user {user} without {}: only their own processes", lacks_for_others.join(", ")),
+        (0, false) => {
+            format!("user {user} without {}: can trace only their own processes", lacks_for_others.join(", "))
+        }
         (2, _) => format!("user {user}"),
         _ => format!("user {user} without {}", lacks.join(", ")),
     };
     let names: Vec<_> = CAPABILITIES.iter().chain(&FOR_OTHERS).map(|(name, _)| name.to_lowercase()).collect();
     let fix =
-        format!("run with sudo, or give the file capabilities: sudo setcap {}+ep {}", names.join(","), path.display());
+        format!("run with sudo, or give gpuwhy capabilities: sudo setcap {}+ep {}", names.join(","), path.display());
     Need::new("privilege", lacks.is_empty(), found, &fix)
 }
 
@@ -157,10 +159,10 @@ fn programs() -> Need {
     match Capture::start(&Options { targets: crate::Targets::Pids(Vec::new()), ..Default::default() }) {
         Ok(mut capture) => {
             let warnings = capture.take_warnings();
-            let found = format!("loaded, probes by uprobe {}", capture.flavour().name());
+            let found = format!("loaded; uses uprobe {}", capture.flavour().name());
             let need = match warnings.first() {
                 None => Need::new("eBPF programs", true, found, ""),
-                Some(why) => Need::new("eBPF programs", false, format!("{found}, but {why}"), do_without()).optional(),
+                Some(why) => Need::new("eBPF programs", false, format!("{found}; {why}"), do_without()).optional(),
             };
             Need { details: capture.refusals().iter().flat_map(Refusal::lines).collect(), ..need }
         }
@@ -171,9 +173,9 @@ fn programs() -> Need {
     }
 }
 
-/// Only root may use some of what the kernel has.
+/// Some kernel features are only available to root.
 fn do_without() -> &'static str {
-    if is_root() { "nothing to do: everything else is recorded" } else { "run with sudo to have it, too" }
+    if is_root() { "none needed: everything else is recorded" } else { "run with sudo to record that as well" }
 }
 
 fn refused_fix(error: &CaptureError) -> &'static str {
@@ -189,13 +191,13 @@ fn gpu() -> Need {
         (Some(gpu), Some(driver)) => {
             format!("{gpu}, driver {driver}, CUDA {}", system.cuda.as_deref().unwrap_or("unknown"))
         }
-        _ => "no NVIDIA driver answers".into(),
+        _ => "no NVIDIA driver responds".into(),
     };
     Need::new(
         "GPU",
         system.gpu.is_some(),
         found,
-        "install NVIDIA's driver (nvidia-smi must work); `gpuwhy demo` needs no GPU",
+        "install the NVIDIA driver (nvidia-smi must work); `gpuwhy demo` needs no GPU",
     )
     .optional()
 }
@@ -205,7 +207,7 @@ fn cuda_users() -> Vec<u32> {
     libraries::all_processes().into_iter().filter(|pid| libraries::has_any(*pid)).collect()
 }
 
-/// Whether the lines of the Python that CUDA processes run can be told.
+/// Whether gpuwhy can read the lines of the Python that CUDA processes run.
 fn python_in_use(users: &[u32]) -> Need {
     let mut versions = BTreeMap::new();
     let mut refused = None;
@@ -219,10 +221,10 @@ fn python_in_use(users: &[u32]) -> Need {
     let found: Vec<String> = versions.iter().map(|(version, n)| format!("{version} in {n} processes")).collect();
     let said = match (&refused, found.is_empty()) {
         (Some(why), _) => why.clone(),
-        (None, true) => "lines of CPython 3.8 to 3.15 can be told; no CUDA process runs Python now".into(),
+        (None, true) => "can read lines of CPython 3.8 to 3.15; no CUDA process runs Python now".into(),
         (None, false) => found.join(", "),
     };
-    let fix = "everything else is recorded; for lines, run the job with CPython 3.8 to 3.15";
+    let fix = "run the job with CPython 3.8 to 3.15 to get lines; everything else is recorded";
     Need::new("Python", refused.is_none(), said, fix).optional()
 }
 
@@ -262,7 +264,7 @@ mod tests {
         };
         let (bpf, perfmon, ptrace, search) = (1u64 << 39, 1u64 << 38, 1u64 << 19, 1u64 << 2);
         assert_eq!(of(bpf | perfmon | ptrace | search), (Status::Ok, "user 7 with capabilities".into()));
-        let own = "user 7 without CAP_SYS_PTRACE: only their own processes";
+        let own = "user 7 without CAP_SYS_PTRACE: can trace only their own processes";
         assert_eq!(of(bpf | perfmon | search), (Status::Ok, own.into()));
         assert_eq!(of(bpf | ptrace), (Status::Missing, "user 7 without CAP_PERFMON".into()));
         assert_eq!(of(search), (Status::Missing, "user 7".into()));

@@ -36,7 +36,7 @@ pub(crate) struct PerfEventAttr {
     pub(crate) rest: [u32; 4],
 }
 
-/// Opens an event on one CPU, for all processes. Never inherited: nothing of it reaches the traced job.
+/// Opens an event on one CPU, for all processes. It is not inherited, so the traced job never gets it.
 pub(crate) fn open(attr: &PerfEventAttr, cpu: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: the attribute outlives the call and says its own size.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, &raw const *attr, -1, cpu, -1, FD_CLOEXEC) };

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 pub use crate::secrets::command_line;
 pub use launcher::above_in_job;
 
-/// Some versions of PyTorch give this name to the main thread of whatever uses them: it says nothing of the process.
+/// Some versions of PyTorch give this name to the main thread of every process that uses them, so it is ignored.
 const PYTORCH_MAIN: &str = "pt_main_thread";
 
 /// The most bytes of a name that the kernel keeps of a thread.
@@ -36,7 +36,7 @@ fn words_of(line: &[u8]) -> Vec<String> {
 /// `python3 train.py` from the words of a command line.
 fn name_from_words(words: &[String]) -> Option<String> {
     let first = words.first()?;
-    // A title that a server wrote over its command line is no path: `sshd: me@pts/0`.
+    // A title that a server wrote over its command line is not a path: `sshd: me@pts/0`.
     let program = if first.contains(": ") { first } else { base(first) };
     let interpreter = ["python", "bash", "sh", "perl", "ruby", "node", "julia"].iter().any(|name| {
         program.strip_prefix(name).is_some_and(|rest| rest.chars().all(|c| c.is_ascii_digit() || c == '.'))
@@ -47,8 +47,8 @@ fn name_from_words(words: &[String]) -> Option<String> {
     Some(secrets::hide(&name))
 }
 
-/// The name that a process gave to its main thread. The kernel begins with the base name of what was started: the
-/// program, a link to it, or a script with its interpreter after `#!`; those are no names given.
+/// The name that a process gave to its main thread. The kernel initialises it to the base name of the executed file:
+/// the program, a link to it, or a script with `#!`; those do not count.
 fn given_name(comm: &[u8], words: &[String], exe: Option<&str>) -> Option<String> {
     let comm = comm.strip_suffix(b"\n").unwrap_or(comm);
     // A program started through a file descriptor is called by its number.
@@ -65,7 +65,8 @@ fn given_name(comm: &[u8], words: &[String], exe: Option<&str>) -> Option<String
     (!(started || title || removed)).then(|| printable(&String::from_utf8_lossy(comm)))
 }
 
-/// The script or module an interpreter runs: the first word that is no option. Code given as an option is no name.
+/// The script or module an interpreter runs: the first word that is not an option. Code given as an option does not
+/// count.
 fn script_of(program: &str, words: &[String]) -> Option<String> {
     let python = program.starts_with("python");
     let shell = matches!(program, "sh" | "bash");
@@ -91,8 +92,8 @@ fn script_of(program: &str, words: &[String]) -> Option<String> {
     None
 }
 
-/// The option that says that the next word, or the rest of this one, is code: `-c` of Python and shells, `-e` of others,
-/// also among other letters (`sh -ec`).
+/// The option that marks the next word, or the rest of this one, as code: `-c` of Python and shells, `-e` of others,
+/// also combined with other letters (`sh -ec`).
 fn code_option(option: &str, python: bool, shell: bool) -> Option<&'static str> {
     let letters = option.strip_prefix('-').filter(|letters| letters.bytes().all(|b| b.is_ascii_alphabetic()));
     let code = match () {
@@ -109,7 +110,7 @@ fn code_option(option: &str, python: bool, shell: bool) -> Option<&'static str> 
     code.then_some(if python || shell { "-c" } else { "-e" })
 }
 
-/// What a process is that Python's multiprocessing started with a line of code.
+/// The role of a process that Python's multiprocessing started with a line of code.
 fn multiprocessing(code: &str) -> Option<&'static str> {
     let module = code.strip_prefix("from multiprocessing.")?;
     [
@@ -133,7 +134,7 @@ fn container_from_cgroup(text: &str) -> Option<String> {
     paths.filter_map(container_of_path).next()
 }
 
-/// The innermost part of a path with a container's id says which; a pod above it says whose.
+/// The innermost path component with a container id names the container; a pod above it names its owner.
 fn container_of_path(path: &str) -> Option<String> {
     let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
     let pod = parts.iter().rev().find_map(|part| pod_uid(part)).filter(|_| path.contains("kubepods"));
@@ -147,7 +148,7 @@ fn container_of_path(path: &str) -> Option<String> {
     }
 }
 
-/// Kind and short id of a container, from one part of a path and the part above it.
+/// Kind and short id of a container, from a path component and its parent.
 fn container_of_part<'a>(above: Option<&str>, part: &'a str) -> Option<(&'static str, &'a str)> {
     let scope = part.strip_suffix(".scope").unwrap_or(part);
     for (start, kind) in [
@@ -189,8 +190,7 @@ fn base(path: &str) -> &str {
     path.rsplit('/').next().filter(|b| !b.is_empty()).unwrap_or(path)
 }
 
-/// A running process's command line as [`secrets::command_line`] writes it, at most some
-/// 4,000 bytes of it.
+/// A running process's command line as written by [`secrets::command_line`], at most about 4,000 bytes.
 pub fn command_of(pid: u32) -> Option<String> {
     command_from(&read_proc(pid, ProcFile::CommandLine).ok()?)
 }
@@ -201,7 +201,7 @@ const KEPT_BYTES: usize = 4000;
 
 fn command_from(line: &[u8]) -> Option<String> {
     let words: Vec<_> = line.split(|b| *b == 0).map(String::from_utf8_lossy).collect();
-    // What follows the last zero is nothing, or a word of which only a part was read. A title has no zero at all.
+    // After the last zero there is nothing or a partly read word. A title has no zero at all.
     let words = if words.len() > 1 { &words[..words.len() - 1] } else { &words[..] };
     let mut command = command_line(words);
     let end = (0..=KEPT_BYTES.min(command.len())).rev().find(|at| command.is_char_boundary(*at));
@@ -228,8 +228,8 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
-/// The process a number stands for: its own, or that of which it is a thread (tools list those as if they were
-/// processes). `None` when there is neither.
+/// The process with this id, or the process of the thread with this id (tools list threads as if they were processes).
+/// `None` if there is neither.
 pub fn of_thread(id: u32) -> Option<u32> {
     let status = read_proc(id, ProcFile::Status).ok()?;
     let status = String::from_utf8_lossy(&status);

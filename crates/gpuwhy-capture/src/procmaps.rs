@@ -11,9 +11,9 @@ pub(crate) struct Mapped<'a> {
     pub path: &'a str,
     /// `start-end` in hexadecimal: the name of the mapping under `/proc/PID/map_files`.
     pub range: &'a str,
-    /// The file's inode number; 0 if it is not told.
+    /// The file's inode number; 0 if unknown.
     pub inode: u64,
-    /// Whether nothing leads to the file any more.
+    /// Whether the file was deleted.
     pub deleted: bool,
 }
 
@@ -35,7 +35,7 @@ pub(crate) fn library_at(maps: &str, address: u64) -> Option<Option<Library>> {
     Some(Library::of_file(file.strip_suffix(" (deleted)").unwrap_or(file)))
 }
 
-/// Where a process has code, and which CUDA library each part is of, if any.
+/// The code mappings of a process, and the CUDA library of each, if any.
 pub(crate) fn code(maps: &str) -> impl Iterator<Item = (Range<u64>, Option<Library>)> {
     executable(maps).filter_map(|file| {
         let (from, to) = file.range.split_once('-')?;
@@ -44,7 +44,7 @@ pub(crate) fn code(maps: &str) -> impl Iterator<Item = (Range<u64>, Option<Libra
     })
 }
 
-/// Files with executable mappings that are no traced libraries, each file about once.
+/// Files with executable mappings that are not traced libraries, each about once.
 pub(crate) fn other_files(maps: &str) -> impl Iterator<Item = Mapped<'_>> {
     let files = executable(maps).filter(|file| file.path.starts_with('/') && file.library().is_none());
     let mut last = "";

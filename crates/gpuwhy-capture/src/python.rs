@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Python stacks: tells the kernel where a process's interpreter keeps its frames, and turns the frames that the kernel
+//! Python stacks: gives the kernel the location of a process's interpreter frames, and turns the frames that the kernel
 //! sends into files, functions and lines.
 
 use crate::batch::NamedStack;
@@ -16,8 +16,8 @@ const STACK_HEAD: usize = 32;
 const CODE_HEAD: usize = 16;
 const FRAME: usize = 16;
 
-/// An interpreter may be a library that is mapped a moment after the program began: looked for again after this long,
-/// then after twice as long, …
+/// An interpreter may be a library that is mapped shortly after the program starts: search again after this time, then
+/// after twice as long, …
 const FIRST_RETRY: Duration = Duration::from_millis(1);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 /// Processes that are asked about at a time.
@@ -27,7 +27,7 @@ const MAX_KEYS: usize = 1 << 18;
 /// Code objects remembered of all processes, some kB each at most; beyond that frames are called unknown.
 const MAX_CODES: usize = 1 << 17;
 
-/// What the kernel sent of Python.
+/// A Python record from the kernel.
 #[derive(Debug)]
 pub(crate) enum PythonRecord {
     /// A stack seen for the first time.
@@ -66,7 +66,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Reads a ring record about Python; `None` for one that is not what it says.
+/// Reads a ring record about Python; `None` if it is malformed.
 pub(crate) fn parse(bytes: &[u8]) -> Option<PythonRecord> {
     if word(bytes, 0)? == CODE_RECORD {
         let version = half(bytes, 12)?;
@@ -100,14 +100,14 @@ struct Retry {
 enum Look {
     No,
     Now,
-    /// What is seen there is of the program that it ran before.
+    /// What was seen so far is from the program it ran before exec.
     TooEarly,
 }
 
 /// Asks about a process, and has the answer at once if that can be.
 pub(crate) type Ask<'a> = &'a mut dyn FnMut(Question) -> Option<Answer>;
 
-/// What is known of the Python in traced processes.
+/// The Python interpreters of traced processes.
 #[derive(Default)]
 pub(crate) struct Pythons {
     /// Processes that may run Python and are to be looked at.
@@ -118,11 +118,11 @@ pub(crate) struct Pythons {
     codes_known: usize,
     ids: HashMap<u64, u64>,
     order: VecDeque<u64>,
-    /// Processes whose Python gpuwhy does not know, in words.
+    /// Warnings about processes whose Python gpuwhy does not know.
     pub(crate) warnings: Vec<String>,
     /// How many of those, since the last time.
     pub(crate) unknown: u64,
-    /// Numbers of stacks that are forgotten, which the kernel must forget, too.
+    /// Keys of evicted stacks, which the kernel must also forget.
     pub(crate) forgotten: Vec<u64>,
 }
 
@@ -136,8 +136,8 @@ impl Pythons {
         self.waiting.insert(pid, Retry { at: Instant::now(), pause: FIRST_RETRY, looked_at });
     }
 
-    /// A child runs what its parent runs. The kernel has noted so itself if the parent was known at that time; as that
-    /// may not be, it is told again.
+    /// A child runs the same program as its parent. The kernel has noted that if it knew the parent then; set it again
+    /// in case it did not.
     pub(crate) fn forked(&mut self, parent: u32, child: u32) -> Option<PyProcess> {
         let process = self.known.get(&parent).copied();
         match process {
@@ -160,7 +160,7 @@ impl Pythons {
         self.forget_codes(pid);
     }
 
-    /// Processes whose turn it is to be looked at.
+    /// Processes to inspect now.
     pub(crate) fn due(&mut self) -> Vec<u32> {
         let now = Instant::now();
         let under_way = self.waiting.values().filter(|retry| retry.looked_at != Look::No).count();
@@ -173,7 +173,7 @@ impl Pythons {
             .collect()
     }
 
-    /// What a look has shown, `None` if it took too long; gives what the kernel must know.
+    /// Handles the result of an inspection, `None` if it timed out; returns what the kernel must know.
     pub(crate) fn looked_at(&mut self, pid: u32, answer: Option<PythonAnswer>) -> Option<PyProcess> {
         let retry = self.waiting.get_mut(&pid)?;
         if std::mem::replace(&mut retry.looked_at, Look::No) == Look::TooEarly {
@@ -201,7 +201,7 @@ impl Pythons {
         None
     }
 
-    /// Takes note of what the kernel sent; a stack that gets a name is given back under its id.
+    /// Handles a record from the kernel; returns a newly resolved stack with its id.
     pub(crate) fn take(&mut self, record: PythonRecord, ask: Ask<'_>) -> Option<NamedStack> {
         match record {
             PythonRecord::Code(raw) => {
@@ -237,7 +237,7 @@ impl Pythons {
         }
     }
 
-    /// Reads what the kernel had no time to tell of from the process, which mostly still waits where it was seen.
+    /// Reads from the process what the kernel had no time to report; the process usually still waits at the same place.
     fn read_missing(&mut self, raw: &RawStack, ask: Ask<'_>) {
         let codes = self.codes.entry(raw.pid).or_default();
         let missing = |f: &&PyFrame| !codes.contains_key(&(f.code, f.check));

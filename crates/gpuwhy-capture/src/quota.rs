@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How many files gpuwhy attaches to on behalf of whom. Each file stays open and each of its probes takes a descriptor, so
-//! whoever maps a thousand copies of a library could leave none for anybody else.
+//! Limits the number of files gpuwhy attaches to, per user. Each file stays open and each probe needs a file
+//! descriptor, so a user who maps a thousand copies of a library could exhaust them for all others.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ const MOST_FILES_OF_A_USER: usize = 96;
 /// Descriptors that one file may take: one for itself, two for each function.
 const MOST_OF_A_FILE: usize = 512;
 
-/// What has been taken so far.
+/// What was used so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Held {
     files: usize,
@@ -25,7 +25,7 @@ impl Held {
     }
 }
 
-/// Who took what. A user is the owner of a file: whoever maps it, it can only be multiplied by those who can write.
+/// Usage per user, by file owner: only users who can write can multiply a file, whoever maps it.
 #[derive(Debug)]
 pub(crate) struct Quotas {
     users: HashMap<u32, Held>,
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn all_users_together_leave_half_to_the_system() {
         let mut quotas = Quotas::new(20_000);
-        let taken: usize = (1..=100).map(|user| take_all(&mut quotas, user, 20)).sum();
+        let taken: usize = (1..=100).map(|user| take_all(&mut quotas, user, 10)).sum();
         assert_eq!(taken, MOST_FILES / 2);
         assert!(!quotas.admit(5000) && quotas.admit(0));
-        assert!(take_all(&mut quotas, 0, 20) > 100);
+        assert!(take_all(&mut quotas, 0, 10) > 100);
     }
 
     #[test]

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What comes out of the ring: `struct record` of bpf/state.h, turned into the model's types.
+//! Ring records (`struct record` of bpf/state.h) as the model's types.
 
 use gpuwhy_model::{Call, CallFlags, Class, OpId, Transfer};
 
 /// Size of `struct record`.
 const SIZE: usize = 64;
-/// Size of `struct long_record`, which begins with one.
+/// Size of `struct long_record`, which starts with a `struct record`.
 const LONG: usize = 80;
 const DEVICE_UNKNOWN: u8 = 0xff;
 const FLAG_INNER: u8 = 1;
@@ -25,7 +25,7 @@ const OP_THREAD: u16 = 0x3fb;
 pub enum Record {
     /// A call.
     Call(Call),
-    /// A call of the driver by code at this address, of which the kernel could not tell whose it is.
+    /// A driver call by code at this address, whose library the kernel could not identify.
     CallFrom(Call, u64),
     /// A transfer between ranks.
     Transfer(Transfer),
@@ -36,7 +36,7 @@ pub enum Record {
 /// A thread or process came or went.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Life {
-    /// What happened.
+    /// The event.
     pub event: LifeEvent,
     /// When, `CLOCK_MONOTONIC` ns.
     pub at_ns: u64,
@@ -117,7 +117,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Record> {
     }))
 }
 
-/// A call with more to tell.
+/// A call with additional data.
 fn parse_long(bytes: &[u8; LONG]) -> Option<Record> {
     let Some(Record::Call(call)) = parse(&bytes[..SIZE]) else { return None };
     let half = |at: usize| u32::from_ne_bytes([0, 1, 2, 3].map(|i| bytes[at + i]));
@@ -129,7 +129,7 @@ fn parse_long(bytes: &[u8; LONG]) -> Option<Record> {
     Some(Record::Call(Call { weight: weight.max(1), ..call }))
 }
 
-/// The kernel sends both arguments of what it tells; those without a meaning are none.
+/// The kernel always sends two arguments; those without a meaning become `None`.
 fn told(mut call: Call) -> Call {
     let (arg0, arg1) = call.op.get().map_or(("", ""), |op| op.decode.meaning());
     call.arg0 = call.arg0.filter(|_| !arg0.is_empty());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Secrets in command lines, replaced before anything is stored or shown: by the name of a flag, a variable, a header or
-//! a key (`names`), by the program they are given to (`commands`), and by their own look wherever they stand (`shapes`).
+//! Replaces secrets in command lines before anything is stored or shown. They are recognised by the name of a flag,
+//! variable, header or key (`names`), by the program that takes them (`commands`), and by their format (`shapes`).
 //!
-//! In doubt something is hidden: a run file is passed on to others. The time this takes grows as the text does (`scanner`), and
-//! of very long texts only the beginning is kept.
+//! When in doubt, a text is hidden, because run files are passed on. The time is linear in the length of the text
+//! (`scanner`), and only the start of very long texts is kept.
 
 mod commands;
 mod names;
@@ -15,11 +15,11 @@ use names::Says;
 use scanner::{Scanner, is_folder, is_name_char};
 use std::borrow::Cow;
 
-/// What stands for a secret.
+/// Replaces a secret.
 const HIDDEN: &str = "***";
-/// The longest text that is examined, and the longest command line, bytes. What lies beyond is not kept: it may hold a secret.
+/// Maximum length of an examined text, and of a command line, bytes. The rest is dropped, because it may hold a secret.
 const LONGEST: usize = 64 << 10;
-/// What stands for the rest.
+/// Marks the dropped rest.
 const REST: &str = "…";
 
 /// A command as one line, for the run file: words quoted where a shell would need it, values that look secret replaced.
@@ -36,7 +36,7 @@ pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
             break;
         }
         command = commands::named(word).or(command);
-        // What gpuwhy itself is told to run sends messages, and where to is often all that it takes to send one.
+        // The --on-alert command sends messages, and its address is often all it takes to send one.
         let sends = word.starts_with("--on-alert=") || i > 0 && words[i - 1].as_ref() == "--on-alert";
         let shown = if sends { Cow::Owned(hide_addresses(word)) } else { Cow::Borrowed(word) };
         out.push_str(&quote(&hide_word(&shown, next, command)));
@@ -45,7 +45,7 @@ pub fn command_line<S: AsRef<str>>(words: &[S]) -> String {
     out
 }
 
-/// What a word says of the one after it.
+/// What a word implies about the next one.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Next {
     Nothing,
@@ -53,7 +53,7 @@ enum Next {
     Perhaps,
     /// It is one, unless it is a flag.
     Secret,
-    /// A flag of a known program says so.
+    /// It follows a flag of a known program.
     OfCommand(Secret),
 }
 
@@ -76,7 +76,7 @@ fn hide_word(word: &str, before: Next, command: Option<&Command>) -> String {
     }
 }
 
-/// A word whose secret begins at `at`, or after the first colon from there; `None` if there is no colon.
+/// A word whose secret starts at `at`, or after the first colon from there; `None` if there is no colon.
 fn hide_part(word: &str, at: usize, secret: Secret) -> Option<String> {
     let from = match secret {
         Secret::Whole => at,
@@ -85,7 +85,7 @@ fn hide_part(word: &str, at: usize, secret: Secret) -> Option<String> {
     Some(format!("{}{HIDDEN}", word.get(..from)?))
 }
 
-/// What a word says of the one after it: `--token`, `--header-auth`, `login`, `-u` of curl.
+/// What a word implies about the next one: `--token`, `--header-auth`, `login`, `-u` of curl.
 fn next_of(word: &str, before: Next, command: Option<&Command>) -> Next {
     if let Some((secret, None)) = command.and_then(|command| command.flag(word)) {
         return Next::OfCommand(secret);
@@ -146,7 +146,7 @@ fn hide_and_count(text: &str) -> (String, usize) {
     (out, looked + examined.len())
 }
 
-/// Whether a value that a name stands for is to be hidden.
+/// Whether to hide the value of a name.
 fn hides(name: &str, value: &str) -> bool {
     match names::judge(name) {
         Says::Secret => !value.is_empty() && value != HIDDEN && !is_folder(name, value),
@@ -161,7 +161,7 @@ fn is_name(text: &str) -> bool {
 
 fn quote(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c);
-    // What stands for a secret is ours, and no pattern of the shell's.
+    // The replacement is ours and not a shell pattern.
     if !word.is_empty() && word.replace(HIDDEN, "").chars().all(plain) {
         word.to_owned()
     } else {

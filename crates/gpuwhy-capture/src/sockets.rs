@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose socket it is. The kernel sends a TCP segment again from a timer, in nobody's name: the owner is found by
-//! the socket's inode among the files of the traced processes.
+//! Finds the owner of a socket. The kernel retransmits a TCP segment from a timer, in no process's context, so the
+//! owner is found by the socket's inode among the files of the traced processes.
 
 use std::collections::{BTreeSet, HashMap};
 
 /// Sockets looked at in one go; a job with more has the rest's retransmits left out.
 const MAX_KNOWN: usize = 100_000;
 
-/// Remembers whose socket is whose. All are looked up at once, and not again until [`Sockets::forget`]: a machine that
-/// retransmits much must not keep the ring waiting.
+/// Caches the owners of sockets. All are looked up at once, and not again until [`Sockets::forget`], so that many
+/// retransmits do not delay reading the ring.
 #[derive(Default)]
 pub(crate) struct Sockets {
     owners: Option<HashMap<u64, u32>>,

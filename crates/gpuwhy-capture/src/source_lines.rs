@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines of source that stacks name, read while the program that has them runs: they tell what a line does with what it
-//! allocates, and later, or on another machine, the file may be another or gone.
+//! Source lines named by stacks, read while the program runs: they show what a line does with its allocations. Later,
+//! or on another machine, the file may have changed or be gone.
 //!
-//! Names of files come from the traced program. Only what its process may read itself is read of them, only plain `.py`
-//! files of a source's size, and secrets are removed from what is kept. Whoever calls this gives up other rights first.
+//! File names come from the traced program. Only files that its process may read are read, only regular `.py` files of
+//! a limited size, and secrets are removed. The caller must drop other rights first.
 
 use crate::secrets;
 use gpuwhy_model::{AUTOCAST, SourceLine};
@@ -15,7 +15,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// A larger file is no source of a person's.
+/// A larger file is not source code written by people.
 const LARGEST: u64 = 1 << 20;
 /// Files kept in memory at once, and lines kept of a run.
 const MOST_FILES: usize = 16;
@@ -34,7 +34,7 @@ pub struct Place {
     line: u32,
 }
 
-/// The places of a stack whose source is worth keeping: the line that it is known by, and what called that in the user's code.
+/// The frames of a stack whose source is worth keeping: its top line, and its callers in the user's code.
 pub fn places(stack: &Stack) -> Vec<Place> {
     let place = |frame: Frame| Some(Place { line: frame.line?, file: frame.file });
     let people = |frame: &Frame| matches!(frame.owner(), Owner::You | Owner::Package);
@@ -54,7 +54,7 @@ fn is_source(path: &Path) -> bool {
     path.is_absolute() && path.extension().is_some_and(|extension| extension == "py")
 }
 
-/// What is known of a process: it may end before its lines are read.
+/// Facts about a process, which may end before its lines are read.
 #[derive(Debug, Clone)]
 struct Known {
     /// Its view of files, a number of the kernel's.
@@ -74,8 +74,8 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
-    /// Reads only what processes of this user have, where there is one: a file may lie on a file system that its owner wrote,
-    /// which need not answer, and nothing ends who waits for it.
+    /// If set, reads only files of this user's processes: another user's file may be on a file system of theirs that
+    /// never answers, and a thread waiting for it cannot be stopped.
     pub fn of_user(only: Option<u32>) -> Self {
         Self { only, ..Self::default() }
     }
@@ -98,7 +98,7 @@ impl SourceReader {
         if self.processes.len() >= MOST_PROCESSES {
             self.processes.clear();
         }
-        // One that replaced its program may have changed its user, too.
+        // A process that has called exec may have changed its user.
         if let Some(known) = look(pid) {
             self.processes.insert(pid, known);
         }
@@ -121,7 +121,7 @@ impl SourceReader {
     }
 }
 
-/// What is kept of a line. A secret goes as a whole: one that is cut may no longer look like one.
+/// The part of a line to keep. Secrets are removed before cutting: a cut secret may not be recognised.
 fn kept(text: &str) -> String {
     secrets::hide(text.trim()).chars().take(MOST_TEXT).collect()
 }
@@ -253,7 +253,7 @@ def step(x):
             frame("/home/me/main.py", Some(5)),
         ]);
         let named: Vec<(String, u32)> = places(&stack).into_iter().map(|place| (place.file, place.line)).collect();
-        // Of the four innermost of the user's, two have no source and one stands there twice.
+        // Of the four innermost frames of user code, two have no source and one is there twice.
         assert_eq!(named, [("/home/me/model.py".to_owned(), 3)]);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a system call's arguments say of the wait in it, by number: the table `syscall_kinds` of bpf/waits.h.
+//! What the arguments of each system call say about a wait in it: the table `syscall_kinds` of bpf/waits.h.
 
 /// Kinds, as `enum syscall_kind` of bpf/waits.h numbers them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -4,10 +4,10 @@
 use gpuwhy_strangers::{ProcFile, read_proc, read_text};
 use std::path::Path;
 
-/// More than /proc/cpuinfo says of the largest machine.
+/// Larger than /proc/cpuinfo of the largest machine.
 const MOST_TEXT: usize = 8 << 20;
 
-/// What there is to say of the machine. Whatever cannot be told is `None`.
+/// Facts about the machine; unknown ones are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct System {
     /// GPUs: `2 × NVIDIA H200`.

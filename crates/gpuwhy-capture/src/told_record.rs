@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ring records of what libraries tell beside their calls: the structs of bpf/torch.h and bpf/rare.h, told apart by
-//! their size, or by their first word where that differs.
+//! Ring records of library reports: the structs of bpf/torch.h and bpf/rare.h, distinguished by size, or by their first
+//! word if the size varies.
 
 use gpuwhy_model::{Communicator, OpId, Split, TensorEvent};
 

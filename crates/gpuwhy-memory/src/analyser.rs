@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The second pass over a run's events: every allocation and free, in order, into the report.
+//! The second pass over a run's events: turns every allocation and free, in order, into the report.
 
 use crate::backward::BackwardWatch;
 use crate::driver::{DriverSide, Freed, Pending, is_device_memory, known_direct};
@@ -17,12 +17,12 @@ use gpuwhy_model::ops::{Class, KernelOp, TorchOp, kernel_op, torch_op};
 use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Calls of a thread that may still turn out to be PyTorch's.
+/// Driver allocations that may still turn out to be PyTorch's.
 const MOST_PENDING: usize = 64;
 
 mod leaking;
 
-/// Plays a run's memory events and tells what they come to.
+/// Plays a run's memory events into a report.
 pub struct Analyser {
     facts: Facts,
     steps: BTreeMap<u32, ProcessSteps>,
@@ -35,7 +35,7 @@ pub struct Analyser {
 }
 
 impl Analyser {
-    /// With what the first pass found.
+    /// `steps` is the result of the first pass.
     pub fn new(facts: Facts, steps: BTreeMap<u32, ProcessSteps>) -> Self {
         Self {
             gap: GapWatch::new(&facts),
@@ -49,18 +49,18 @@ impl Analyser {
         }
     }
 
-    /// With a finer timeline, and who held memory at each of its points.
+    /// With a finer timeline, and memory by line at each of its points.
     pub fn in_detail(self) -> Self {
         Self { detailed: true, ..self }
     }
 
-    /// With the stacks in which `backward()` is called ([`crate::backward_stacks`]): what autograd's threads allocate counts
-    /// for these.
+    /// With the stacks that call `backward()` ([`crate::backward_stacks`]): allocations of autograd's threads count for
+    /// these.
     pub fn with_backward(self, calls: BTreeSet<u64>) -> Self {
         Self { backward: BackwardWatch::new(calls), ..self }
     }
 
-    /// The next event, in the order of time, from the run's beginning on.
+    /// Takes the next event, in order of time, from the beginning of the run.
     pub fn feed(&mut self, event: &MemoryEvent) {
         if !self.facts.wants(event.pid()) || event.at_ns() > self.facts.to_ns {
             return;
@@ -74,11 +74,11 @@ impl Analyser {
 
     fn space(&mut self, key: SpaceKey) -> &mut Space {
         let (from, to, steps, detailed) = (self.facts.from_ns, self.facts.to_ns, &self.steps, self.detailed);
-        // Where nobody reports any more nothing grows, and nothing can be said about it.
-        let told = self.facts.unreported_of(key.pid).unwrap_or(to);
+        // Without reports, nothing is known about growth.
+        let reported_to = self.facts.unreported_of(key.pid).unwrap_or(to);
         self.spaces.entry(key).or_insert_with(|| {
-            let told = if key.source == Source::Torch { told } else { to };
-            let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, told));
+            let until = if key.source == Source::Torch { reported_to } else { to };
+            let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, until));
             let space = Space::new(grid, from, to);
             if detailed { space.in_detail(to) } else { space }
         })
@@ -101,17 +101,17 @@ impl Analyser {
         let key = SpaceKey { pid: event.pid, device: event.device, source: Source::Torch };
         let direct = self.driver(event.pid).report(event.tid, event.device, event.reserved);
         self.take_direct(event.pid, direct, event.at_ns);
-        let told = Some((event.allocated, event.reserved));
+        let totals = Some((event.allocated, event.reserved));
         if event.op == torch_op(TorchOp::Alloc) {
             let stack = self.backward.stack_of(event);
-            self.space(key).alloc(event.at_ns, event.address, event.bytes, stack, told);
+            self.space(key).alloc(event.at_ns, event.address, event.bytes, stack, totals);
             return;
         }
         let space = self.space(key);
         if event.op == torch_op(TorchOp::Free) {
-            space.free(event.at_ns, event.address, event.bytes, told);
+            space.free(event.at_ns, event.address, event.bytes, totals);
         } else if event.op == torch_op(TorchOp::OutOfMemory) {
-            space.told(event.at_ns, event.allocated, event.reserved);
+            space.report(event.at_ns, event.allocated, event.reserved);
             let (held, unseen, before) = (space.held(), space.unseen(), space.recent.points());
             self.out_of_memory(OomRecord {
                 at_ns: event.at_ns,
@@ -147,7 +147,7 @@ impl Analyser {
             Some(Class::Alloc) => self.take(call),
             Some(_) => self.give(call),
             None => {
-                // Work for the GPU: what the thread took before was not for PyTorch's allocator.
+                // Work for the GPU: the thread's earlier driver allocations were not for PyTorch's allocator.
                 if is_work(call)
                     && let Some(driver) = self.drivers.get_mut(&call.pid)
                 {
@@ -159,7 +159,7 @@ impl Analyser {
     }
 
     fn take(&mut self, call: &Call) {
-        // What autograd's threads take, they take for the call that waits for them.
+        // Autograd's threads allocate for the call that waits for them.
         let call = &Call { stack: call.stack.or_else(|| self.backward.waiting_for(call.pid, call.tid)), ..*call };
         let has_torch = self.has_torch(call.pid);
         let driver = self.driver(call.pid);
@@ -189,7 +189,7 @@ impl Analyser {
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
         let unreported = if self.has_torch(pid) { self.facts.unreported.as_slice() } else { &[] };
         for one in known_direct(pid, taken, unreported, now_ns) {
-            // Where none was seen being set, it is the one on which the thread has tensors.
+            // Without a known device, it is the one on which the thread has tensors.
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid, device, source: Source::Driver };
             self.space(key).alloc(one.at_ns, one.pointer, one.bytes, one.stack, None);
@@ -204,9 +204,9 @@ impl Analyser {
                 self.space(key).returned(call.start_ns, bytes);
             }
             (Freed::Direct { bytes }, Some(pointer)) => {
-                // Freed by a thread whose current device may be another.
-                let of_it = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
-                let mut spaces = self.spaces.iter_mut().filter(|(key, _)| of_it(key));
+                // The freeing thread's current device may be another one.
+                let is_candidate = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
+                let mut spaces = self.spaces.iter_mut().filter(|(key, _)| is_candidate(key));
                 if let Some((_, space)) = spaces.find(|(_, space)| space.has(pointer)) {
                     space.free(call.start_ns, pointer, bytes, None);
                 }
@@ -218,13 +218,13 @@ impl Analyser {
     fn ended(&mut self, call: &Call) {
         let (code, signal) = (call.arg0.unwrap_or(0), call.arg1.unwrap_or(0));
         let held = |(key, space): (&SpaceKey, &Space)| (*key, space.allocated, space.held());
-        let of_it = self.spaces.iter().filter(|(key, _)| signal != 0 && key.pid == call.pid);
-        let held = of_it.map(held).collect();
+        let own = self.spaces.iter().filter(|(key, _)| signal != 0 && key.pid == call.pid);
+        let held = own.map(held).collect();
         self.spaces.iter_mut().filter(|(key, _)| key.pid == call.pid).for_each(|(_, space)| space.ended = true);
         self.ooms.ends.insert(call.pid, EndRecord { at_ns: call.start_ns, pid: call.pid, code, signal, held });
     }
 
-    /// The report. `resolve` puts stacks into words; those it does not know are missing.
+    /// The report. `resolve` returns the call sites of the stacks it knows.
     pub fn finish(mut self, resolve: &mut dyn FnMut(&[u64]) -> HashMap<u64, SiteFact>) -> Report {
         let pids: Vec<u32> = self.drivers.keys().copied().collect();
         for pid in pids {
@@ -237,14 +237,14 @@ impl Analyser {
         self.gap.advance(u64::MAX, &self.facts, &self.spaces);
         let lines = Lines::new(resolve(&self.stacks()));
         let mut report = Report { from_ns: self.facts.from_ns, to_ns: self.facts.to_ns, ..Report::default() };
-        report.steps = self.steps_told(&lines);
+        report.steps = self.step_reports(&lines);
         self.judge_all(&lines, &mut report);
         report.fragmentation = fragmentation::accounts(&self.spaces, &self.drivers, &lines);
         report.gaps = self.gap.finish();
-        report.ooms = self.ooms.records().map(|record| self.oom_told(record, &lines)).collect();
+        report.ooms = self.ooms.records().map(|record| self.oom_report(record, &lines)).collect();
         report.oom_count = self.ooms.count;
-        report.ends = self.ends_told(&lines);
-        report.spaces = self.spaces_told(&lines);
+        report.ends = self.end_reports(&lines);
+        report.spaces = self.space_reports(&lines);
         report.alerts.clone_from(&self.facts.alerts);
         report.notes = self.notes(&report);
         report.findings = findings::all(&report, &self.facts, &lines);
@@ -252,7 +252,7 @@ impl Analyser {
         report
     }
 
-    /// Every stack that something is said about.
+    /// Every stack that the report mentions.
     fn stacks(&self) -> Vec<u64> {
         let sites = self.spaces.values().flat_map(|space| space.sites.iter().filter_map(|site| site.stack));
         let ooms = self.ooms.records().filter_map(|record| record.stack);
@@ -264,9 +264,9 @@ impl Analyser {
         all.into_iter().collect()
     }
 
-    fn steps_told(&self, lines: &Lines) -> Vec<StepsReport> {
+    fn step_reports(&self, lines: &Lines) -> Vec<StepsReport> {
         let used: BTreeSet<u32> = self.spaces.keys().map(|key| key.pid).collect();
-        let told = |(pid, steps): (&u32, &ProcessSteps)| StepsReport {
+        let report = |(pid, steps): (&u32, &ProcessSteps)| StepsReport {
             pid: *pid,
             certainty: steps.certainty,
             steps: steps.marks.len() as u64,
@@ -275,16 +275,16 @@ impl Analyser {
             marker_op: steps.marker.and_then(|marker| marker.0.get()).map(|op| op.name.clone()),
             marker_line: lines.line(steps.marker.and_then(|marker| marker.1)),
         };
-        self.steps.iter().filter(|(pid, _)| used.contains(pid)).map(told).collect()
+        self.steps.iter().filter(|(pid, _)| used.contains(pid)).map(report).collect()
     }
 
-    /// The step a moment is in, where there are steps.
+    /// The number of the step at this time, if there are steps.
     fn step_at(&self, pid: u32, at_ns: u64) -> Option<u64> {
         let steps = self.steps.get(&pid).filter(|steps| steps.certainty != Certainty::None);
         steps.map(|steps| steps.step_at(at_ns))
     }
 
-    fn spaces_told(&mut self, lines: &Lines) -> Vec<SpaceReport> {
+    fn space_reports(&mut self, lines: &Lines) -> Vec<SpaceReport> {
         let mut all = Vec::new();
         for (key, space) in &self.spaces {
             let end = self.steps.get(&key.pid).map_or(self.facts.to_ns, |steps| steps.active_ns.1);
@@ -295,15 +295,15 @@ impl Analyser {
             for (point, to) in timeline.iter_mut().zip(next) {
                 point.device_used = self.gap.most_used(*key, point.at_ns, to);
             }
-            let parts: Vec<usize> = timeline.iter().map(|point| space.timeline.part_at(point.at_ns)).collect();
+            let slices: Vec<usize> = timeline.iter().map(|point| space.timeline.slice_at(point.at_ns)).collect();
             let device_total = self.gap.used_at(*key, self.facts.to_ns).1;
             let live = space
-                .parts
+                .slices
                 .as_ref()
-                .map(|live| LiveTimeline { device_total, ..live.told(&space.sites, lines, &timeline, &parts) });
+                .map(|live| LiveTimeline { device_total, ..live.timeline(&space.sites, lines, &timeline, &slices) });
             let at_peak = space.sites.iter().map(|site| (site.stack, site.peak_bytes, site.peak_count));
             let now = space.held();
-            let at_end: &[Held] = space.at_last_look.as_deref().unwrap_or(&now);
+            let at_end: &[Held] = space.at_last_check.as_deref().unwrap_or(&now);
             all.push(SpaceReport {
                 pid: key.pid,
                 name: self.facts.name(key.pid),
@@ -312,7 +312,7 @@ impl Analyser {
                 allocated: space.allocated,
                 reserved: space.reserved,
                 ended_ns: self.ooms.ends.get(&key.pid).map(|ended| ended.at_ns),
-                last_look: space.last_look,
+                last_look: space.last_check,
                 peak_allocated: space.peak.0,
                 peak_allocated_at_ns: space.peak.1,
                 peak_reserved: space.peak_reserved.0,
@@ -330,8 +330,8 @@ impl Analyser {
         all
     }
 
-    fn oom_told(&self, record: &OomRecord, lines: &Lines) -> Oom {
-        let look = self.gap.look_at(record.key, record.at_ns, record.reserved);
+    fn oom_report(&self, record: &OomRecord, lines: &Lines) -> Oom {
+        let sample = self.gap.sample_at(record.key, record.at_ns, record.reserved);
         let fact = lines.fact(record.stack);
         let space = self.spaces.get(&record.key);
         let before = self.with_device(record.key, record.before.clone(), record.at_ns);
@@ -344,8 +344,8 @@ impl Analyser {
             asked: record.asked,
             allocated: record.allocated,
             reserved: record.reserved,
-            device_used: look.map(|look| look.1),
-            device_used_at_ns: look.map(|look| look.0),
+            device_used: sample.map(|sample| sample.1),
+            device_used_at_ns: sample.map(|sample| sample.0),
             device_total: self.gap.used_at(record.key, record.at_ns).1,
             others: self.gap.others_at(record.key, record.at_ns, &self.facts),
             fatal: self.ooms.is_fatal(record),
@@ -358,7 +358,7 @@ impl Analyser {
         }
     }
 
-    /// The time before something, with what the device said in it.
+    /// Adds the device's memory to the points before an event.
     fn with_device(&self, key: SpaceKey, mut before: Vec<TimelinePoint>, at_ns: u64) -> Vec<TimelinePoint> {
         let mut next = at_ns;
         for point in before.iter_mut().rev() {
@@ -368,14 +368,14 @@ impl Analyser {
         before
     }
 
-    fn ends_told(&self, lines: &Lines) -> Vec<End> {
-        let told = |end: &EndRecord| {
+    fn end_reports(&self, lines: &Lines) -> Vec<End> {
+        let report = |end: &EndRecord| {
             let held = end.held.iter().filter_map(|(key, _, held)| Some((self.spaces.get(key)?, held)));
             let stack = |space: &Space, site: u32| space.sites.get(site as usize).and_then(|site| site.stack);
             let by_stack = held.flat_map(|(space, held)| {
                 held.iter().map(move |(site, bytes, count)| (stack(space, *site), *bytes, *count))
             });
-            // Its own events were the last of these.
+            // The space with most memory gives the last allocation.
             let fullest = end.held.iter().max_by_key(|held| held.1).map(|held| held.0);
             let fullest = fullest.and_then(|key| Some((key, self.spaces.get(&key)?)));
             let last = fullest.and_then(|(_, space)| space.last_stack);
@@ -395,17 +395,17 @@ impl Analyser {
                     .unwrap_or_default(),
             }
         };
-        // Of those without GPU memory, only what the kernel chose matters: a data worker, mostly.
+        // Of processes without GPU memory, only those killed by the kernel matter: mostly data workers.
         let killed = |end: &EndRecord| self.ooms.killed_for_memory.contains(&end.pid);
         let by_signal = |end: &&EndRecord| end.signal != 0 && (!end.held.is_empty() || killed(end));
-        self.ooms.ends.values().filter(by_signal).map(told).collect()
+        self.ooms.ends.values().filter(by_signal).map(report).collect()
     }
 
     fn notes(&self, report: &Report) -> Vec<String> {
         let mut notes = self.facts.notes.clone();
         if self.facts.lost > 0 {
             notes.push(format!(
-                "{} allocations or frees were lost: live bytes by line may be off, totals are PyTorch's own",
+                "{} allocations or frees were lost: live bytes by line may be off; totals are PyTorch's own",
                 self.facts.lost
             ));
         }
@@ -413,14 +413,14 @@ impl Analyser {
         if older > 0 {
             let bytes = gpuwhy_model::units::bytes(older);
             notes.push(format!(
-                "{bytes} were allocated before the recording, or before PyTorch's library was watched: which lines did is not known"
+                "{bytes} was allocated before the recording, or before gpuwhy watched PyTorch's library: its lines are unknown"
             ));
         }
         if report.spaces.is_empty() {
             notes.push("no process allocated GPU memory in this time".to_owned());
         }
         if !report.spaces.is_empty() && report.gaps.is_empty() {
-            notes.push("the device's own figures (NVML) are not known: nothing is said of what is hidden".to_owned());
+            notes.push("no figures from the device (NVML), so hidden memory is unknown".to_owned());
         }
         notes
     }

@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Tensors that autograd's own threads allocate while another thread waits in `backward()`. Those threads run no Python, so
-//! their reports have no stack: gradients, often half of a job's memory, would be nobody's. But the thread that calls
-//! `backward()` makes the first gradient itself, right before it waits, and that report's stack stands in PyTorch's
-//! autograd. Until it allocates somewhere else, it is that call which the others work for. Where the budget is tight and
-//! that small report has no stack, it is the only such call that the process was seen to make, if there is one only.
-//! Python on autograd's threads (custom functions, recomputed activations, compiled code) has its own stack and keeps it.
+//! Assigns tensors that autograd's threads allocate to the line that called `backward()`. These threads run no Python, so
+//! their reports have no stack, and gradients, often half of a job's memory, would have no line. But the thread that calls
+//! `backward()` makes the first gradient itself, right before it waits, and the stack of that report is in PyTorch's
+//! autograd. Until it allocates elsewhere, the other threads work for that call. If that small report has no stack because
+//! the budget is tight, they work for the only such call that the process was seen to make, if there is exactly one.
+//! Python on autograd's threads (custom functions, recomputed activations, compiled code) has and keeps its own stack.
 
 use crate::facts::SiteFact;
 use gpuwhy_model::TensorEvent;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Where `backward()` and `grad()` are.
+/// The file with `backward()` and `grad()`.
 const AUTOGRAD: &str = "torch/autograd/__init__.py";
-/// Threads of a process that are remembered: those that run Python and allocated last, and those that help.
+/// Threads remembered of a process: the last that ran Python and allocated, and autograd's.
 const MOST_THREADS: usize = 16;
 const MOST_HELPERS: usize = 1024;
 
-/// Which of these stacks stand in a call of `backward()`.
+/// The stacks that are in a call of `backward()`.
 pub fn backward_stacks(words: &HashMap<u64, SiteFact>) -> BTreeSet<u64> {
     words.iter().filter(|(_, fact)| calls_backward(fact)).map(|(stack, _)| *stack).collect()
 }
 
-/// Whether a stack stands in a call of `backward()`.
+/// Whether a stack is in a call of `backward()`.
 pub(crate) fn calls_backward(fact: &SiteFact) -> bool {
     fact.frames.iter().any(|frame| frame.split_once(".py:").is_some_and(|(file, _)| is_autograd(file)))
 }
@@ -35,9 +35,9 @@ fn is_autograd(file: &str) -> bool {
 #[derive(Debug, Clone, Copy)]
 struct Caller {
     tid: u32,
-    /// Where it allocated last, as far as its stack was taken.
+    /// The stack of its last allocation that has one.
     stack: u64,
-    /// It has allocated since, and its stack was not taken: the budget is tight.
+    /// It has allocated without a stack since then: the budget is tight.
     lost: bool,
 }
 
@@ -46,15 +46,15 @@ struct Caller {
 struct Process {
     /// Threads that run Python, the one that allocated last at the end.
     callers: Vec<Caller>,
-    /// Threads that allocated for a call of `backward()` and ran no Python before.
+    /// Threads that allocated for a call of `backward()` and had run no Python before.
     helpers: BTreeSet<u32>,
-    /// The calls it was seen to make.
+    /// Calls of `backward()` seen in this process.
     calls: BTreeSet<u64>,
-    /// When the first stack was not taken, ns.
+    /// When the first stack was missing, ns.
     thinned: Option<u64>,
 }
 
-/// Knows which call of `backward()` a report without a stack belongs to, and which reports have lost theirs.
+/// Finds the call of `backward()` that a report without a stack belongs to, and reports that lost their stack.
 #[derive(Debug, Default)]
 pub(crate) struct BackwardWatch {
     calls: BTreeSet<u64>,
@@ -66,7 +66,6 @@ impl BackwardWatch {
         Self { calls, ..Self::default() }
     }
 
-    /// More is known of the stacks.
     pub(crate) fn set_calls(&mut self, calls: BTreeSet<u64>) {
         self.calls = calls;
     }
@@ -79,17 +78,17 @@ impl BackwardWatch {
         std::mem::take(&mut self.calls)
     }
 
-    /// A process has ended; another may get its number.
+    /// A process has ended; its id may be used again.
     pub(crate) fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
     }
 
-    /// The stack an allocation counts for: its own, or that of the call it is a part of.
+    /// The stack an allocation counts for: its own, or that of its call of `backward()`.
     pub(crate) fn stack_of(&mut self, event: &TensorEvent) -> Option<u64> {
         let process = self.processes.entry(event.pid).or_default();
         match event.stack {
             Some(stack) => {
-                // Python on autograd's own thread, as of a custom function, calls nobody.
+                // Python on autograd's own thread, such as a custom function, does not call `backward()`.
                 if !process.helpers.contains(&event.tid) {
                     process.calls.extend(self.calls.get(&stack));
                     process.call(Caller { tid: event.tid, stack, lost: false });
@@ -100,14 +99,14 @@ impl BackwardWatch {
         }
     }
 
-    /// The call that a thread without Python works for at this moment, as far as that is certain.
+    /// The call that a thread without Python works for now, if that is certain.
     pub(crate) fn waiting_for(&self, pid: u32, tid: u32) -> Option<u64> {
         let process = self.processes.get(&pid).filter(|_| tid != pid)?;
         let is_caller = process.callers.iter().any(|caller| caller.tid == tid);
         process.waiting(&self.calls).filter(|_| !is_caller)
     }
 
-    /// From when on lines of small tensors are missing in a process, ns.
+    /// The time from which on lines of small tensors are missing in a process, ns.
     pub(crate) fn thinned_from(&self, pid: u32) -> Option<u64> {
         self.processes.get(&pid)?.thinned
     }
@@ -124,14 +123,14 @@ impl Process {
 
     fn without_stack(&mut self, event: &TensorEvent, calls: &BTreeSet<u64>) -> Option<u64> {
         if let Some(caller) = self.callers.iter().find(|caller| caller.tid == event.tid) {
-            // It runs Python, and its stack was not taken.
+            // It runs Python, but this report has no stack.
             self.thinned.get_or_insert(event.at_ns);
             self.call(Caller { lost: true, ..*caller });
             return None;
         }
         let only = || self.only_call().filter(|_| self.callers.iter().any(|caller| caller.lost));
         let call = self.waiting(calls).or_else(only);
-        // The first thread is nobody's helper.
+        // The main thread is never one of autograd's.
         let call = call.filter(|_| event.tid != event.pid)?;
         if self.helpers.len() < MOST_HELPERS {
             self.helpers.insert(event.tid);
@@ -139,7 +138,7 @@ impl Process {
         Some(call)
     }
 
-    /// The last of the calls that somebody was seen to make and is not seen to have left.
+    /// The latest call that has started and, as far as was seen, not returned.
     fn waiting(&self, calls: &BTreeSet<u64>) -> Option<u64> {
         let waits = |caller: &&Caller| !caller.lost && calls.contains(&caller.stack);
         self.callers.iter().rev().find(waits).map(|caller| caller.stack)
@@ -179,17 +178,17 @@ mod tests {
         let mut watch = BackwardWatch::new(BTreeSet::from([57, 77]));
         let mut stack_of = |pid, tid, stack| watch.stack_of(&report(pid, tid, stack));
         assert_eq!(stack_of(1, 10, Some(55)), Some(55));
-        assert_eq!(stack_of(1, 20, None), None, "nobody waits in backward()");
+        assert_eq!(stack_of(1, 20, None), None, "no thread waits in backward()");
         assert_eq!(stack_of(1, 10, Some(57)), Some(57));
         assert_eq!(stack_of(1, 20, None), Some(57));
         assert_eq!(stack_of(2, 20, None), None, "another process");
         // A custom function's Python, on autograd's thread.
         assert_eq!(stack_of(1, 20, Some(99)), Some(99));
         assert_eq!(stack_of(1, 20, None), Some(57));
-        // As another thread loads the next batch.
+        // Another thread loads the next batch.
         assert_eq!(stack_of(1, 30, Some(12)), Some(12));
         assert_eq!(stack_of(1, 20, None), Some(57));
-        // `autograd.grad()` with gradients that were made before it.
+        // `autograd.grad()` with gradients made before it.
         assert_eq!(stack_of(1, 10, Some(58)), Some(58));
         assert_eq!(stack_of(1, 20, None), None, "backward() is over");
         assert_eq!(stack_of(1, 10, Some(77)), Some(77));
@@ -198,17 +197,17 @@ mod tests {
     }
 
     #[test]
-    fn where_stacks_are_lost_only_what_is_certain_is_told() {
+    fn with_missing_stacks_only_certain_calls_are_assigned() {
         let mut watch = BackwardWatch::new(BTreeSet::from([57, 77]));
         let mut stack_of = |tid, stack| watch.stack_of(&report(1, tid, stack));
         assert_eq!(stack_of(1, Some(57)), Some(57));
         assert_eq!(stack_of(30, Some(12)), Some(12));
         assert_eq!(stack_of(30, None), None, "it runs Python: it loads the next batch, while backward() runs");
-        assert_eq!(stack_of(1, None), None, "nor is the first thread anybody's helper");
-        assert_eq!(stack_of(20, None), Some(57), "the only call there is");
+        assert_eq!(stack_of(1, None), None, "nor is the main thread one of autograd's");
+        assert_eq!(stack_of(20, None), Some(57), "the only call");
         assert_eq!(stack_of(1, Some(77)), Some(77));
         assert_eq!(stack_of(1, None), None);
-        assert_eq!(stack_of(20, None), None, "for which of two is not known");
+        assert_eq!(stack_of(20, None), None, "it could be either of two calls");
         assert!(watch.thinned_from(1).is_some());
         watch.forget(1);
         assert_eq!(watch.thinned_from(1), None);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process takes from the driver: which of it is PyTorch's allocator's, how long it takes, what is given back and
+//! A process's driver memory: which of it belongs to PyTorch's allocator, how long the calls take, and what is returned and
 //! taken again.
 //!
-//! PyTorch's allocator asks the driver and then reports what it has reserved: by how much that rose tells which of the
-//! thread's calls since the report before were its own. What a thread did with the GPU in between was not.
+//! PyTorch's allocator calls the driver and then reports how much it has reserved. The increase shows which of the thread's
+//! calls since the previous report were its own. Calls followed by other work on the GPU were not.
 
 use crate::facts::Unreported;
 use crate::report::LatencyWindow;
 use gpuwhy_model::{Call, Class, Histogram};
 use std::collections::HashMap;
 
-/// Parts of a process's work in which latency is looked at.
+/// Slices of a process's work for which latency is measured.
 pub(crate) const WINDOWS: usize = 10;
-/// The first of them that are after the start.
+/// The first slices are startup.
 pub(crate) const LATE: usize = 2;
 
-/// A call that takes or gives device memory: not of the host's, and not addresses alone.
+/// The class of a call that allocates or frees device memory: not host memory, not only addresses.
 pub(crate) fn is_device_memory(call: &Call) -> Option<Class> {
     let op = call.op.get()?;
     (matches!(op.class, Class::Alloc | Class::Free) && !op.name.contains("Host")).then_some(op.class)
@@ -29,11 +29,11 @@ struct Taken {
     torch: bool,
 }
 
-/// One that is not known yet to be PyTorch's.
+/// An allocation from the driver that may still turn out to be PyTorch's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Pending {
     pub(crate) at_ns: u64,
-    /// How long the call took.
+    /// The duration of the call.
     pub(crate) took_ns: u64,
     pub(crate) tid: u32,
     pub(crate) pointer: u64,
@@ -42,30 +42,30 @@ pub(crate) struct Pending {
     pub(crate) stack: Option<u64>,
 }
 
-/// Of what nobody in a process claimed until now, what is known not to be PyTorch's. While its reports were let go nobody says
-/// so.
+/// Of the unclaimed allocations, those that are certainly not PyTorch's. While its reports are paused, none is certain.
 pub(crate) fn known_direct(pid: u32, taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
-    let times = || unreported.iter().filter(|time| time.is_of(pid));
-    let is_in = |at_ns: u64| times().any(|time| (time.from_ns..time.to_ns).contains(&at_ns));
+    let is_in = |at_ns: u64| {
+        unreported.iter().filter(|time| time.is_of(pid)).any(|time| (time.from_ns..time.to_ns).contains(&at_ns))
+    };
     taken.into_iter().filter(|one| !is_in(one.at_ns) && !is_in(now_ns)).collect()
 }
 
-/// What one site gave back.
+/// Memory that one site returned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Returned {
     pub(crate) bytes: u64,
     pub(crate) count: u64,
 }
 
-/// What one site asked the driver for.
+/// Driver calls of one site.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Asked {
+pub(crate) struct DriverCalls {
     /// Calls that allocate or free.
     pub(crate) calls: u64,
-    /// Bytes that were taken.
+    /// Bytes allocated.
     pub(crate) bytes: u64,
     pub(crate) total_ns: u64,
-    /// Of that, after the process's start.
+    /// Of that, the time after startup.
     pub(crate) late_ns: u64,
 }
 
@@ -85,30 +85,30 @@ pub(crate) struct DeviceSums {
     pub(crate) returned: Returned,
     pub(crate) retaken_bytes: u64,
     pub(crate) churn_ns: u64,
-    /// By the stack that gave it back, where the program asked for that.
+    /// By stack, where the program itself returned it.
     pub(crate) returned_by: HashMap<Option<u64>, Returned>,
-    /// Given back and not yet taken again.
+    /// Returned and not yet taken again.
     outstanding: u64,
-    /// Reserved at the report before, and given back since.
+    /// Reserved at the previous report, and returned since then.
     reserved: Option<u64>,
-    given_since: u64,
+    returned_since: u64,
 }
 
-/// What happened to memory that a free was about.
+/// The memory that a call freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Freed {
-    /// PyTorch's allocator gave a segment back.
+    /// A segment that PyTorch's allocator returned.
     Segment { device: u8, bytes: u64 },
-    /// The program freed what it had taken.
+    /// Memory that the program had allocated directly.
     Direct { bytes: u64 },
-    /// It was taken before the recording.
+    /// Memory allocated before the recording.
     Unknown,
 }
 
-/// The driver's side of one process.
+/// The driver memory of one process.
 #[derive(Debug)]
 pub(crate) struct DriverSide {
-    /// What happened before is not asked about: only what it left is.
+    /// Start of the time range: earlier calls are not counted, but their memory is.
     asked_from_ns: u64,
     from_ns: u64,
     width_ns: u64,
@@ -116,16 +116,16 @@ pub(crate) struct DriverSide {
     pending: Vec<Pending>,
     windows: Vec<Window>,
     pub(crate) devices: HashMap<u8, DeviceSums>,
-    /// By the stack that asked.
-    pub(crate) asked_by: HashMap<Option<u64>, Asked>,
-    /// Threads whose last allocation failed: what they give back now, they give because memory ran out.
+    /// Calls by stack.
+    pub(crate) asked_by: HashMap<Option<u64>, DriverCalls>,
+    /// Threads whose last allocation failed: they return memory because it ran out.
     failing: Vec<u32>,
-    /// The device each thread reported of last.
+    /// The device of each thread's last report.
     device_of: HashMap<u32, u8>,
 }
 
 impl DriverSide {
-    /// Of a process that works from the second moment to the third; what it does is asked about from the first on.
+    /// For a process that works between the last two times; calls count from the first on.
     pub(crate) fn new(asked_from_ns: u64, from_ns: u64, to_ns: u64) -> Self {
         Self {
             asked_from_ns,
@@ -141,7 +141,7 @@ impl DriverSide {
         }
     }
 
-    /// The part of the process's work that a moment is in; what comes before it is in the first.
+    /// The slice of a time. Times before the process's work are in the first slice.
     fn window(&mut self, at_ns: u64) -> Option<&mut Window> {
         if at_ns < self.asked_from_ns {
             return None;
@@ -150,7 +150,7 @@ impl DriverSide {
         self.windows.get_mut(usize::try_from(part).unwrap_or(WINDOWS).min(WINDOWS - 1))
     }
 
-    /// Who asked, and how long that took.
+    /// Counts a call for its stack.
     fn ask(&mut self, call: &Call, bytes: u64) {
         if call.start_ns < self.asked_from_ns {
             return;
@@ -163,7 +163,7 @@ impl DriverSide {
         asked.late_ns = asked.late_ns.saturating_add(if is_late { call.duration_ns } else { 0 });
     }
 
-    /// A call that allocates. What it took waits until it is known whose it is.
+    /// A call that allocates. Its memory is pending until its owner is known.
     pub(crate) fn alloc(&mut self, call: &Call) {
         self.ask(call, call.arg0.filter(|_| call.ret == 0).unwrap_or(0));
         if let Some(window) = self.window(call.start_ns) {
@@ -204,7 +204,7 @@ impl DriverSide {
         let device = taken.device.unwrap_or(0);
         let failing = self.failing.contains(&call.tid);
         let sums = self.devices.entry(device).or_default();
-        sums.given_since = sums.given_since.saturating_add(taken.bytes);
+        sums.returned_since = sums.returned_since.saturating_add(taken.bytes);
         if call.start_ns < self.asked_from_ns {
             return Freed::Segment { device, bytes: taken.bytes };
         }
@@ -218,14 +218,14 @@ impl DriverSide {
         Freed::Segment { device, bytes: taken.bytes }
     }
 
-    /// PyTorch's allocator reports: its own calls since the report before are known now, the thread's others are not its.
+    /// A report of PyTorch's allocator: claims its calls since the previous report; returns the thread's other allocations.
     pub(crate) fn report(&mut self, tid: u32, device: u8, reserved: u64) -> Vec<Pending> {
         self.failing.retain(|failing| *failing != tid);
         self.device_of.insert(tid, device);
         let sums = self.devices.entry(device).or_default();
         let before = sums.reserved.unwrap_or(0);
-        let mut rose = reserved.saturating_add(sums.given_since).saturating_sub(before);
-        (sums.reserved, sums.given_since) = (Some(reserved), 0);
+        let mut rose = reserved.saturating_add(sums.returned_since).saturating_sub(before);
+        (sums.reserved, sums.returned_since) = (Some(reserved), 0);
         if rose == 0 {
             return self.settle(tid);
         }
@@ -254,57 +254,57 @@ impl DriverSide {
         self.settle(tid)
     }
 
-    /// The device a thread works on: that of its last report.
+    /// The device of a thread's last report.
     pub(crate) fn device_of(&self, tid: u32) -> Option<u8> {
         self.device_of.get(&tid).copied()
     }
 
-    /// The thread did something else: what it took before was not PyTorch's.
+    /// The thread used the GPU: returns its pending allocations, which are not PyTorch's.
     pub(crate) fn settle(&mut self, tid: u32) -> Vec<Pending> {
         if self.pending.iter().all(|pending| pending.tid != tid) {
             return Vec::new();
         }
-        let (of_it, others) = self.pending.drain(..).partition(|pending| pending.tid == tid);
+        let (own, others) = self.pending.drain(..).partition(|pending| pending.tid == tid);
         self.pending = others;
-        of_it
+        own
     }
 
-    /// What was taken longest ago, when there is more than so much that nobody claimed.
+    /// Returns the oldest pending allocations beyond this number.
     pub(crate) fn settle_beyond(&mut self, most: usize) -> Vec<Pending> {
         let beyond = self.pending.len().saturating_sub(most);
         self.pending.drain(..beyond).collect()
     }
 
-    /// What was taken before a moment and nobody claimed since.
+    /// Returns the allocations pending since before this time.
     pub(crate) fn settle_before(&mut self, at_ns: u64) -> Vec<Pending> {
         let (old, others) = self.pending.drain(..).partition(|pending| pending.at_ns < at_ns);
         self.pending = others;
         old
     }
 
-    /// All that nobody claimed.
+    /// Returns all pending allocations.
     pub(crate) fn settle_all(&mut self) -> Vec<Pending> {
         std::mem::take(&mut self.pending)
     }
 
-    /// Latency over the span.
+    /// Latency in each slice.
     pub(crate) fn latency(&self) -> Vec<LatencyWindow> {
-        let told = |(i, window): (usize, &Window)| LatencyWindow {
+        let report = |(i, window): (usize, &Window)| LatencyWindow {
             at_ns: self.from_ns + i as u64 * self.width_ns,
             calls: window.allocs,
             p50_ns: window.latency.quantile(0.5).unwrap_or(0),
             p99_ns: window.latency.quantile(0.99).unwrap_or(0),
             total_ns: window.alloc_ns,
         };
-        self.windows.iter().enumerate().map(told).collect()
+        self.windows.iter().enumerate().map(report).collect()
     }
 
-    /// How long the process works after its start.
+    /// How long the process works after startup.
     pub(crate) fn late_span_ns(&self) -> u64 {
         self.width_ns * (WINDOWS - LATE) as u64
     }
 
-    /// Time in calls that allocate and free, all of it; after the start, the allocations and the time.
+    /// Total time in calls that allocate and free; allocations after startup; time after startup.
     pub(crate) fn sums(&self) -> (u64, u64, u64) {
         let ns = |windows: &[Window]| {
             windows.iter().fold(0_u64, |sum, window| sum.saturating_add(window.alloc_ns).saturating_add(window.free_ns))

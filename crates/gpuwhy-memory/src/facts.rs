@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the analysis is told. Times are nanoseconds since the run began.
+//! Facts that the analysis needs before the first event. Times are nanoseconds since the run began.
 
 use crate::alerts::Alert;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
@@ -13,51 +13,51 @@ pub struct ProcessFact {
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// When it ended, where the recording knows: also after the span that is asked about.
+    /// When it ended, if the recording knows: also after the selected time range.
     pub ended_ns: Option<u64>,
 }
 
-/// A time in which the allocator's reports were let go, to stay within the budget.
+/// A time in which the allocator's reports were paused to stay within the budget.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unreported {
-    /// From when on.
+    /// Its start.
     pub from_ns: u64,
-    /// Until when.
+    /// Its end.
     pub to_ns: u64,
-    /// In which process; absent: in all.
+    /// The process; absent: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
 }
 
 impl Unreported {
-    /// Whether it is about what a process does.
+    /// Whether reports of this process were paused.
     pub fn is_of(&self, pid: u32) -> bool {
         self.pid.is_none_or(|of| of == pid)
     }
 }
 
-/// Everything the analysis is told beforehand.
+/// Everything the analysis needs before the first event.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
-    /// The span that is asked about.
+    /// Start of the time range.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-    /// Only these processes; empty for all.
+    /// Only these processes; empty means all.
     pub only: Vec<u32>,
-    /// The traced processes, by their ids.
+    /// The traced processes, by id.
     pub processes: BTreeMap<u32, ProcessFact>,
-    /// GPUs, second by second, by NVML; in the order of time.
+    /// NVML's samples of the GPUs, by time.
     pub gpu_seconds: Vec<GpuSample>,
-    /// Who has memory on which GPU, by NVML; in the order of time.
+    /// NVML's samples of the processes on the GPUs, by time.
     pub gpu_processes: Vec<GpuProcess>,
-    /// Reports of the allocator and calls that allocate or free which were lost.
+    /// Lost events: reports of the allocator, and calls that allocate or free.
     pub lost: u64,
-    /// Times without reports. What a process with PyTorch takes from the driver then may be its allocator's or not.
+    /// Times without reports. Driver allocations of a process with PyTorch then may or may not be its allocator's.
     pub unreported: Vec<Unreported>,
-    /// What is not certain about the recording, in words.
+    /// Caveats about the recording.
     pub notes: Vec<String>,
-    /// What people were alerted of while it was recorded.
+    /// Alerts raised while it was recorded.
     pub alerts: Vec<Alert>,
 }
 
@@ -67,13 +67,13 @@ impl Facts {
         self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
-    /// From when on, of the span that is asked about, it is not known what PyTorch has in a process that is asked about: its
-    /// allocator's reports were let go.
+    /// The first time in the range at which reports of a selected process were paused: from then on PyTorch's memory is
+    /// unknown.
     pub fn unreported_from(&self) -> Option<u64> {
         self.first_unreported(|time| time.pid.is_none_or(|pid| self.wants(pid)))
     }
 
-    /// The same of one process.
+    /// The same for one process.
     pub fn unreported_of(&self, pid: u32) -> Option<u64> {
         self.first_unreported(|time| time.is_of(pid))
     }
@@ -84,29 +84,29 @@ impl Facts {
         Some(first.from_ns.max(self.from_ns))
     }
 
-    /// Whether a process is asked about.
+    /// Whether a process is selected.
     pub fn wants(&self, pid: u32) -> bool {
         self.only.is_empty() || self.only.contains(&pid)
     }
 
-    /// The span's length.
+    /// The length of the time range.
     pub fn wall_ns(&self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
     }
 }
 
-/// Where a stack stands, in words. Names are from the traced world: not safe to print as they are.
+/// A resolved stack. Its names come from the traced processes: not safe to print as they are.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SiteFact {
-    /// The innermost line of the user's code as people say it, `train.py:138`.
+    /// The innermost line of the user's code, `train.py:138`.
     pub line: Option<String>,
-    /// The same with its whole path: what tells one line from another.
+    /// The same with its whole path, which identifies the line.
     pub place: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
     /// The frames, innermost first, each `file:line function`.
     pub frames: Vec<String>,
-    /// The text of that line, where the source could be read, and of what stands around its loop. Only looked at
-    /// ([`crate::HINTS`]), never shown.
+    /// The text of that line, if the source could be read, and of what is around its loop. Only searched for
+    /// [`crate::HINTS`], never shown.
     pub source: Option<String>,
 }

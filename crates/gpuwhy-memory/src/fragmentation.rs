@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that PyTorch has and tensors do not use; memory that goes back and forth between PyTorch and the driver; how
-//! long the driver takes.
+//! Reserved memory that tensors do not use, memory that goes back and forth between PyTorch and the driver, and the
+//! driver's latency.
 
 use crate::driver::DriverSide;
 use crate::lines::{LineKey, Lines};
@@ -8,7 +8,7 @@ use crate::report::{DriverLine, Fragmentation, Source};
 use crate::space::{Space, SpaceKey, UNKNOWN_DEVICE};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Lines told of that ask the driver.
+/// Lines listed with driver calls.
 const MOST_LINES: usize = 16;
 
 /// The account of each process and device.
@@ -20,7 +20,7 @@ pub(crate) fn accounts(
     let mut all = Vec::new();
     for (pid, driver) in drivers {
         let devices: BTreeSet<u8> = spaces.keys().filter(|key| key.pid == *pid).map(|key| key.device).collect();
-        // Times of calls are the process's: told once, with its first device.
+        // Times of calls are per process: reported with its first device.
         let mut times = Some(driver);
         for device in devices {
             let key = |source: Source| SpaceKey { pid: *pid, device, source };
@@ -47,7 +47,7 @@ pub(crate) fn accounts(
     all
 }
 
-/// Who asked the driver, by line.
+/// Driver calls by line.
 fn asked_by(driver: &DriverSide, lines: &Lines) -> Vec<DriverLine> {
     let mut by_line: BTreeMap<LineKey, (DriverLine, u64)> = BTreeMap::new();
     for (stack, asked) in &driver.asked_by {
@@ -56,7 +56,7 @@ fn asked_by(driver: &DriverSide, lines: &Lines) -> Vec<DriverLine> {
         one.bytes = one.bytes.saturating_add(asked.bytes);
         one.total_ns = one.total_ns.saturating_add(asked.total_ns);
         one.late_ns = one.late_ns.saturating_add(asked.late_ns);
-        // Of equals always the same.
+        // Ties are broken the same way every time.
         if (asked.total_ns, *stack) >= (*most, one.stack_id.map(i64::cast_unsigned)) {
             *most = asked.total_ns;
             one.stack_id = stack.map(u64::cast_signed);

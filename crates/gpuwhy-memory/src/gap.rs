@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a GPU says is used beyond what the job took: CUDA contexts, NCCL, workspaces of libraries, other processes.
+//! Memory used on a GPU beyond the job's allocations: CUDA contexts, NCCL, library workspaces, other processes.
 
 use crate::facts::Facts;
 use crate::report::{Gap, OtherProcess, Source, Trend};
@@ -7,30 +7,31 @@ use crate::robust::{median, spread, theil_sen};
 use crate::space::{Space, SpaceKey};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Looks at who uses a GPU belong to a look at the GPU this close, ns.
+/// Samples of a GPU and of its processes belong together if they are this close, ns.
 const TOGETHER_NS: u64 = 500_000_000;
-/// A look is made as soon as it is known that memory ran out; one later than this is not that, ns.
+/// NVML is sampled as soon as gpuwhy sees that memory ran out; a later sample than this is another one, ns.
 const THEN_NS: u64 = 300_000_000;
-/// Changes of less than this are none, bytes; and of less than this part of the gap.
+/// Smaller changes are ignored: bytes, and share of the gap.
 const NOTABLE: f64 = 64e6;
 const NOTABLE_PART: f64 = 0.1;
 const TRANSIENT_PART: f64 = 0.25;
-/// Looks that a trend is made from, at most and at least.
-const MOST_LOOKS: usize = 256;
-const FEWEST_LOOKS: usize = 8;
+/// Samples for a trend, at most and at least.
+const MOST_SAMPLES: usize = 256;
+const FEWEST_SAMPLES: usize = 8;
 
+/// A sample of a GPU, and the job's memory at that time.
 #[derive(Debug, Clone, Copy)]
-struct Look {
+struct DeviceSample {
     at_ns: u64,
     used: u64,
     reserved: u64,
     direct: u64,
     others: u64,
-    /// Whether it is known what the job had.
-    told: bool,
+    /// Whether the job's memory is known.
+    is_reported: bool,
 }
 
-impl Look {
+impl DeviceSample {
     fn hidden(&self) -> u64 {
         self.used.saturating_sub(self.reserved).saturating_sub(self.direct).saturating_sub(self.others)
     }
@@ -39,11 +40,11 @@ impl Look {
 #[derive(Debug, Default)]
 struct Watched {
     total: Option<u64>,
-    looks: Vec<Look>,
+    samples: Vec<DeviceSample>,
     others: BTreeMap<u32, OtherProcess>,
 }
 
-/// Follows what NVML says, beside what the job takes.
+/// Compares NVML's samples with the job's memory.
 #[derive(Debug)]
 pub(crate) struct GapWatch {
     next: usize,
@@ -56,11 +57,11 @@ impl GapWatch {
         Self { next: 0, gpu_of: GpuOf::new(facts), gpus: BTreeMap::new() }
     }
 
-    /// Takes the looks before a moment.
+    /// Takes the samples before this time.
     pub(crate) fn advance(&mut self, before_ns: u64, facts: &Facts, spaces: &BTreeMap<SpaceKey, Space>) {
         while let Some(sample) = facts.gpu_seconds.get(self.next).filter(|sample| sample.at_ns < before_ns) {
             self.next += 1;
-            // A driver that does not tell may say 0.
+            // A driver without this figure may report 0.
             let Some(used) = sample.memory_used.filter(|_| sample.memory_total != Some(0)) else { continue };
             let (watched, gpu_of) = (self.gpus.entry(sample.gpu).or_default(), &self.gpu_of);
             watched.total = sample.memory_total.or(watched.total);
@@ -76,43 +77,44 @@ impl GapWatch {
                 known.bytes = known.bytes.max(other.bytes);
             }
             let (reserved, direct) = (sum(Source::Torch), sum(Source::Driver));
-            let told = facts.unreported_from().is_none_or(|from| sample.at_ns < from);
-            watched.looks.push(Look { at_ns: sample.at_ns, used, reserved, direct, others, told });
+            let is_reported = facts.unreported_from().is_none_or(|from| sample.at_ns < from);
+            let sample = DeviceSample { at_ns: sample.at_ns, used, reserved, direct, others, is_reported };
+            watched.samples.push(sample);
         }
     }
 
-    /// What a device's GPU said last before a moment: used, and its size.
+    /// Used memory and size of a device's GPU, from the last sample at or before this time.
     pub(crate) fn used_at(&self, key: SpaceKey, at_ns: u64) -> (Option<u64>, Option<u64>) {
         let Some(watched) = self.gpu_of.get(key).and_then(|gpu| self.gpus.get(&gpu)) else { return (None, None) };
-        let place = watched.looks.partition_point(|look| look.at_ns <= at_ns);
-        (place.checked_sub(1).and_then(|last| watched.looks.get(last)).map(|look| look.used), watched.total)
+        let place = watched.samples.partition_point(|sample| sample.at_ns <= at_ns);
+        (place.checked_sub(1).and_then(|last| watched.samples.get(last)).map(|sample| sample.used), watched.total)
     }
 
-    /// What a device's GPU said was used when memory ran out, and when it said so: at the look that was asked for then,
-    /// unless so much was given back by that time that it has less than the process had; else at the look before.
-    pub(crate) fn look_at(&self, key: SpaceKey, at_ns: u64, had: u64) -> Option<(u64, u64)> {
+    /// Time and used memory of the sample taken because memory ran out. If it shows less than the process `had`, memory was
+    /// freed by then, and the previous sample is used.
+    pub(crate) fn sample_at(&self, key: SpaceKey, at_ns: u64, had: u64) -> Option<(u64, u64)> {
         let watched = self.gpus.get(&self.gpu_of.get(key)?)?;
-        let (before, after) = watched.looks.split_at(watched.looks.partition_point(|look| look.at_ns < at_ns));
-        let then = |look: &&Look| look.at_ns <= at_ns.saturating_add(THEN_NS) && look.used >= had;
-        after.first().filter(then).or(before.last()).map(|look| (look.at_ns, look.used))
+        let (before, after) = watched.samples.split_at(watched.samples.partition_point(|sample| sample.at_ns < at_ns));
+        let then = |sample: &&DeviceSample| sample.at_ns <= at_ns.saturating_add(THEN_NS) && sample.used >= had;
+        after.first().filter(then).or(before.last()).map(|sample| (sample.at_ns, sample.used))
     }
 
-    /// Who else was on a device's GPU at the look before a moment, traced or not, most first.
+    /// Other processes on a device's GPU at the last sample, traced or not, most first.
     pub(crate) fn others_at(&self, key: SpaceKey, at_ns: u64, facts: &Facts) -> Vec<OtherProcess> {
         let Some(gpu) = self.gpu_of.get(key) else { return Vec::new() };
-        let looks = self.gpus.get(&gpu).map_or(&[][..], |watched| &watched.looks);
-        let place = looks.partition_point(|look| look.at_ns <= at_ns);
-        let Some(look) = place.checked_sub(1).and_then(|last| looks.get(last)) else { return Vec::new() };
-        let mut others = users_at(facts, gpu, look.at_ns, |pid| pid != key.pid);
+        let samples = self.gpus.get(&gpu).map_or(&[][..], |watched| &watched.samples);
+        let place = samples.partition_point(|sample| sample.at_ns <= at_ns);
+        let Some(sample) = place.checked_sub(1).and_then(|last| samples.get(last)) else { return Vec::new() };
+        let mut others = users_at(facts, gpu, sample.at_ns, |pid| pid != key.pid);
         others.sort_by_key(|other| std::cmp::Reverse(other.bytes));
         others
     }
 
-    /// The most any look found used in a part of time, on a device's GPU.
+    /// The maximum used on a device's GPU in a time range.
     pub(crate) fn most_used(&self, key: SpaceKey, from_ns: u64, to_ns: u64) -> Option<u64> {
         let watched = self.gpus.get(&self.gpu_of.get(key)?)?;
-        let from = watched.looks.partition_point(|look| look.at_ns < from_ns);
-        watched.looks[from..].iter().take_while(|look| look.at_ns < to_ns).map(|look| look.used).max()
+        let from = watched.samples.partition_point(|sample| sample.at_ns < from_ns);
+        watched.samples[from..].iter().take_while(|sample| sample.at_ns < to_ns).map(|sample| sample.used).max()
     }
 
     /// The gap of every GPU the job has memory on.
@@ -121,8 +123,8 @@ impl GapWatch {
     }
 }
 
-/// NVML's index of the GPU a process is on: known where there is one GPU, or where the process has memory on one only.
-/// CUDA's own numbers are in another order.
+/// NVML's index of the GPU a process is on: known if there is one GPU, or if the process has memory on only one. CUDA
+/// numbers GPUs in another order.
 #[derive(Debug, Default)]
 struct GpuOf {
     only: Option<u32>,
@@ -147,7 +149,7 @@ impl GpuOf {
     }
 }
 
-/// Those that are not traced.
+/// Processes that are not traced.
 fn others_at(facts: &Facts, gpu: u32, at_ns: u64) -> Vec<OtherProcess> {
     users_at(facts, gpu, at_ns, |pid| !facts.processes.contains_key(&pid))
 }
@@ -165,22 +167,23 @@ fn users_at(facts: &Facts, gpu: u32, at_ns: u64, is_wanted: impl Fn(u32) -> bool
 }
 
 fn gap(gpu: u32, watched: &Watched) -> Option<Gap> {
-    // Before the job took anything there is nothing to compare with; nor where nobody says what it takes.
-    let compares = |look: &Look| look.told && look.reserved.saturating_add(look.direct) > 0;
-    let looks: Vec<Look> = watched.looks.iter().copied().filter(compares).collect();
-    let last = looks.last()?;
-    let mut hidden: Vec<f64> = looks.iter().map(|look| look.hidden() as f64).collect();
+    // Only samples with known memory of the job, once it has some.
+    let compares = |sample: &DeviceSample| sample.is_reported && sample.reserved.saturating_add(sample.direct) > 0;
+    let samples: Vec<DeviceSample> = watched.samples.iter().copied().filter(compares).collect();
+    let last = samples.last()?;
+    let mut hidden: Vec<f64> = samples.iter().map(|sample| sample.hidden() as f64).collect();
     let most = hidden.iter().copied().fold(0.0, f64::max);
     let usual = median(&mut hidden);
-    let points: Vec<(f64, f64)> = looks.iter().map(|look| (look.at_ns as f64 / 1e9, look.hidden() as f64)).collect();
-    let (trend, drift) = trend(&spread(&points, MOST_LOOKS), usual, most);
+    let points: Vec<(f64, f64)> =
+        samples.iter().map(|sample| (sample.at_ns as f64 / 1e9, sample.hidden() as f64)).collect();
+    let (trend, drift) = trend(&spread(&points, MOST_SAMPLES), usual, most);
     let mut others: Vec<OtherProcess> = watched.others.values().cloned().collect();
     others.sort_by_key(|other| std::cmp::Reverse(other.bytes));
     Some(Gap {
         gpu,
         memory_total: watched.total,
         used: last.used,
-        peak_used: looks.iter().map(|look| look.used).max().unwrap_or(0),
+        peak_used: samples.iter().map(|sample| sample.used).max().unwrap_or(0),
         reserved: last.reserved,
         direct: last.direct,
         others,
@@ -188,13 +191,13 @@ fn gap(gpu: u32, watched: &Watched) -> Option<Gap> {
         hidden_most: most as u64,
         trend,
         drift_per_second: drift,
-        looks: looks.len() as u64,
+        looks: samples.len() as u64,
     })
 }
 
 fn trend(points: &[(f64, f64)], usual: f64, most: f64) -> (Trend, f64) {
     let notable = NOTABLE.max(NOTABLE_PART * usual);
-    if points.len() >= FEWEST_LOOKS {
+    if points.len() >= FEWEST_SAMPLES {
         let grown = |points: &[(f64, f64)]| {
             let span = points.last().map_or(0.0, |last| last.0 - points[0].0);
             theil_sen(points).map_or(0.0, |slope| slope * span)
@@ -221,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn steady_transient_and_drifting_are_told_apart() {
+    fn trends_are_recognised() {
         let flat: Vec<f64> = (0..40).map(|i| 1e9 + f64::from(i % 3) * 1e6).collect();
         assert_eq!(trend_of(&flat), Trend::Steady);
         let mut spike = flat.clone();

@@ -1,107 +1,107 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which lines keep what they allocate.
+//! Decides which lines leak.
 //!
-//! Two views of one line must agree before it is called a leak:
-//! - **What stays.** Of everything live at the last look, when was it allocated? A leak has pieces from every step since
-//!   its onset, so their bytes, summed by age, are a straight line; noise that is freed again is not in it at all. A bounded
-//!   cache, a warm-up, a sawtooth or a one-off has pieces of a part of the time only.
-//! - **What is live.** Bytes at the same place of every step must have grown as much, in both halves of that time: a cache
-//!   whose pieces are renewed has young pieces, and no growth.
+//! A line must pass two tests to be called a leak:
+//! - **What stays.** When was the memory that is live at the last check allocated? A leak has allocations from every step
+//!   since its onset, so their bytes, summed by age, form a straight line; noise that is freed again does not appear. A
+//!   bounded cache, a warm-up, a sawtooth or a one-off has allocations from a part of the time only.
+//! - **What is live.** Bytes at the same place of every step must have grown as much, in both halves of that time. A cache
+//!   that replaces its entries has young allocations but does not grow.
 //!
-//! The slope is the median over all pairs of looks, so that a few odd steps, or what the last steps still use, do not bend
-//! it.
+//! The slope is the median over all pairs of checks, so that a few odd steps, or memory the last steps still use, do not
+//! bend it.
 
 use crate::grid::Grid;
 use crate::report::GrowthKind;
 use crate::robust::{median, theil_sen};
 
-/// Fewer looks than this since the onset tell nothing; nor does a smaller part of all looks.
-const FEWEST_LOOKS: usize = 8;
+/// A leak needs at least this many checks since its onset, and this share of all checks.
+const FEWEST_CHECKS: usize = 8;
 const LEAST_PART: f64 = 0.12;
-/// The first looks are warm-up: growth that is only there is none.
+/// This share of the checks, at the start, is warm-up: growth only there is not a leak.
 const WARM_UP: f64 = 0.1;
-/// Pieces must have stayed in so many looks.
+/// At least this many checks must have kept something.
 const FEWEST_KEEPING: usize = 5;
-/// Each quarter of the time must have kept this part of its share.
+/// Each quarter of the time must have kept this much of its share.
 const QUARTER: f64 = 0.3;
-/// Live bytes must have grown by this part of what stayed, and in each half by this.
+/// Live bytes must have grown by this share of what stayed; in each half, by the second.
 const GROWN: f64 = 0.5;
 const GROWN_HALF: f64 = 0.25;
-/// Growth of less is not told: bytes, and the part of the peak.
+/// Less growth is ignored: bytes, and share of the peak.
 const LEAST_BYTES: u64 = 1 << 20;
 const LEAST_OF_PEAK: f64 = 0.01;
 
-/// One line's memory over the looks.
+/// One line's memory at every check.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct LineSeries {
-    /// Live bytes at every look.
+    /// Live bytes at every check.
     pub(crate) live: Vec<u64>,
-    /// At the last look: when each piece was allocated, and its size; oldest first.
+    /// Allocations live at the last check: time and size, oldest first.
     pub(crate) kept: Vec<(u64, u64)>,
 }
 
-/// A leak, in looks.
+/// A leak, measured in checks.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LeakFit {
     pub(crate) onset_ns: u64,
-    /// Bytes from one look to the next.
-    pub(crate) per_look: f64,
+    /// Bytes from one check to the next.
+    pub(crate) per_check: f64,
     /// Bytes a second.
     pub(crate) per_second: f64,
-    pub(crate) pieces_per_look: f64,
+    pub(crate) pieces_per_check: f64,
     pub(crate) piece_bytes: u64,
     pub(crate) grown_bytes: u64,
-    pub(crate) looks: usize,
+    pub(crate) checks: usize,
     pub(crate) keeping: usize,
-    /// Every quarter kept nearly the same.
+    /// Every quarter kept nearly the same amount.
     pub(crate) even: bool,
 }
 
-/// What a line does.
+/// The verdict on a line.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Verdict {
-    /// Nothing to tell.
+    /// It does not grow.
     Fine,
     /// It leaks.
     Leak(LeakFit),
-    /// It holds much more than at first, and does not leak. From which look on it grew no more, where it settled.
+    /// It holds much more than at first but does not leak. With the check from which on it stopped growing, if it settled.
     Grew(GrowthKind, Option<usize>),
 }
 
-/// What stayed from one look counts for no more than so many times the usual: one large piece is not growth.
+/// What stayed from one check counts for at most this many times the usual: one large allocation is not growth.
 const MOST_OF_USUAL: f64 = 8.0;
-/// The last looks also see what is still in use and freed later: this part of all, and at least so many.
+/// The last checks include memory that is still in use and freed later: one in this many checks, and at least this many.
 const STILL_USED: usize = 16;
 const FEWEST_STILL_USED: usize = 4;
 
-/// Bytes and pieces that stayed, by the look they were first seen at.
+/// Bytes and allocations that stayed, by the check that first saw them.
 struct Kept {
-    /// As they are, but for the last looks, where no more than usual is taken for kept.
+    /// Actual bytes; at the last checks, at most [`MOST_OF_USUAL`] times the usual.
     bytes: Vec<u64>,
-    /// Nowhere more than usual.
+    /// At every check, at most [`MOST_OF_USUAL`] times the usual.
     usual: Vec<u64>,
     pieces: Vec<u64>,
-    /// When the oldest of each look was allocated.
+    /// The time of the oldest allocation of each check.
     since: Vec<u64>,
 }
 
 impl Kept {
     fn new(series: &LineSeries, grid: &Grid) -> Self {
-        let looks = grid.at.len();
-        let none = || vec![0; looks];
+        let checks = grid.at.len();
+        let none = || vec![0; checks];
         let mut all = Self { bytes: none(), usual: none(), pieces: none(), since: none() };
         for (since, bytes) in series.kept.iter().rev() {
-            let look = grid.look_at(*since);
-            if look < looks {
-                all.bytes[look] += bytes;
-                all.pieces[look] += 1;
-                all.since[look] = *since;
+            let check = grid.check_at(*since);
+            if check < checks {
+                all.bytes[check] += bytes;
+                all.pieces[check] += 1;
+                all.since[check] = *since;
             }
         }
         let mut sizes: Vec<f64> = all.bytes.iter().filter(|bytes| **bytes > 0).map(|bytes| *bytes as f64).collect();
         let most = (MOST_OF_USUAL * median(&mut sizes)) as u64;
         all.usual = all.bytes.iter().map(|bytes| *bytes.min(&most)).collect();
-        let last = looks.saturating_sub((looks / STILL_USED).max(FEWEST_STILL_USED));
+        let last = checks.saturating_sub((checks / STILL_USED).max(FEWEST_STILL_USED));
         all.bytes[last..].copy_from_slice(&all.usual[last..]);
         all
     }
@@ -115,19 +115,19 @@ impl Kept {
     }
 }
 
-/// Judges a line. `peak`: the most that was in use, by all lines.
+/// Judges a line. `peak` is that of the whole space.
 pub(crate) fn judge(series: &LineSeries, grid: &Grid, peak: u64) -> Verdict {
-    let looks = grid.at.len();
-    if looks < FEWEST_LOOKS || series.live.len() != looks {
+    let checks = grid.at.len();
+    if checks < FEWEST_CHECKS || series.live.len() != checks {
         return Verdict::Fine;
     }
     let kept = Kept::new(series, grid);
     let least = (LEAST_BYTES).min((peak as f64 * LEAST_OF_PEAK) as u64).max(1);
-    let warm = ((looks as f64 * WARM_UP) as usize).max(2);
-    if let Some(onset) = onset(&kept, looks, warm)
-        && kept.sum(onset, looks) >= least
+    let warm = ((checks as f64 * WARM_UP) as usize).max(2);
+    if let Some(onset) = onset(&kept, checks, warm)
+        && kept.sum(onset, checks) >= least
         && let Some(fit) = fit(series, &kept, grid, onset)
-        && grew_as_much(series, onset, fit.per_look)
+        && grew_as_much(series, onset, fit.per_check)
         && !was_there_before(series, onset, warm)
     {
         return Verdict::Leak(fit);
@@ -135,19 +135,22 @@ pub(crate) fn judge(series: &LineSeries, grid: &Grid, peak: u64) -> Verdict {
     grew(series, &kept, warm, least)
 }
 
-/// The look from which on something stayed from every part of the time; `None` where nothing did.
-fn onset(kept: &Kept, looks: usize, warm: usize) -> Option<usize> {
-    let shortest = FEWEST_LOOKS.max((looks as f64 * LEAST_PART) as usize);
-    let keeping: Vec<usize> = (0..looks).filter(|look| kept.bytes[*look] > 0).collect();
+/// The check from which on something stayed from every quarter of the time, if any.
+fn onset(kept: &Kept, checks: usize, warm: usize) -> Option<usize> {
+    let shortest = FEWEST_CHECKS.max((checks as f64 * LEAST_PART) as usize);
+    let keeping: Vec<usize> = (0..checks).filter(|check| kept.bytes[*check] > 0).collect();
     let mut gaps: Vec<f64> = keeping.windows(2).map(|pair| (pair[1] - pair[0]) as f64).collect();
     let far = (3.0 * median(&mut gaps)).max(2.0) as usize;
-    let first = keeping.iter().position(|look| {
-        *look >= warm && looks - look >= shortest && kept.keeping(*look) >= FEWEST_KEEPING && lasts(kept, *look, looks)
+    let first = keeping.iter().position(|check| {
+        *check >= warm
+            && checks - check >= shortest
+            && kept.keeping(*check) >= FEWEST_KEEPING
+            && lasts(kept, *check, checks)
     })?;
-    // One that stayed long before the others is not their beginning.
+    // An allocation that stayed long before the others is not the onset.
     let mut first = (first..keeping.len() - 1).find(|place| keeping[place + 1] - keeping[*place] <= far)?;
-    // It may have begun in the warm-up, if it looked the same then.
-    let mut sizes: Vec<f64> = keeping[first..].iter().map(|look| kept.bytes[*look] as f64).collect();
+    // The onset may be in the warm-up, if the growth there is alike.
+    let mut sizes: Vec<f64> = keeping[first..].iter().map(|check| kept.bytes[*check] as f64).collect();
     let usual = median(&mut sizes);
     while first > 0
         && keeping[first] - keeping[first - 1] <= far
@@ -156,19 +159,19 @@ fn onset(kept: &Kept, looks: usize, warm: usize) -> Option<usize> {
         first -= 1;
     }
     let onset = keeping[first];
-    (looks - onset >= shortest && lasts(kept, onset, looks)).then_some(onset)
+    (checks - onset >= shortest && lasts(kept, onset, checks)).then_some(onset)
 }
 
-/// Whether every quarter of the time since then kept its share.
-fn lasts(kept: &Kept, onset: usize, looks: usize) -> bool {
-    quarters(kept, onset, looks).iter().all(|share| *share >= QUARTER)
+/// Whether every quarter of the time since the onset kept its share.
+fn lasts(kept: &Kept, onset: usize, checks: usize) -> bool {
+    quarters(kept, onset, checks).iter().all(|share| *share >= QUARTER)
 }
 
-/// What each quarter kept, as a part of what a quarter would on average.
-fn quarters(kept: &Kept, onset: usize, looks: usize) -> [f64; 4] {
-    let length = looks - onset;
+/// What each quarter kept, relative to the average of a quarter.
+fn quarters(kept: &Kept, onset: usize, checks: usize) -> [f64; 4] {
+    let length = checks - onset;
     let sum = |from: usize, to: usize| kept.usual[from..to].iter().sum::<u64>() as f64;
-    let rate = sum(onset, looks) / length as f64;
+    let rate = sum(onset, checks) / length as f64;
     [0, 1, 2, 3].map(|quarter| {
         let (from, to) = (onset + length * quarter / 4, onset + length * (quarter + 1) / 4);
         sum(from, to) / ((to - from) as f64 * rate).max(f64::MIN_POSITIVE)
@@ -176,70 +179,70 @@ fn quarters(kept: &Kept, onset: usize, looks: usize) -> [f64; 4] {
 }
 
 fn fit(series: &LineSeries, kept: &Kept, grid: &Grid, onset: usize) -> Option<LeakFit> {
-    let looks = grid.at.len();
+    let checks = grid.at.len();
     let mut sum = 0;
-    let by_look: Vec<(f64, f64)> = (onset..looks)
-        .map(|look| {
-            sum += kept.bytes[look];
-            (look as f64, sum as f64)
+    let by_check: Vec<(f64, f64)> = (onset..checks)
+        .map(|check| {
+            sum += kept.bytes[check];
+            (check as f64, sum as f64)
         })
         .collect();
     let by_time: Vec<(f64, f64)> =
-        by_look.iter().zip(&grid.at[onset..]).map(|(point, at)| (*at as f64 / 1e9, point.1)).collect();
-    let (per_look, per_second) = (theil_sen(&by_look)?, theil_sen(&by_time)?);
-    if per_look <= 0.0 {
+        by_check.iter().zip(&grid.at[onset..]).map(|(point, at)| (*at as f64 / 1e9, point.1)).collect();
+    let (per_check, per_second) = (theil_sen(&by_check)?, theil_sen(&by_time)?);
+    if per_check <= 0.0 {
         return None;
     }
     let mut pieces = 0;
-    let counted: Vec<(f64, f64)> = (onset..looks)
-        .map(|look| {
-            pieces += kept.pieces[look];
-            (look as f64, pieces as f64)
+    let counted: Vec<(f64, f64)> = (onset..checks)
+        .map(|check| {
+            pieces += kept.pieces[check];
+            (check as f64, pieces as f64)
         })
         .collect();
     let onset_ns = kept.since[onset];
     let mut sizes: Vec<f64> =
         series.kept.iter().filter(|(since, _)| *since >= onset_ns).map(|piece| piece.1 as f64).collect();
-    let even = quarters(kept, onset, looks).iter().all(|share| (0.7..=1.4).contains(share));
+    let even = quarters(kept, onset, checks).iter().all(|share| (0.7..=1.4).contains(share));
     Some(LeakFit {
         onset_ns,
-        per_look,
+        per_check,
         per_second,
-        pieces_per_look: theil_sen(&counted).unwrap_or(0.0),
+        pieces_per_check: theil_sen(&counted).unwrap_or(0.0),
         piece_bytes: median(&mut sizes) as u64,
-        grown_bytes: kept.sum(onset, looks),
-        looks: looks - onset,
+        grown_bytes: kept.sum(onset, checks),
+        checks: checks - onset,
         keeping: kept.keeping(onset),
         even,
     })
 }
 
-/// Whether live bytes grew about as much as what stayed, all the time.
-fn grew_as_much(series: &LineSeries, onset: usize, per_look: f64) -> bool {
+/// Whether live bytes grew about as much as what stayed, throughout.
+fn grew_as_much(series: &LineSeries, onset: usize, per_check: f64) -> bool {
     let points: Vec<(f64, f64)> =
-        series.live.iter().enumerate().skip(onset).map(|(look, bytes)| (look as f64, *bytes as f64)).collect();
+        series.live.iter().enumerate().skip(onset).map(|(check, bytes)| (check as f64, *bytes as f64)).collect();
     let middle = points.len() / 2;
-    let at_least = |points: &[(f64, f64)], part: f64| theil_sen(points).is_some_and(|slope| slope >= part * per_look);
+    let at_least = |points: &[(f64, f64)], part: f64| theil_sen(points).is_some_and(|slope| slope >= part * per_check);
     at_least(&points, GROWN) && at_least(&points[..middle], GROWN_HALF) && at_least(&points[middle..], GROWN_HALF)
 }
 
-/// Whether the line held as much before, and gave it back: then it may again. Only asked where it has not been growing
+/// Whether the line held as much before and freed it: then it may do so again. Only for lines that have not been growing
 /// for most of the time.
 fn was_there_before(series: &LineSeries, onset: usize, warm: usize) -> bool {
-    let looks = series.live.len();
-    if looks - onset > looks / 2 || onset <= warm {
+    let checks = series.live.len();
+    if checks - onset > checks / 2 || onset <= warm {
         return false;
     }
     let before = series.live[warm..onset].iter().copied().max().unwrap_or(0) as f64;
-    let (begin, end) = (series.live[onset] as f64, series.live[looks - 1] as f64);
+    let (begin, end) = (series.live[onset] as f64, series.live[checks - 1] as f64);
     before >= begin + 0.8 * (end - begin)
 }
 
-/// Growth that is no leak: what it is instead.
+/// Classifies growth that is not a leak.
 fn grew(series: &LineSeries, kept: &Kept, warm: usize, least: u64) -> Verdict {
-    let (looks, live) = (series.live.len(), &series.live);
+    let (checks, live) = (series.live.len(), &series.live);
     let most = live.iter().copied().max().unwrap_or(0);
-    let begin = live[0].min(live[warm.min(looks - 1)]);
+    let begin = live[0].min(live[warm.min(checks - 1)]);
     if most.saturating_sub(begin) < least {
         return Verdict::Fine;
     }
@@ -248,18 +251,18 @@ fn grew(series: &LineSeries, kept: &Kept, warm: usize, least: u64) -> Verdict {
     if drops >= 2 {
         return Verdict::Grew(GrowthKind::Sawtooth, None);
     }
-    let end = live[looks - 1];
+    let end = live[checks - 1];
     if end.saturating_sub(begin) < least {
         return Verdict::Fine;
     }
-    // From here on it never held less than nearly what it holds in the end, nor much more.
+    // From here on it held nearly what it holds at the end.
     let near = |bytes: u64| bytes.abs_diff(end) as f64 <= 0.05 * (end - begin) as f64;
-    let settled = looks - live.iter().rev().take_while(|bytes| near(**bytes)).count();
-    if settled + looks / 4 > looks {
+    let settled = checks - live.iter().rev().take_while(|bytes| near(**bytes)).count();
+    if settled + checks / 4 > checks {
         return Verdict::Fine;
     }
-    // What came after that is what replaced what was there.
-    let young = kept.sum((settled + 1).min(looks), looks) as f64 >= 0.5 * (end - begin) as f64;
+    // Most of it was allocated later: it was replaced.
+    let young = kept.sum((settled + 1).min(checks), checks) as f64 >= 0.5 * (end - begin) as f64;
     let once = settled > 0 && live[settled - 1].saturating_sub(begin) as f64 <= 0.2 * (end - begin) as f64;
     let kind = match (young, once) {
         (true, _) => GrowthKind::Renewed,

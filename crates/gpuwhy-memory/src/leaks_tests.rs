@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines with a known fate, judged. Everything is computed by playing pieces that are allocated and freed.
+//! Tests: lines with known behaviour, played as allocations and frees.
 
 use super::*;
 
@@ -15,14 +15,14 @@ impl Dice {
     }
 }
 
-/// Plays steps of 100 ns: a piece is allocated in the middle of a step, lives for so many steps (0: forever).
+/// Plays steps of 100 ns. Each allocation has a step, in whose middle it is made, bytes, and steps to live (0: forever).
 fn play(steps: u64, pieces: impl IntoIterator<Item = (u64, u64, u64)>) -> (LineSeries, Grid) {
     let grid = Grid { at: (1..=steps).map(|step| step * 100).collect(), stride: 1 };
     let mut series = LineSeries { live: vec![0; steps as usize], kept: Vec::new() };
     for (step, bytes, lives) in pieces {
         let until = if lives == 0 { steps } else { (step + lives).min(steps) };
-        for look in step..until {
-            series.live[look as usize] += bytes;
+        for check in step..until {
+            series.live[check as usize] += bytes;
         }
         if lives == 0 || step + lives >= steps {
             series.kept.push((step * 100 + 50, bytes));
@@ -45,7 +45,7 @@ fn leak(verdict: Verdict) -> LeakFit {
 #[test]
 fn one_tensor_a_step_is_a_leak_with_its_exact_slope() {
     let fit = leak(verdict(120, (0..120).map(|step| (step, MB, 0))));
-    assert_eq!((fit.per_look, fit.onset_ns, fit.piece_bytes, fit.keeping), (MB as f64, 50, MB, 120));
+    assert_eq!((fit.per_check, fit.onset_ns, fit.piece_bytes, fit.keeping), (MB as f64, 50, MB, 120));
     assert!(fit.even);
 }
 
@@ -53,18 +53,18 @@ fn one_tensor_a_step_is_a_leak_with_its_exact_slope() {
 fn a_leak_that_begins_later_says_when() {
     for onset in [10, 33, 60, 100] {
         let fit = leak(verdict(120, (onset..120).map(|step| (step, MB, 0))));
-        assert_eq!((fit.per_look, fit.onset_ns), (MB as f64, onset * 100 + 50), "{onset}");
+        assert_eq!((fit.per_check, fit.onset_ns), (MB as f64, onset * 100 + 50), "{onset}");
     }
 }
 
 #[test]
 fn a_leak_every_tenth_step_is_a_leak() {
     let fit = leak(verdict(200, (0..20).map(|i| (i * 10 + 3, 10 * MB, 0))));
-    let off = (fit.per_look / MB as f64 - 1.0).abs();
+    let off = (fit.per_check / MB as f64 - 1.0).abs();
     assert!(off < 0.1, "{fit:?}");
 }
 
-/// Noise around a slow leak at the same line: a tenth of the steps' bytes come and go.
+/// Noise around a slow leak at the same line.
 #[test]
 fn a_slow_leak_in_noise_has_the_right_slope() {
     for seed in 0..20 {
@@ -73,21 +73,21 @@ fn a_slow_leak_in_noise_has_the_right_slope() {
         pieces
             .extend((0..300).flat_map(|step| [(step, 60 * MB, 1), (step, dice.below(20) * MB / 2, 1 + dice.below(5))]));
         let fit = leak(verdict(300, pieces));
-        let off = (fit.per_look / f64::from(100 << 10) - 1.0).abs();
+        let off = (fit.per_check / f64::from(100 << 10) - 1.0).abs();
         assert!(off < 0.02, "seed {seed}: {fit:?}");
         assert_eq!(fit.onset_ns, 50, "seed {seed}");
     }
 }
 
 #[test]
-fn what_is_bounded_is_no_leak() {
+fn bounded_growth_is_not_a_leak() {
     // A cache that fills in a third of the time.
     let settled = verdict(120, (0..40).map(|step| (step, MB, 0)));
     assert!(matches!(settled, Verdict::Grew(GrowthKind::Settled, Some(37..=40))), "{settled:?}");
-    // One that is renewed: the oldest of thirty is dropped.
+    // A cache that drops the oldest of thirty entries.
     let renewed = verdict(120, (0..120).map(|step| (step, MB, 30)));
     assert!(matches!(renewed, Verdict::Grew(GrowthKind::Renewed, Some(_))), "{renewed:?}");
-    // One that is large and renewed: it fills in more than half of the time.
+    // A large one: it takes more than half of the time to fill.
     let large = verdict(120, (0..120).map(|step| (step, MB, 70)));
     assert!(!matches!(large, Verdict::Leak(_)), "{large:?}");
     // Buffers of the first steps.
@@ -98,7 +98,7 @@ fn what_is_bounded_is_no_leak() {
 }
 
 #[test]
-fn growth_that_is_given_back_is_a_sawtooth_wherever_it_is_cut() {
+fn growth_that_is_freed_again_is_a_sawtooth_wherever_it_is_cut() {
     for steps in 100..130 {
         let pieces = (0..steps).map(|step: u64| (step, MB, 20 - step % 20));
         let found = verdict(steps, pieces);
@@ -116,12 +116,12 @@ fn temporary_tensors_are_fine() {
 }
 
 #[test]
-fn few_looks_tell_nothing() {
+fn few_checks_are_not_enough() {
     assert_eq!(verdict(7, (0..7).map(|step| (step, MB, 0))), Verdict::Fine);
     assert_eq!(judge(&LineSeries::default(), &Grid::default(), 0), Verdict::Fine);
 }
 
 #[test]
-fn growth_too_small_to_matter_is_not_told() {
+fn growth_too_small_to_matter_is_ignored() {
     assert_eq!(verdict(120, (0..120).map(|step| (step, 512, 0))), Verdict::Fine);
 }

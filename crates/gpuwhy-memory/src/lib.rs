@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! GPU memory of a job, exactly. Pure: a run's facts and events in, a [`Report`] out.
+//! Exact GPU memory of a job. Pure: a run's facts and events in, a [`Report`] out.
 //!
-//! - [`steps`]: the job's steps, found from what repeats in its calls (first pass over the events).
-//! - [`Analyser`]: the second pass. Each process's memory on each device is a `space`: what is live, by whom, the exact
-//!   peak, and live bytes at the end of every step; `driver` follows what is taken from the driver.
-//! - `leaks`: which lines keep what they allocate, and which only look like it.
-//! - `fragmentation`, `gap`, `oom`: memory reserved and not used, memory nobody sees, and what there was when it ran out.
-//! - `backward`: whose tensors those of autograd's threads are. `recent`: the minutes before something went wrong.
-//! - `parts`: who held memory at every point of the timeline, where somebody wants to see that.
-//! - [`Sieve`]: which events all of this needs.
-//! - `findings`, `fixes`: what is said about it.
-//! - [`alerts`]: what is said while the job still runs.
-//! - [`compare`]: reports of several runs side by side.
-//! - [`live`]: a run that goes on, event by event.
+//! - [`steps`]: finds the job's steps from repeating calls (first pass over the events).
+//! - [`Analyser`]: the second pass. A `space` is one process's memory on one device: live memory by call site, the exact
+//!   peak, and live bytes at the end of every step. `driver` follows memory taken from the driver.
+//! - `leaks`: tells leaks from growth that only looks like one.
+//! - `fragmentation`, `gap`, `oom`: unused memory, hidden memory, and the state when memory ran out.
+//! - `backward`: assigns tensors of autograd's threads to lines. `recent_history`: the minutes before something went wrong.
+//! - `live_slices`: memory by line at every point of the timeline, for a bundle.
+//! - [`Sieve`]: selects the events that the analysis needs.
+//! - `findings`, `fixes`: the results in words.
+//! - [`alerts`]: alerts while the job runs.
+//! - [`compare`]: compares reports of several runs.
+//! - [`live`]: follows a run that is being recorded, event by event.
 //!
-//! What is kept in memory is bounded by what is live, by the number of call sites, and by constants; never by the number
-//! of events. Times are nanoseconds since the run began, sizes are bytes.
+//! Memory use is bounded by live memory, the number of call sites and constants, never by the number of events. Times are
+//! nanoseconds since the run began, sizes are bytes.
 
 pub mod alerts;
 mod analyser;
@@ -31,9 +31,9 @@ mod grid;
 mod leaks;
 mod lines;
 pub mod live;
+mod live_slices;
 mod oom;
-mod parts;
-mod recent;
+mod recent_history;
 pub mod report;
 mod robust;
 mod sieve;

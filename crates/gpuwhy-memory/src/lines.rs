@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From stacks to lines: whatever way a line was reached, it is one line.
+//! From stacks to lines: all stacks that end in one line count for that line.
 
 use crate::facts::SiteFact;
 use crate::report::Holder;
 use crate::space::{Held, Space};
 use std::collections::{BTreeMap, HashMap};
 
-/// What is said of memory whose allocation ran no Python.
+/// Named where an allocation ran no Python.
 pub(crate) const NO_LINE: &str = "code without a Python line";
-/// Lines shown of who holds memory.
+/// Lines kept in a list of holders.
 pub(crate) const MOST_HOLDERS: usize = 32;
 
-/// The words of the stacks that matter.
+/// The call sites of the stacks that matter.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     facts: HashMap<u64, SiteFact>,
 }
 
-/// What makes a line: its whole path; of a stack without one, the stack itself.
+/// Identifies a line by its whole path; a stack without a line by its id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum LineKey {
     Line(String),
@@ -47,7 +47,7 @@ impl Lines {
         }
     }
 
-    /// Sums by line, most bytes first. Beyond those shown, one without a line has the rest: sums stay whole.
+    /// Sums by line, most bytes first. One more holder without a line sums up the rest, so the total stays exact.
     pub(crate) fn holders(&self, held: impl Iterator<Item = (Option<u64>, u64, u64)>) -> Vec<Holder> {
         let mut by_line: BTreeMap<LineKey, (Holder, u64)> = BTreeMap::new();
         for (stack, bytes, count) in held.filter(|(_, bytes, _)| *bytes > 0) {
@@ -76,7 +76,7 @@ impl Lines {
         all
     }
 
-    /// The same of what a space's sites hold.
+    /// The same for the sites of a space.
     pub(crate) fn of_space(&self, space: &Space, held: &[Held]) -> Vec<Holder> {
         let stack = |site: u32| space.sites.get(site as usize).and_then(|site| site.stack);
         self.holders(held.iter().map(|(site, bytes, count)| (stack(*site), *bytes, *count)))

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What there was when memory ran out, or a signal ended the process.
+//! Records of memory that ran out, and of processes that ended.
 
 use crate::report::TimelinePoint;
 use crate::space::{Held, SpaceKey};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Records kept: the first ones, and the last ones.
+/// Records kept: the first and the last ones.
 const FIRST: usize = 8;
 const LAST: usize = 8;
-/// A process that ends within this time ended by it, ns.
+/// A process that fails within this time ended because memory ran out, ns.
 pub(crate) const FATAL_NS: u64 = 5_000_000_000;
 
 /// Memory ran out.
@@ -23,7 +23,7 @@ pub(crate) struct OomRecord {
     pub(crate) unseen: u64,
     pub(crate) stack: Option<u64>,
     pub(crate) held: Vec<Held>,
-    /// The time before.
+    /// Memory over the time before.
     pub(crate) before: Vec<TimelinePoint>,
 }
 
@@ -34,11 +34,11 @@ pub(crate) struct EndRecord {
     pub(crate) pid: u32,
     pub(crate) code: u64,
     pub(crate) signal: u64,
-    /// What it held, by space; only where a signal ended it.
+    /// Its memory, by space; only if a signal ended it.
     pub(crate) held: Vec<(SpaceKey, u64, Vec<Held>)>,
 }
 
-/// All that ran out and ended.
+/// All records.
 #[derive(Debug, Default)]
 pub(crate) struct OomLog {
     first: Vec<OomRecord>,
@@ -65,7 +65,7 @@ impl OomLog {
         self.first.iter().chain(&self.last)
     }
 
-    /// Whether the process ended by it: soon after, and not well.
+    /// Whether it ended the process: soon after, and with a failure.
     pub(crate) fn is_fatal(&self, record: &OomRecord) -> bool {
         self.ends.get(&record.key.pid).is_some_and(|end| {
             let soon = end.at_ns >= record.at_ns && end.at_ns - record.at_ns <= FATAL_NS;

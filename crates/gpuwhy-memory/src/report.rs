@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is known about a run's GPU memory: what every view shows. Its JSON is `gpuwhy.memory/1` (docs/memory-json.md).
-//! Times are nanoseconds since the run began, sizes are bytes. Names are from the traced world.
+//! The memory report that every view shows. Its JSON is `gpuwhy.memory/1` (docs/memory-json.md). Times are nanoseconds
+//! since the run began, sizes are bytes. Names come from the traced processes.
 
 use crate::alerts::Alert;
 use crate::steps::Certainty;
 use gpuwhy_model::{Finding, units};
 use serde::Serialize;
 
-/// What was said further away than this is not told as if it were said then, ns.
+/// An NVML sample this close to an event counts as simultaneous, ns.
 const NOW_NS: u64 = 100_000_000;
 
 /// The report.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// In words, for a tired engineer.
+    /// The answer in a few sentences.
     pub verdict: String,
-    /// The span.
+    /// Start of the time range.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
@@ -23,98 +23,99 @@ pub struct Report {
     pub spaces: Vec<SpaceReport>,
     /// The steps that were found, by process.
     pub steps: Vec<StepsReport>,
-    /// Lines that keep what they allocate, most a second first.
+    /// Lines that leak, the fastest first.
     pub leaks: Vec<Leak>,
-    /// Lines that hold more than at first, but do not leak: and why not.
+    /// Lines that grew but do not leak, and why.
     pub growths: Vec<Growth>,
-    /// What is taken from the driver, and how well it is used; by process and device.
+    /// Memory taken from the driver and how well it is used, by process and device.
     pub fragmentation: Vec<Fragmentation>,
-    /// What the device says is used beyond what the job took; by GPU.
+    /// Memory used on each GPU beyond the job's allocations.
     pub gaps: Vec<Gap>,
-    /// Every time memory ran out (of many, the first and the last).
+    /// Each time memory ran out; of many, the first and last ones.
     pub ooms: Vec<Oom>,
     /// How often memory ran out.
     pub oom_count: u64,
-    /// Processes that a signal ended, and what they held: those with GPU memory, and those killed for want of main memory.
+    /// Processes ended by a signal and the memory they held: those with GPU memory, and those killed because main memory
+    /// ran out.
     pub ends: Vec<End>,
-    /// Alerts that were raised while it was recorded, in the order of time.
+    /// Alerts raised while the run was recorded, by time.
     pub alerts: Vec<Alert>,
-    /// Answers, worst first.
+    /// Findings, worst first.
     pub findings: Vec<Finding>,
     /// What cannot be known, and why.
     pub notes: Vec<String>,
 }
 
-/// Who took the memory.
+/// How the memory was allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Tensors, by PyTorch's caching allocator.
+    /// By PyTorch's caching allocator, for tensors.
     Torch,
-    /// Calls to CUDA that are not PyTorch's allocator's.
+    /// By CUDA calls outside PyTorch's allocator.
     Driver,
 }
 
 /// Memory of one process on one device.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SpaceReport {
-    /// Process.
+    /// Process id.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// CUDA's number of the device; `None` where it was not seen being set.
+    /// CUDA's device number; `None` if gpuwhy did not see it being set.
     pub device: Option<u32>,
-    /// Who took it.
+    /// How it was allocated.
     pub source: Source,
-    /// Bytes in use at the end of the span, or when its process ended: by then a process that ends well has freed everything.
+    /// Bytes in use at the end of the time range, or when the process ended: a process that ends normally has freed
+    /// everything by then.
     pub allocated: u64,
-    /// Bytes that PyTorch had from the driver at that moment; as `allocated` of other memory.
+    /// Bytes reserved by PyTorch then; equals `allocated` for other memory.
     pub reserved: u64,
-    /// When its process ended, if that is in the span.
+    /// When its process ended, if that is in the time range.
     pub ended_ns: Option<u64>,
-    /// What was in use when lines were last looked at for growth; `None` where that never happened.
-    pub last_look: Option<LastLook>,
-    /// The most in use at any moment, exactly.
+    /// The state when growth was last checked; `None` if it never was.
+    pub last_look: Option<LastCheck>,
+    /// The exact peak.
     pub peak_allocated: u64,
-    /// When that was reached first.
+    /// When that was first reached.
     pub peak_allocated_at_ns: u64,
-    /// The most that PyTorch had from the driver.
+    /// Peak reserved by PyTorch.
     pub peak_reserved: u64,
-    /// When that was reached first.
+    /// When that was first reached.
     pub peak_reserved_at_ns: u64,
-    /// In use before the first report: older than the recording.
+    /// In use before the first report: allocated before the recording.
     pub preexisting: u64,
-    /// Of the peak, what no recorded allocation explains.
+    /// Bytes of the peak without a recorded allocation.
     pub peak_preexisting: u64,
-    /// What was allocated and freed.
+    /// Allocations and frees.
     pub balance: Balance,
-    /// What was in use at the peak, by line, most first. Adds up to `peak_allocated`, with `peak_preexisting`.
+    /// Memory in use at the peak by line, most first. With `peak_preexisting` it adds up to `peak_allocated`.
     pub at_peak: Vec<Holder>,
-    /// The same at the last look; without one, at the end.
+    /// The same at the last check; without one, at the end.
     pub at_end: Vec<Holder>,
     /// Over time.
     pub timeline: Vec<TimelinePoint>,
-    /// Who held memory at each point of it, where that was asked for ([`crate::Analyser::in_detail`]): too much for a
-    /// report that is read, and so no part of its JSON.
+    /// Memory by line at each point, in a detailed report ([`crate::Analyser::in_detail`]). Too large for the JSON.
     #[serde(skip)]
     pub live: Option<LiveTimeline>,
 }
 
-/// The last time at which a process's memory was looked at for growth: at the end of its last whole step, while it worked.
+/// The last time a process's memory was checked for growth: at the end of its last whole step, while it worked.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
-pub struct LastLook {
+pub struct LastCheck {
     /// When.
     pub at_ns: u64,
     /// Bytes in use.
     pub allocated: u64,
-    /// Bytes that PyTorch had from the driver; as `allocated` of other memory.
+    /// Bytes reserved by PyTorch; equals `allocated` for other memory.
     pub reserved: u64,
 }
 
-/// Allocations and frees of the span: `live_before` + `alloc_bytes` − `free_bytes` = `live_bytes`.
+/// Allocations and frees in the time range: `live_before` + `alloc_bytes` − `free_bytes` = `live_bytes`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Balance {
-    /// Bytes of seen allocations that were live when the span began.
+    /// Bytes of seen allocations that were live at the start of the time range.
     pub live_before: u64,
     /// Allocations that were seen.
     pub allocs: u64,
@@ -124,75 +125,75 @@ pub struct Balance {
     pub frees: u64,
     /// Their bytes.
     pub free_bytes: u64,
-    /// Frees of what is older than the recording (or whose allocation was lost).
+    /// Frees of memory allocated before the recording, or whose allocation was lost.
     pub unknown_frees: u64,
     /// Their bytes.
     pub unknown_free_bytes: u64,
     /// Bytes of seen allocations that are live at the end.
     pub live_bytes: u64,
-    /// How many those are.
+    /// Their number.
     pub live: u64,
-    /// Addresses that were given out again though no free was seen: reports were lost.
+    /// Addresses allocated again without a free in between: reports were lost.
     pub lost_frees: u64,
 }
 
-/// Somebody who holds memory.
+/// A line that holds memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct Holder {
-    /// The line that allocated it; of what autograd's threads allocated, the one that called `backward()`. `None` where no
+    /// The line that allocated it; for allocations of autograd's threads, the line that called `backward()`. `None` if no
     /// Python was running.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
     /// Bytes.
     pub bytes: u64,
-    /// In so many pieces.
+    /// Number of allocations.
     pub count: u64,
     /// The stack that holds most of it, as in the view `stack_traces`.
     pub stack_id: Option<i64>,
 }
 
-/// A part of the span.
+/// A time slice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct TimelinePoint {
     /// When it begins.
     pub at_ns: u64,
-    /// The most that was in use in it.
+    /// Maximum in use.
     pub allocated: u64,
-    /// The least.
+    /// Minimum in use.
     pub allocated_least: u64,
-    /// The most that PyTorch had from the driver.
+    /// Maximum reserved by PyTorch.
     pub reserved: u64,
-    /// What the device said was used, by all.
+    /// Maximum used on the device by all processes (NVML).
     pub device_used: Option<u64>,
 }
 
-/// Who held memory at each point of a timeline: at the moment of that part in which most was in use.
+/// Memory by line at each point of a timeline: at the peak of that slice.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LiveTimeline {
-    /// The lines told of, those that held most first.
+    /// The listed lines, those that held most first.
     pub lines: Vec<LiveLine>,
-    /// The device's memory, where NVML tells.
+    /// The device's size, if NVML reports it.
     pub device_total: Option<u64>,
-    /// As many as the timeline has.
+    /// One for each point of the timeline.
     pub points: Vec<LivePoint>,
 }
 
 /// A line of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LiveLine {
-    /// The line; `None` where no Python was running.
+    /// The line; `None` if no Python was running.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
-    /// The stack that held most of it.
+    /// The stack that held most of its memory.
     pub stack_id: Option<i64>,
 }
 
 /// A point of it: `lines` + `others` + `unseen` = the timeline's `allocated`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct LivePoint {
-    /// Places in [`LiveTimeline::lines`] and bytes, most first; no more than eight.
+    /// Indices into [`LiveTimeline::lines`] and bytes, most first; at most eight.
     #[serde(rename = "live")]
     pub lines: Vec<(u32, u64)>,
     /// Bytes of all other lines.
@@ -204,15 +205,15 @@ pub struct LivePoint {
 /// A process's steps.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct StepsReport {
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// How sure it is that these are steps.
+    /// How certain the steps are.
     pub certainty: Certainty,
-    /// How many.
+    /// Number of steps.
     pub steps: u64,
-    /// Length, the median.
+    /// Median length.
     pub step_ns: u64,
-    /// Launches in one, the median.
+    /// Median number of launches.
     pub launches: u64,
     /// The call that marks them.
     pub marker_op: Option<String>,
@@ -220,12 +221,12 @@ pub struct StepsReport {
     pub marker_line: Option<String>,
 }
 
-/// A line that keeps what it allocates.
+/// A line that leaks.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Leak {
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// CUDA's number of the device.
+    /// CUDA's device number.
     pub device: Option<u32>,
     /// The line.
     pub line: Option<String>,
@@ -233,131 +234,131 @@ pub struct Leak {
     pub function: Option<String>,
     /// The stack that holds most of it.
     pub stack_id: Option<i64>,
-    /// Kept for each step; `None` where no steps were found.
+    /// Bytes kept for each step; `None` if no steps were found.
     pub bytes_per_step: Option<f64>,
-    /// Kept for each second.
+    /// Bytes kept for each second.
     pub bytes_per_second: f64,
-    /// Pieces kept for each step.
+    /// Allocations kept for each step.
     pub pieces_per_step: Option<f64>,
-    /// One piece's size, the median.
+    /// Median size of an allocation.
     pub piece_bytes: u64,
-    /// When it began.
+    /// When it started.
     pub onset_ns: u64,
-    /// In which step.
+    /// The step in which it started.
     pub onset_step: Option<u64>,
-    /// Kept since then, at the last look.
+    /// Bytes kept since then, at the last check.
     pub grown_bytes: u64,
-    /// When that look was.
+    /// The time of the last check.
     pub last_look_ns: u64,
-    /// Steps (or parts of the time) since then that were looked at.
+    /// Checks since then, at steps or in time slices.
     pub looks: u64,
-    /// Of them, those that kept something.
+    /// Those of them that kept something.
     pub looks_with_growth: u64,
-    /// When memory will have run out at this rate, all leaks of the device together, counted from the end; `None` where
-    /// the device's size is not known, and where nothing can run out any more: it did already, or the process has ended.
+    /// When all leaks of the device together fill its memory at this rate, counted from the end. `None` if the device's
+    /// size is unknown, memory has already run out, or the process has ended.
     pub out_of_memory_in_ns: Option<u64>,
     /// The same in steps.
     pub out_of_memory_in_steps: Option<u64>,
-    /// How sure.
+    /// How certain it is.
     pub certainty: Certainty,
 }
 
-/// Why growth is no leak.
+/// Why growth is not a leak.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GrowthKind {
-    /// It grew, and then no more: warm-up, or a cache that is full.
+    /// It grew and then stopped: warm-up, or a full cache.
     Settled,
-    /// It grows and is given back, again and again.
+    /// It grows and is freed, again and again.
     Sawtooth,
     /// It grew once.
     OneOff,
-    /// It holds as much as before, in newer pieces: a cache or queue that is renewed.
+    /// It holds the same amount in newer allocations: a cache or queue that replaces its entries.
     Renewed,
 }
 
-/// A line that holds more than at first, but does not leak.
+/// A line that grew but does not leak.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Growth {
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// CUDA's number of the device.
+    /// CUDA's device number.
     pub device: Option<u32>,
     /// The line.
     pub line: Option<String>,
-    /// Why it is no leak.
+    /// Why it is not a leak.
     pub kind: GrowthKind,
-    /// The most it held.
+    /// Its peak.
     pub bytes: u64,
-    /// From when on it grew no more, where it settled.
+    /// When it stopped growing, if it settled.
     pub settled_ns: Option<u64>,
-    /// In which step.
+    /// The step in which it stopped growing.
     pub settled_step: Option<u64>,
 }
 
 /// How memory is taken from the driver.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Fragmentation {
-    /// Process.
+    /// Process id.
     pub pid: u32,
-    /// CUDA's number of the device; `None` for calls of which it is not known.
+    /// CUDA's device number; `None` for calls whose device is unknown.
     pub device: Option<u32>,
-    /// The most that PyTorch had reserved, and when.
+    /// Peak reserved by PyTorch.
     pub peak_reserved: u64,
-    /// In use at that moment.
+    /// In use at that time.
     pub allocated_then: u64,
-    /// Reserved and not in use at the end.
+    /// Cached at the end.
     pub cached: u64,
     /// Allocations of PyTorch's allocator from the driver.
     pub segments: u64,
     /// Their bytes.
     pub segment_bytes: u64,
-    /// What it gave back (`empty_cache()`, or because memory ran out).
+    /// Segments it returned (`empty_cache()`, or because memory ran out).
     pub returned: u64,
-    /// Its bytes.
+    /// Their bytes.
     pub returned_bytes: u64,
-    /// Of those bytes, what was taken again later.
+    /// How many of those bytes it took again later.
     pub retaken_bytes: u64,
-    /// The time that took, taking and giving.
+    /// Time spent returning and taking again.
     pub churn_ns: u64,
-    /// Lines that gave memory back, most bytes first.
+    /// Lines that returned memory, most bytes first.
     pub returned_by: Vec<Holder>,
-    /// Allocations from the driver past PyTorch's allocator, by line.
+    /// Driver allocations outside PyTorch's allocator, by line.
     pub past_allocator: Vec<Holder>,
-    /// Calls that allocate, in ten parts of the process's work; told once, with its first device.
+    /// Allocating calls in ten slices of the process's work; only with its first device.
     pub latency: Vec<LatencyWindow>,
-    /// Lines that take memory from the driver or give it back, most time first; told once, too.
+    /// Lines that take memory from the driver or return it, most time first; only with the first device.
     pub driver_by: Vec<DriverLine>,
     /// Time in calls that allocate or free.
     pub driver_ns: u64,
-    /// After the first fifth of its work: for how long.
+    /// The time after the first fifth of the process's work.
     pub late_span_ns: u64,
-    /// How often memory was taken from the driver then.
+    /// Driver allocations in that time.
     pub late_allocs: u64,
-    /// And the time in those calls and in frees.
+    /// Time in those calls and in frees.
     pub late_ns: u64,
 }
 
 /// A line whose work makes the driver allocate or free.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct DriverLine {
-    /// The line; `None` where no Python was running.
+    /// The line; `None` if no Python was running.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
     /// Calls that allocate or free.
     pub calls: u64,
-    /// Bytes that were taken.
+    /// Bytes allocated.
     pub bytes: u64,
     /// Time in these calls.
     pub total_ns: u64,
-    /// Of that, after the first fifth of the process's work.
+    /// Of that time, how much was after the first fifth of the process's work.
     pub late_ns: u64,
-    /// The stack with most of that time.
+    /// The stack with most of the time.
     pub stack_id: Option<i64>,
 }
 
-/// How long calls that allocate took in a part of the span.
+/// The latency of allocating calls in a time slice.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct LatencyWindow {
     /// When it begins.
@@ -366,9 +367,9 @@ pub struct LatencyWindow {
     pub calls: u64,
     /// The median.
     pub p50_ns: u64,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile.
     pub p99_ns: u64,
-    /// Time in all.
+    /// Total time.
     pub total_ns: u64,
 }
 
@@ -378,49 +379,49 @@ pub struct LatencyWindow {
 pub enum Trend {
     /// Always about the same.
     Steady,
-    /// At times much larger.
+    /// Much larger at times.
     Transient,
-    /// It grows, or shrinks, all the time.
+    /// Growing or shrinking throughout.
     Drifting,
 }
 
-/// What a GPU says is used beyond what the job's allocations explain.
+/// Memory used on a GPU beyond the job's allocations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Gap {
     /// NVML's index of the GPU.
     pub gpu: u32,
-    /// Its memory.
+    /// Its size.
     pub memory_total: Option<u64>,
-    /// Used at the last look, by all.
+    /// Used at the last sample, by all processes.
     pub used: u64,
-    /// The most that any look found.
+    /// The maximum of all samples.
     pub peak_used: u64,
-    /// Reserved by the job's PyTorch allocators then.
+    /// Reserved by the job's PyTorch allocators at the last sample.
     pub reserved: u64,
-    /// Taken by the job past them.
+    /// Allocated by the job outside them.
     pub direct: u64,
     /// Other processes, by name.
     pub others: Vec<OtherProcess>,
-    /// What is left, the median of all looks: CUDA contexts, NCCL, workspaces of libraries.
+    /// Hidden memory, the median of all samples: CUDA contexts, NCCL, library workspaces.
     pub hidden: u64,
-    /// The most it was.
+    /// Its maximum.
     pub hidden_most: u64,
     /// How it behaves.
     pub trend: Trend,
-    /// Bytes a second, where it drifts.
+    /// Bytes a second, if it drifts.
     pub drift_per_second: f64,
-    /// Looks.
+    /// Number of samples.
     pub looks: u64,
 }
 
-/// A process that is not the job's and has memory on its GPU.
+/// A process that is not part of the job and holds memory on its GPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct OtherProcess {
-    /// Process.
+    /// Process id.
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// The most it had.
+    /// Its maximum.
     pub bytes: u64,
 }
 
@@ -429,27 +430,27 @@ pub struct OtherProcess {
 pub struct Oom {
     /// When.
     pub at_ns: u64,
-    /// In which step.
+    /// The step.
     pub step: Option<u64>,
-    /// Process.
+    /// Process id.
     pub pid: u32,
     /// Thread.
     pub tid: u32,
-    /// CUDA's number of the device.
+    /// CUDA's device number.
     pub device: Option<u32>,
-    /// What was asked for.
+    /// Bytes asked for.
     pub asked: u64,
     /// In use.
     pub allocated: u64,
-    /// From the driver.
+    /// Reserved.
     pub reserved: u64,
-    /// What the device said was used: at once, or at the look before where it was not asked in time.
+    /// Used on the device: sampled at once or, if that was too late, before.
     pub device_used: Option<u64>,
-    /// When it said so.
+    /// The time of that sample.
     pub device_used_at_ns: Option<u64>,
-    /// Its memory.
+    /// The device's size.
     pub device_total: Option<u64>,
-    /// Other processes on it at that look, traced or not, most first.
+    /// Other processes on the device at that sample, traced or not, most first.
     pub others: Vec<OtherProcess>,
     /// Whether the process ended within five seconds.
     pub fatal: bool,
@@ -459,22 +460,22 @@ pub struct Oom {
     pub stack: Vec<String>,
     /// Its id.
     pub stack_id: Option<i64>,
-    /// What was in use, by line, most first.
+    /// Memory in use by line, most first.
     pub live: Vec<Holder>,
-    /// In use without a recorded allocation.
+    /// Memory in use without a recorded allocation.
     pub preexisting: u64,
-    /// The two minutes before.
+    /// Memory over the two minutes before.
     pub before: Vec<TimelinePoint>,
 }
 
 impl Oom {
-    /// What the device said, in words, and how long before where that was not then.
+    /// What NVML reported, in words, and how long before or after, if not at the same time.
     pub fn device_words(&self) -> Option<String> {
         let (used, total) = (units::bytes(self.device_used?), units::bytes(self.device_total?));
         let at = self.device_used_at_ns?;
         let when = match self.at_ns.abs_diff(at) {
             ..=NOW_NS => String::new(),
-            by if at < self.at_ns => format!(", {} before", units::time(by)),
+            by if at < self.at_ns => format!(", {} earlier", units::time(by)),
             by => format!(", {} later", units::time(by)),
         };
         Some(format!("the device had {used} of {total} in use{when}"))
@@ -486,24 +487,24 @@ impl Oom {
 pub struct End {
     /// When.
     pub at_ns: u64,
-    /// Process.
+    /// Process id.
     pub pid: u32,
     /// Its name.
     pub name: String,
     /// The signal.
     pub signal: u32,
-    /// Whether the kernel chose it for want of main memory.
+    /// Whether the kernel killed it because main memory ran out.
     pub oom_killed: bool,
-    /// In use then, all devices.
+    /// Memory in use then, on all devices.
     pub allocated: u64,
-    /// Of that, what was taken past PyTorch's allocator.
+    /// How much of that was allocated outside PyTorch's allocator.
     pub direct: u64,
-    /// What was in use, by line, most first.
+    /// Memory in use by line, most first.
     pub live: Vec<Holder>,
-    /// The line that allocated last, on the device on which it had most.
+    /// The line of its last allocation, on the device with most of its memory.
     pub last_line: Option<String>,
-    /// The stack that was from, innermost frame first.
+    /// The stack of that allocation, innermost frame first.
     pub last_stack: Vec<String>,
-    /// The two minutes before, on that device.
+    /// Memory over the two minutes before, on that device.
     pub before: Vec<TimelinePoint>,
 }

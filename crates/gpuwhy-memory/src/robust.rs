@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Figures that a few odd values do not change.
+//! Statistics that a few outliers do not change.
 
-/// The median; 0 of nothing.
+/// The median; 0 without values.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     if values.is_empty() {
         return 0.0;
@@ -16,9 +16,9 @@ pub(crate) fn median(values: &mut [f64]) -> f64 {
     f64::midpoint(lower, at)
 }
 
-/// The slope of Theil and Sen: the median of the slopes of all pairs. `None` of fewer than two different x.
+/// The Theil–Sen slope: the median of the slopes of all pairs. `None` without two different x.
 ///
-/// Callers bound the number of points: pairs grow with its square.
+/// Callers limit the number of points: the number of pairs grows with its square.
 pub(crate) fn theil_sen(points: &[(f64, f64)]) -> Option<f64> {
     let mut slopes = Vec::with_capacity(points.len() * points.len().saturating_sub(1) / 2);
     for (i, (x0, y0)) in points.iter().enumerate() {
@@ -51,7 +51,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slope_survives_a_third_of_nonsense() {
+    fn a_slope_survives_outliers() {
         let points: Vec<(f64, f64)> =
             (0..60).map(|i| (f64::from(i), if i % 4 == 0 { 1e6 } else { 7.0 * f64::from(i) + 3.0 })).collect();
         let slope = theil_sen(&points).unwrap();

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Of a run's events, those that the analysis needs once the steps are known: what allocates, frees, runs out and ends.
-//! Of launches and waits, of which there are most, only the first after a thread took memory: it tells that this was not
-//! for PyTorch's allocator.
+//! Selects the events that the analysis needs once the steps are known: allocations, frees, refusals and ends. Of launches
+//! and waits, which are most of the events, only the first after a thread took memory from the driver: it shows that the
+//! memory was not for PyTorch's allocator.
 
 use crate::driver::is_device_memory;
 use gpuwhy_model::ops::{Class, KernelOp, kernel_op};
 use gpuwhy_model::{Call, MemoryEvent};
 use std::collections::BTreeSet;
 
-/// Tells which events are needed. Feed it all of a run's, in the order of time.
+/// Selects the needed events. Feed it all events of a run, in order of time.
 #[derive(Debug, Default)]
 pub struct Sieve {
     only: Vec<u32>,
-    /// Threads that took memory and have done nothing with the GPU since.
+    /// Threads that took driver memory and have not used the GPU since then.
     took: BTreeSet<(u32, u32)>,
 }
 
 impl Sieve {
-    /// Only of these processes; none for all.
+    /// Only events of these processes; empty means all.
     pub fn new(only: &[u32]) -> Self {
         Self { only: only.to_vec(), took: BTreeSet::new() }
     }
@@ -48,7 +48,7 @@ impl Sieve {
     }
 }
 
-/// Work for the GPU, or waiting for it.
+/// Whether a call is work for the GPU, or waits for it.
 pub(crate) fn is_work(call: &Call) -> bool {
     call.op.get().is_some_and(|op| matches!(op.class, Class::Launch | Class::Sync | Class::Copy))
 }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory of one process on one device: what is live, who holds it, the exact peak, and how it is at every look.
+//! Memory of one process on one device: live memory by call site, the exact peak, and the state at every check.
 //!
-//! The peak by site is exact without copying at every new peak: sites that changed since the last one are remembered,
-//! and only those are brought up to date. Each event adds at most one such site, so all peaks together cost no more than
-//! the events did.
+//! The peak by site is exact without copying everything at every new peak: only sites that changed since the last peak are
+//! copied. Each event adds at most one such site, so all peaks together cost no more than the events.
 
 use crate::grid::Grid;
-use crate::parts::Parts;
-use crate::recent::Recent;
-use crate::report::{Balance, LastLook, Source};
-use crate::timeline::{DETAILED_PARTS, PARTS, Timeline};
+use crate::live_slices::LiveSlices;
+use crate::recent_history::RecentHistory;
+use crate::report::{Balance, LastCheck, Source};
+use crate::timeline::{DETAILED_SLICES, SLICES, Timeline};
 use std::collections::HashMap;
 
-/// Which memory. Device 255: not known.
+/// Identifies a space. Device 255 means unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct SpaceKey {
     pub(crate) pid: u32,
@@ -28,7 +27,7 @@ impl SpaceKey {
     }
 }
 
-/// A piece of memory in use.
+/// A live allocation.
 #[derive(Debug, Clone, Copy)]
 struct Live {
     bytes: u64,
@@ -45,22 +44,22 @@ pub(crate) struct Site {
     /// The same at the peak.
     pub(crate) peak_bytes: u64,
     pub(crate) peak_count: u64,
-    /// At the last look: when each piece was allocated, and its size.
+    /// Allocations live at the last check: time and size.
     pub(crate) kept: Vec<(u64, u64)>,
-    /// Live bytes from a look on, where they differ from the look before.
+    /// Checks at which live bytes changed, and the bytes.
     changes: Vec<(u32, u64)>,
     moved_since_peak: bool,
-    moved_since_look: bool,
+    moved_since_check: bool,
 }
 
 impl Site {
-    /// Live bytes at every look.
-    pub(crate) fn series(&self, looks: usize) -> Vec<u64> {
-        let mut all = Vec::with_capacity(looks);
+    /// Live bytes at every check.
+    pub(crate) fn series(&self, checks: usize) -> Vec<u64> {
+        let mut all = Vec::with_capacity(checks);
         let mut now = 0;
         let mut changes = self.changes.iter().peekable();
-        for look in 0..looks {
-            while let Some((_, bytes)) = changes.next_if(|(at, _)| *at as usize <= look) {
+        for check in 0..checks {
+            while let Some((_, bytes)) = changes.next_if(|(at, _)| *at as usize <= check) {
                 now = *bytes;
             }
             all.push(now);
@@ -69,10 +68,10 @@ impl Site {
     }
 }
 
-/// What somebody holds: a site's place in [`Space::sites`], bytes, pieces.
+/// What a site holds: its index in [`Space::sites`], bytes, allocations.
 pub(crate) type Held = (u32, u64, u64);
 
-/// The memory.
+/// A space.
 #[derive(Debug)]
 pub(crate) struct Space {
     pub(crate) allocated: u64,
@@ -85,28 +84,27 @@ pub(crate) struct Space {
     pub(crate) balance: Balance,
     pub(crate) sites: Vec<Site>,
     pub(crate) timeline: Timeline,
-    /// Who held memory in each part of it, where that is wanted.
-    pub(crate) parts: Option<Parts>,
+    /// Live memory by site in each slice of the timeline, for a detailed report.
+    pub(crate) slices: Option<LiveSlices>,
     pub(crate) grid: Grid,
-    /// The process has ended, and all its memory with it.
+    /// The process has ended; its memory is gone.
     pub(crate) ended: bool,
-    /// The last minutes.
-    pub(crate) recent: Recent,
-    /// Where the last piece was allocated.
+    pub(crate) recent: RecentHistory,
+    /// The stack of the last allocation.
     pub(crate) last_stack: Option<u64>,
-    /// What was live at the last look; until then nothing.
-    pub(crate) at_last_look: Option<Vec<Held>>,
+    /// Live memory at the last check, once that has come.
+    pub(crate) at_last_check: Option<Vec<Held>>,
     /// The totals then.
-    pub(crate) last_look: Option<LastLook>,
-    /// Allocations and frees until then, from the first look on.
-    pub(crate) between_looks: (u64, u64),
+    pub(crate) last_check: Option<LastCheck>,
+    /// Allocations and frees between the first and the last check.
+    pub(crate) between_checks: (u64, u64),
     from_ns: u64,
     live: HashMap<u64, Live>,
     site_of: HashMap<Option<u64>, u32>,
     moved_since_peak: Vec<u32>,
-    moved_since_look: Vec<u32>,
-    next_look: usize,
-    at_first_look: (u64, u64),
+    moved_since_check: Vec<u32>,
+    next_check: usize,
+    at_first_check: (u64, u64),
     begun: bool,
 }
 
@@ -122,39 +120,43 @@ impl Space {
             preexisting: None,
             balance: Balance::default(),
             sites: Vec::new(),
-            timeline: Timeline::new(from_ns, to_ns, PARTS),
-            parts: None,
+            timeline: Timeline::new(from_ns, to_ns, SLICES),
+            slices: None,
             grid,
             ended: false,
-            recent: Recent::default(),
+            recent: RecentHistory::default(),
             last_stack: None,
-            at_last_look: None,
-            last_look: None,
-            between_looks: (0, 0),
+            at_last_check: None,
+            last_check: None,
+            between_checks: (0, 0),
             from_ns,
             live: HashMap::new(),
             site_of: HashMap::new(),
             moved_since_peak: Vec::new(),
-            moved_since_look: Vec::new(),
-            next_look: 0,
-            at_first_look: (0, 0),
+            moved_since_check: Vec::new(),
+            next_check: 0,
+            at_first_check: (0, 0),
             begun: false,
         }
     }
 
-    /// With a finer timeline that knows who held memory.
+    /// With a finer timeline, and live memory by site.
     pub(crate) fn in_detail(self, to_ns: u64) -> Self {
-        Self { timeline: Timeline::new(self.from_ns, to_ns, DETAILED_PARTS), parts: Some(Parts::default()), ..self }
+        Self {
+            timeline: Timeline::new(self.from_ns, to_ns, DETAILED_SLICES),
+            slices: Some(LiveSlices::default()),
+            ..self
+        }
     }
 
-    /// A piece was allocated; the totals after it, where somebody tells them.
-    pub(crate) fn alloc(&mut self, at: u64, address: u64, bytes: u64, stack: Option<u64>, told: Option<(u64, u64)>) {
+    /// An allocation. `totals` are allocated and reserved after it, if the allocator reports them.
+    pub(crate) fn alloc(&mut self, at: u64, address: u64, bytes: u64, stack: Option<u64>, totals: Option<(u64, u64)>) {
         self.before(at);
         if self.preexisting.is_none() {
-            self.preexisting = Some(told.map_or(0, |(allocated, _)| allocated.saturating_sub(bytes)));
+            self.preexisting = Some(totals.map_or(0, |(allocated, _)| allocated.saturating_sub(bytes)));
         }
         if let Some(old) = self.live.remove(&address) {
-            // Its free was not seen.
+            // The free of the old allocation was lost.
             self.balance.lost_frees += 1;
             self.gone(old);
         }
@@ -170,14 +172,14 @@ impl Space {
             holder.count += 1;
         }
         self.moved(site);
-        self.totals(at, told);
+        self.set_totals(at, totals);
     }
 
-    /// A piece was freed.
-    pub(crate) fn free(&mut self, at: u64, address: u64, bytes: u64, told: Option<(u64, u64)>) {
+    /// A free. `totals` as in [`Self::alloc`].
+    pub(crate) fn free(&mut self, at: u64, address: u64, bytes: u64, totals: Option<(u64, u64)>) {
         self.before(at);
         if self.preexisting.is_none() {
-            self.preexisting = Some(told.map_or(0, |(allocated, _)| allocated.saturating_add(bytes)));
+            self.preexisting = Some(totals.map_or(0, |(allocated, _)| allocated.saturating_add(bytes)));
         }
         match self.live.remove(&address) {
             Some(old) => {
@@ -189,43 +191,43 @@ impl Space {
                 self.balance.unknown_free_bytes = self.balance.unknown_free_bytes.saturating_add(bytes);
             }
         }
-        self.totals(at, told);
+        self.set_totals(at, totals);
     }
 
-    /// The totals are told without anything being allocated or freed.
-    pub(crate) fn told(&mut self, at: u64, allocated: u64, reserved: u64) {
+    /// A report of the totals without an allocation or free.
+    pub(crate) fn report(&mut self, at: u64, allocated: u64, reserved: u64) {
         self.before(at);
         self.preexisting.get_or_insert(allocated);
-        self.totals(at, Some((allocated, reserved)));
+        self.set_totals(at, Some((allocated, reserved)));
     }
 
-    /// Memory was given back to the driver, which the allocator does not report.
+    /// Memory was returned to the driver, which the allocator does not report.
     pub(crate) fn returned(&mut self, at: u64, bytes: u64) {
         self.before(at);
-        self.totals(at, Some((self.allocated, self.reserved.saturating_sub(bytes))));
+        self.set_totals(at, Some((self.allocated, self.reserved.saturating_sub(bytes))));
     }
 
-    /// What is live now, by site.
+    /// Live memory by site.
     pub(crate) fn held(&self) -> Vec<Held> {
         let held = |(site, one): (usize, &Site)| (one.bytes > 0).then_some((site as u32, one.bytes, one.count));
         self.sites.iter().enumerate().filter_map(held).collect()
     }
 
-    /// What is in use and was not seen being allocated.
+    /// Memory in use whose allocation was not seen.
     pub(crate) fn unseen(&self) -> u64 {
         self.allocated.saturating_sub(self.balance.live_bytes)
     }
 
-    /// Whether a piece at this address is live.
+    /// Whether the allocation at this address is live.
     pub(crate) fn has(&self, address: u64) -> bool {
         self.live.contains_key(&address)
     }
 
-    /// Takes the looks that are due, up to the end.
+    /// Does the remaining checks.
     pub(crate) fn finish(&mut self, to_ns: u64) {
         self.before(to_ns.saturating_add(1));
-        if let Some(parts) = &mut self.parts {
-            parts.finish();
+        if let Some(slices) = &mut self.slices {
+            slices.finish();
         }
     }
 
@@ -254,52 +256,52 @@ impl Space {
         if !std::mem::replace(&mut one.moved_since_peak, true) {
             self.moved_since_peak.push(site);
         }
-        if !std::mem::replace(&mut one.moved_since_look, true) {
-            self.moved_since_look.push(site);
+        if !std::mem::replace(&mut one.moved_since_check, true) {
+            self.moved_since_check.push(site);
         }
-        if let Some(parts) = &mut self.parts {
-            parts.moved(site, one.bytes);
+        if let Some(slices) = &mut self.slices {
+            slices.moved(site, one.bytes);
         }
     }
 
-    /// What must be noted before something changes at this moment.
+    /// Does what is due before a change at this time: checks, the start of the range, the timeline.
     fn before(&mut self, at: u64) {
-        while self.grid.at.get(self.next_look).is_some_and(|due| *due < at) {
-            self.look();
+        while self.grid.at.get(self.next_check).is_some_and(|due| *due < at) {
+            self.check();
         }
         if !self.begun && at >= self.from_ns {
             self.begun = true;
             let Balance { live, live_bytes, .. } = self.balance;
             self.balance = Balance { live_before: live_bytes, live, live_bytes, ..Balance::default() };
-            if let Some(parts) = &mut self.parts {
-                parts.begin(self.allocated);
+            if let Some(slices) = &mut self.slices {
+                slices.begin(self.allocated);
             }
-            // What there was when the span began counts for its peak.
+            // Memory in use at the start of the range counts for its peak.
             if self.preexisting.is_some() && !self.ended {
                 self.note_totals(self.from_ns);
             }
         }
         if at >= self.from_ns
-            && let Some(parts) = &mut self.parts
+            && let Some(slices) = &mut self.slices
         {
-            parts.enter(self.timeline.part_at(at), self.allocated);
+            slices.enter(self.timeline.slice_at(at), self.allocated);
         }
     }
 
-    fn look(&mut self) {
-        let look = self.next_look as u32;
-        if look == 0 {
-            self.at_first_look = (self.balance.allocs, self.balance.frees);
+    fn check(&mut self) {
+        let check = self.next_check as u32;
+        if check == 0 {
+            self.at_first_check = (self.balance.allocs, self.balance.frees);
         }
-        for site in std::mem::take(&mut self.moved_since_look) {
+        for site in std::mem::take(&mut self.moved_since_check) {
             let Some(one) = self.sites.get_mut(site as usize) else { continue };
-            one.moved_since_look = false;
+            one.moved_since_check = false;
             if one.changes.last().map_or(0, |last| last.1) != one.bytes {
-                one.changes.push((look, one.bytes));
+                one.changes.push((check, one.bytes));
             }
         }
-        self.next_look += 1;
-        if self.next_look == self.grid.at.len() {
+        self.next_check += 1;
+        if self.next_check == self.grid.at.len() {
             for piece in self.live.values() {
                 if let Some(site) = self.sites.get_mut(piece.site as usize) {
                     site.kept.push((piece.since_ns, piece.bytes));
@@ -309,16 +311,16 @@ impl Space {
                 site.kept.sort_unstable();
             }
             let Balance { allocs, frees, .. } = self.balance;
-            let (before, freed_before) = self.at_first_look;
-            self.between_looks = (allocs.saturating_sub(before), frees.saturating_sub(freed_before));
-            self.at_last_look = Some(self.held());
+            let (before, freed_before) = self.at_first_check;
+            self.between_checks = (allocs.saturating_sub(before), frees.saturating_sub(freed_before));
+            self.at_last_check = Some(self.held());
             let at_ns = self.grid.at.last().copied().unwrap_or_default();
-            self.last_look = Some(LastLook { at_ns, allocated: self.allocated, reserved: self.reserved });
+            self.last_check = Some(LastCheck { at_ns, allocated: self.allocated, reserved: self.reserved });
         }
     }
 
-    fn totals(&mut self, at: u64, told: Option<(u64, u64)>) {
-        (self.allocated, self.reserved) = told.unwrap_or((self.balance.live_bytes, self.balance.live_bytes));
+    fn set_totals(&mut self, at: u64, totals: Option<(u64, u64)>) {
+        (self.allocated, self.reserved) = totals.unwrap_or((self.balance.live_bytes, self.balance.live_bytes));
         if at >= self.from_ns {
             self.note_totals(at);
         }
@@ -326,8 +328,8 @@ impl Space {
 
     fn note_totals(&mut self, at: u64) {
         self.timeline.set(at, self.allocated, self.reserved);
-        if let Some(parts) = &mut self.parts {
-            parts.total(self.allocated);
+        if let Some(slices) = &mut self.slices {
+            slices.total(self.allocated);
         }
         self.recent.note(at, self.allocated, self.reserved);
         if self.reserved > self.peak_reserved.0 {
@@ -351,21 +353,21 @@ impl Space {
 mod tests {
     use super::*;
 
-    fn space(looks: Vec<u64>) -> Space {
-        Space::new(Grid { at: looks, stride: 1 }, 0, 1_000)
+    fn space(checks: Vec<u64>) -> Space {
+        Space::new(Grid { at: checks, stride: 1 }, 0, 1_000)
     }
 
     #[test]
-    fn the_peak_by_site_is_that_of_the_moment_of_the_peak() {
+    fn the_peak_by_site_is_that_at_the_time_of_the_peak() {
         let mut space = space(vec![]);
         let mut total = 0;
         let mut step = |space: &mut Space, at, address, bytes: i64, stack| {
             total += bytes;
-            let told = Some((total as u64, total as u64));
+            let totals = Some((total as u64, total as u64));
             if bytes > 0 {
-                space.alloc(at, address, bytes as u64, Some(stack), told);
+                space.alloc(at, address, bytes as u64, Some(stack), totals);
             } else {
-                space.free(at, address, bytes.unsigned_abs(), told);
+                space.free(at, address, bytes.unsigned_abs(), totals);
             }
         };
         step(&mut space, 1, 0x10, 100, 1);
@@ -381,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_there_before_is_told_from_the_first_report() {
+    fn the_first_report_shows_pre_existing_memory() {
         let mut space = space(vec![]);
         space.alloc(1, 0x10, 100, None, Some((1_100, 4_000)));
         assert_eq!((space.preexisting, space.unseen()), (Some(1_000), 1_000));
@@ -391,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_see_what_is_live_then_and_what_stays() {
+    fn checks_see_live_memory_and_the_last_what_stays() {
         let mut space = space(vec![10, 20, 30]);
         space.alloc(5, 1, 7, Some(1), None);
         space.alloc(15, 2, 5, Some(1), None);
@@ -404,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_given_out_twice_is_counted_as_a_lost_free() {
+    fn an_address_allocated_twice_counts_as_a_lost_free() {
         let mut space = space(vec![]);
         space.alloc(1, 1, 7, None, None);
         space.alloc(2, 1, 9, None, None);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job's steps, found from what repeats.
+//! Finds the job's steps from repeating calls.
 //!
-//! A call site (thread, function, stack) that is passed once a step marks it: between two passes there are always about
-//! as many launches. Sites inside a loop of a step are passed unevenly, and sites passed now and then have fewer others
-//! like them. So: of the sites with even distances, those with about the commonest count; of these, one that waits for
-//! the GPU.
+//! A call site (thread, function, stack) that is passed once a step marks it: the number of launches between two passes is
+//! about constant. Sites inside a loop of a step are passed unevenly, and sites passed only sometimes have fewer others
+//! with the same count. So: of the sites with even distances, take those with about the commonest count; of these, one
+//! that waits for the GPU.
 
 use crate::robust::median;
 use gpuwhy_model::MemoryEvent;
@@ -14,34 +14,34 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-/// The rank of the allocator's reports; calls have higher ones.
+/// The rank of the allocator's reports; calls rank higher.
 const TENSOR: u8 = 0;
 /// Fewer passes show no pattern.
 pub const FEWEST: usize = 8;
 /// How even distances must be: 1 is always the same number of launches.
 const EVEN: f64 = 0.8;
-/// Distances are compared with those around them: at least so many, or all in so many parts.
+/// Distances are compared within groups of at least this many, and at most this many groups.
 const AROUND: usize = 32;
-const PARTS: usize = 64;
-/// Counts agree that differ by one and one of so many.
+const GROUPS: usize = 64;
+/// Counts agree if they differ by at most one plus one in this many.
 const CLOSE: u64 = 20;
-/// A site with which this part of the most others agree is as good, if it is passed about as often (a few passes of some
-/// were not seen) or as evenly.
+/// A site that agrees with this share of the most others is as good, if it is passed about as often (a few of its passes
+/// may be missing) or as evenly.
 const AGREED: f64 = 0.75;
-/// Marks must be found in this part of the time in which the process is at work, or of its launches, and up to this part of
-/// the time before its end: what repeats while a model is loaded are no steps. Time alone would not do: a short job pauses
-/// between its model's first copy and its first step, for longer than its steps last, to load libraries.
+/// Marks must cover this share of the time in which the process works, or of its launches, and reach to this share of the
+/// time before its end: repetition while a model loads is not steps. Time alone is not enough: between the first copy of
+/// its model and its first step, a short job loads libraries for longer than its steps last.
 const COVERED: f64 = 0.4;
 const UP_TO_END: f64 = 0.2;
-/// Call sites followed in a process, and passes kept of all of them together (16 bytes each).
+/// Call sites followed in a process, and passes kept of all of them (16 bytes each).
 const MOST_SITES: usize = 1 << 14;
 const MOST_PASSES: usize = 1 << 21;
 
-/// How sure it is that the marks are steps.
+/// How certain it is that the marks are steps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Certainty {
-    /// No pattern: there are no steps, only time.
+    /// No pattern: there are no steps.
     #[default]
     None,
     /// Few passes, or uneven ones.
@@ -55,26 +55,26 @@ pub enum Certainty {
 /// The steps of a process.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ProcessSteps {
-    /// How sure.
+    /// How certain they are.
     pub certainty: Certainty,
-    /// What marks a step: the function, and the stack it is called from.
+    /// The call that marks a step: the function, and the stack it is called from.
     pub marker: Option<(OpId, Option<u64>)>,
-    /// When each step was marked, in order. Step 1 ends at the first, if none came before.
+    /// The time of each mark, in order. Step 1 ends at the first, if there was none before.
     pub marks: Vec<u64>,
-    /// Steps before the part of the run that is looked at.
+    /// Steps before the selected time range.
     pub before: u64,
     /// Launches in a step, the median.
     pub launches: u64,
     /// A step's length, the median, ns.
     pub step_ns: u64,
-    /// The first and the last moment at which the process launched, waited or allocated.
+    /// The first and last time at which the process launched, waited or allocated.
     pub active_ns: (u64, u64),
     /// Whether PyTorch's allocator reports in this process.
     pub has_tensors: bool,
 }
 
 impl ProcessSteps {
-    /// The number of the step a moment is in, from 1 on, counted from the run's beginning.
+    /// The number of the step at this time, starting at 1 at the beginning of the run.
     pub fn step_at(&self, at_ns: u64) -> u64 {
         self.before.saturating_add(self.marks.partition_point(|mark| *mark < at_ns) as u64 + 1)
     }
@@ -84,7 +84,7 @@ impl ProcessSteps {
 struct Site {
     tid: u32,
     op: OpId,
-    /// The stack; of a launch without one, the function.
+    /// The stack; for a launch without one, the function.
     place: u64,
     stack: Option<u64>,
 }
@@ -99,11 +99,11 @@ struct Pass {
 #[derive(Default)]
 struct Passes {
     class_rank: u8,
-    /// Before the part that is looked at.
+    /// Before the selected time range.
     before: u64,
     count: u64,
     passes: Vec<Pass>,
-    /// There were too many: no step's mark.
+    /// There were too many: the site cannot mark steps.
     dropped: bool,
 }
 
@@ -124,12 +124,12 @@ pub struct StepFinder {
 }
 
 impl StepFinder {
-    /// Looks at a part of the run only.
+    /// Finds steps in a time range.
     pub fn new(from_ns: u64, to_ns: u64) -> Self {
         Self { span: (from_ns, to_ns), processes: BTreeMap::new() }
     }
 
-    /// The next event, in the order of time.
+    /// Takes the next event, in order of time.
     pub fn feed(&mut self, event: &MemoryEvent) {
         let at = event.at_ns();
         if let MemoryEvent::Tensor(tensor) = event {
@@ -195,7 +195,7 @@ impl Process {
         }
     }
 
-    /// Before the part that is looked at: only the number counts.
+    /// Before the selected time range, only the number of passes counts.
     fn pass_before(&mut self, site: Site, class_rank: u8) {
         if let Some(entry) = self.site(site, class_rank) {
             entry.before += 1;
@@ -211,11 +211,11 @@ impl Process {
         }
     }
 
-    /// What is passed most often is inside of steps: half of what is kept is let go, the commonest sites first; those that
-    /// wait for the GPU, which mark steps best, last.
+    /// Drops half of the kept passes, of the most frequent sites first, because these are inside steps. Sites that wait for
+    /// the GPU mark steps best and are dropped last.
     fn drop_commonest(&mut self) {
         let mut kept: Vec<(&Site, &mut Passes)> = self.sites.iter_mut().filter(|(_, passes)| !passes.dropped).collect();
-        // Of equals always the same.
+        // Ties are broken the same way every time.
         kept.sort_by_key(|(site, passes)| (Reverse(passes.passes.len() >> passes.class_rank), **site));
         for (_, passes) in kept {
             if self.kept <= MOST_PASSES / 2 {
@@ -233,7 +233,7 @@ impl Process {
         let nothing = ProcessSteps { active_ns: active, has_tensors, ..ProcessSteps::default() };
         let mut even: Vec<Candidate<'_>> =
             self.sites.iter().filter_map(|(site, passes)| candidate(*site, passes, active, self.launches)).collect();
-        // Ties are decided the same way every time.
+        // Ties are broken the same way every time.
         even.sort_by_key(|one| (one.passes.passes[0].at, one.site));
         let Some(best) = choose(&mut even) else { return nothing };
         let passes = &best.passes.passes;
@@ -263,23 +263,23 @@ struct Candidate<'a> {
     site: Site,
     passes: &'a Passes,
     even: f64,
-    /// Sites that are passed about as often, itself included.
+    /// Sites passed about as often, including this one.
     agreed: usize,
 }
 
 impl Candidate<'_> {
-    /// Whether it is passed about as often as another.
+    /// Whether both are passed about as often.
     fn is_close(&self, other: &Self) -> bool {
         self.passes.count.abs_diff(other.passes.count) <= 1 + other.passes.count / CLOSE
     }
 
-    /// Fewer passes are longer steps.
+    /// Orders by length of the steps: fewer passes mean longer steps.
     fn is_longer(&self, other: &Self) -> Ordering {
         other.passes.count.cmp(&self.passes.count).then(self.even.total_cmp(&other.even))
     }
 }
 
-/// The site that marks steps: one that waits for the GPU, of those that are as good as the one with which most agree.
+/// The site that marks steps: preferably one that waits for the GPU, among those as good as the one with most agreement.
 fn choose<'c, 'a>(even: &'c mut [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
     let mut counts: Vec<u64> = even.iter().map(|one| one.passes.count).collect();
     counts.sort_unstable();
@@ -288,7 +288,7 @@ fn choose<'c, 'a>(even: &'c mut [Candidate<'a>]) -> Option<&'c Candidate<'a>> {
         let upto = counts.partition_point(|other| *other <= count.saturating_add(by));
         one.agreed = upto - counts.partition_point(|other| *other < count.saturating_sub(by));
     }
-    // Tensors agree, but mark only where nothing else does: under a tight budget their reports lose their stacks.
+    // Tensors count for agreement, but mark steps only if nothing else does: under a tight budget they lose their stacks.
     let calls = even.iter().any(|one| one.passes.class_rank > TENSOR);
     let may_mark = |one: &&Candidate<'_>| !calls || one.passes.class_rank > TENSOR;
     let lead =
@@ -319,23 +319,23 @@ fn candidate<'a>(site: Site, passes: &'a Passes, active: (u64, u64), launches: u
     if passes.dropped || passes.passes.len() < FEWEST || !covers || !reaches_end {
         return None;
     }
-    // Where nothing is launched, nothing repeats that is a step.
+    // Without launches there are no steps.
     let even = evenness(&passes.passes)?;
     (even >= EVEN).then_some(Candidate { site, passes, even, agreed: 0 })
 }
 
-/// 1 less the part by which distances differ from the median of those around them: to stay within the budget launches may
-/// be let go, and from then on there are fewer in every step. A site in a loop of a step has one large distance among
-/// small ones, and is far from even. `None` where there mostly are no distances.
+/// 1 minus the relative deviation of the distances from the median of their group. Groups, because gpuwhy may pause
+/// launches to stay within the budget, so that later steps have fewer. A site in a loop of a step has one large distance
+/// among small ones and is far from even. `None` if most distances are 0.
 fn evenness(passes: &[Pass]) -> Option<f64> {
     let mut distances: Vec<f64> = passes.windows(2).map(|pair| launches_between(&pair[0], &pair[1]) as f64).collect();
     let (mut sum, mut off) = (0.0, 0.0);
-    let parts = (distances.len() / AROUND).clamp(1, PARTS);
-    let around = distances.len().div_ceil(parts).max(1);
-    for some in distances.chunks_mut(around) {
-        let middle = median(some);
-        sum += some.iter().sum::<f64>();
-        off += some.iter().map(|distance| (distance - middle).abs()).sum::<f64>();
+    let groups = (distances.len() / AROUND).clamp(1, GROUPS);
+    let size = distances.len().div_ceil(groups).max(1);
+    for group in distances.chunks_mut(size) {
+        let middle = median(group);
+        sum += group.iter().sum::<f64>();
+        off += group.iter().map(|distance| (distance - middle).abs()).sum::<f64>();
     }
     (sum > 0.0 && median(&mut distances) > 0.0).then(|| 1.0 - off / sum)
 }
@@ -362,7 +362,7 @@ mod tests {
         assert_eq!(found.marker, Some((OpId(99), Some(99))));
     }
 
-    /// Reports have stacks for three quarters of the run only; the wait has its own all the time.
+    /// Reports have stacks for most of the run only; the wait has one throughout.
     #[test]
     fn tensors_that_lose_their_stacks_do_not_mark_steps() {
         let mut process = Process::default();
@@ -377,10 +377,10 @@ mod tests {
         }
         let found = process.steps();
         assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
-        assert_eq!(found.certainty, Certainty::Medium, "nobody else agrees");
+        assert_eq!(found.certainty, Certainty::Medium, "no other site agrees");
     }
 
-    /// As PyTorch's optimizers do: the model is copied, libraries are loaded for seconds, then a second of steps.
+    /// As with PyTorch's optimizers: the model is copied, libraries load for seconds, then there is a second of steps.
     #[test]
     fn a_pause_before_the_first_step_hides_no_steps() {
         let mut process = Process::default();
@@ -394,9 +394,9 @@ mod tests {
         assert_eq!((found.marks.len(), found.marker), (100, Some((OpId(30), Some(30)))));
     }
 
-    /// To stay within the budget most launches are let go after a while: there are fewer in every step, but as many in each.
+    /// After a while most launches are paused to stay within the budget: later steps have fewer, but all equally many.
     #[test]
-    fn launches_that_are_let_go_hide_no_steps() {
+    fn paused_launches_hide_no_steps() {
         let mut process = Process::default();
         let site = |place: u64| Site { tid: 1, op: OpId(place as u16), place, stack: Some(place) };
         for step in 0..200 {
@@ -408,7 +408,7 @@ mod tests {
         assert_eq!((found.certainty >= Certainty::Medium, found.launches), (true, 7));
     }
 
-    /// Launches lose some passes when they are sampled; the wait was seen every time.
+    /// Sampling drops some passes of launches; the wait is complete.
     #[test]
     fn the_wait_marks_steps_where_launches_agree_with_each_other_better() {
         let mut process = Process::default();
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!((found.marks.len(), found.marker), (120, Some((OpId(30), Some(30)))));
     }
 
-    /// As of a GAN: five passes of one network, whose loss is printed, to each of the other, which waits for nothing.
+    /// As in a GAN: five passes of one network, whose loss is printed, for each pass of the other, which waits for nothing.
     #[test]
     fn a_wait_in_a_loop_of_a_step_marks_no_step() {
         let mut process = Process::default();
@@ -440,7 +440,7 @@ mod tests {
     }
 
     #[test]
-    fn the_step_of_a_moment() {
+    fn the_step_at_a_time() {
         let steps = ProcessSteps { marks: vec![10, 20, 30], ..ProcessSteps::default() };
         assert_eq!([0, 10, 11, 30, 31].map(|at| steps.step_at(at)), [1, 1, 2, 3, 4]);
         let later = ProcessSteps { before: 7, ..steps };

@@ -1,81 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory over time, in a fixed number of parts of the span. Of each part the most and the least: a peak between two
-//! looks of NVML is in it.
+//! Memory over time, in a fixed number of slices. Each has its maximum and minimum, so a peak between two samples of NVML
+//! is not missed.
 
 use crate::report::TimelinePoint;
 
-/// Parts of the span; and where it is drawn in detail.
-pub(crate) const PARTS: usize = 120;
-pub(crate) const DETAILED_PARTS: usize = 600;
+/// Slices of the time range, and those of a detailed report.
+pub(crate) const SLICES: usize = 120;
+pub(crate) const DETAILED_SLICES: usize = 600;
 
 #[derive(Debug, Clone, Copy)]
-struct Part {
+struct Slice {
     allocated: (u64, u64),
     reserved: u64,
 }
 
-/// One process's memory on one device, over the span.
+/// The timeline of a space.
 #[derive(Debug, Clone)]
 pub(crate) struct Timeline {
     from_ns: u64,
     width_ns: u64,
-    parts: Vec<Option<Part>>,
-    /// What is true until the next change, from the part it was said in.
+    slices: Vec<Option<Slice>>,
+    /// The values until the next change, and the slice they were set in.
     now: Option<(usize, u64, u64)>,
 }
 
 impl Timeline {
-    pub(crate) fn new(from_ns: u64, to_ns: u64, parts: usize) -> Self {
-        let parts = parts.max(1);
-        let width_ns = (to_ns.saturating_sub(from_ns) / parts as u64).max(1);
-        Self { from_ns, width_ns, parts: vec![None; parts], now: None }
+    pub(crate) fn new(from_ns: u64, to_ns: u64, slices: usize) -> Self {
+        let slices = slices.max(1);
+        let width_ns = (to_ns.saturating_sub(from_ns) / slices as u64).max(1);
+        Self { from_ns, width_ns, slices: vec![None; slices], now: None }
     }
 
-    /// The part a moment is in.
-    pub(crate) fn part_at(&self, at_ns: u64) -> usize {
-        let part = at_ns.saturating_sub(self.from_ns) / self.width_ns;
-        usize::try_from(part).unwrap_or(usize::MAX).min(self.parts.len() - 1)
+    /// The slice of a time.
+    pub(crate) fn slice_at(&self, at_ns: u64) -> usize {
+        let slice = at_ns.saturating_sub(self.from_ns) / self.width_ns;
+        usize::try_from(slice).unwrap_or(usize::MAX).min(self.slices.len() - 1)
     }
 
-    /// From this moment on.
+    /// Sets the values from this time on.
     pub(crate) fn set(&mut self, at_ns: u64, allocated: u64, reserved: u64) {
-        let part = self.part_at(at_ns);
-        self.carry_to(part);
-        self.note(part, allocated, reserved);
-        self.now = Some((part, allocated, reserved));
+        let slice = self.slice_at(at_ns);
+        self.carry_to(slice);
+        self.note(slice, allocated, reserved);
+        self.now = Some((slice, allocated, reserved));
     }
 
-    /// What was true before is true in every part until then.
-    fn carry_to(&mut self, part: usize) {
+    /// The old values hold in every slice until then.
+    fn carry_to(&mut self, slice: usize) {
         if let Some((since, allocated, reserved)) = self.now {
-            for between in since..=part {
+            for between in since..=slice {
                 self.note(between, allocated, reserved);
             }
         }
     }
 
-    fn note(&mut self, part: usize, allocated: u64, reserved: u64) {
-        let Some(slot) = self.parts.get_mut(part) else { return };
-        let known = slot.get_or_insert(Part { allocated: (allocated, allocated), reserved });
+    fn note(&mut self, slice: usize, allocated: u64, reserved: u64) {
+        let Some(slot) = self.slices.get_mut(slice) else { return };
+        let known = slot.get_or_insert(Slice { allocated: (allocated, allocated), reserved });
         known.allocated = (known.allocated.0.min(allocated), known.allocated.1.max(allocated));
         known.reserved = known.reserved.max(reserved);
     }
 
-    /// The parts, up to a moment. Those before the first report are missing.
+    /// The slices up to a time. Those before the first report are left out.
     pub(crate) fn points(mut self, until_ns: u64) -> Vec<TimelinePoint> {
-        let end = self.part_at(until_ns);
+        let end = self.slice_at(until_ns);
         self.carry_to(end);
-        let point = |(i, part): (usize, &Option<Part>)| {
-            let part = (*part)?;
+        let point = |(i, slice): (usize, &Option<Slice>)| {
+            let slice = (*slice)?;
             Some(TimelinePoint {
                 at_ns: self.from_ns + i as u64 * self.width_ns,
-                allocated: part.allocated.1,
-                allocated_least: part.allocated.0,
-                reserved: part.reserved,
+                allocated: slice.allocated.1,
+                allocated_least: slice.allocated.0,
+                reserved: slice.reserved,
                 device_used: None,
             })
         };
-        self.parts.iter().enumerate().filter_map(point).collect()
+        self.slices.iter().enumerate().filter_map(point).collect()
     }
 }
 
@@ -84,8 +84,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_true_stays_true_and_peaks_are_not_missed() {
-        let mut timeline = Timeline::new(0, 1_200, PARTS);
+    fn values_hold_until_they_change_and_peaks_are_not_missed() {
+        let mut timeline = Timeline::new(0, 1_200, SLICES);
         timeline.set(100, 5, 10);
         timeline.set(101, 50, 60);
         timeline.set(102, 5, 60);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs made of events, examined and compared.
+//! Compares runs made of synthetic events.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod described;
@@ -12,7 +12,7 @@ use synth::Job;
 
 const MB: u64 = 1 << 20;
 
-/// A job of so many steps that keeps a piece of each from this line, or nothing.
+/// A job of this many steps; each keeps an allocation of this line, if given.
 fn job(steps: u64, keeps: Option<u64>) -> Report {
     let mut job = Job::default();
     job.alloc(100 * MB, 1);
@@ -34,7 +34,7 @@ fn compared(runs: &[(&str, &Report)]) -> Comparison {
 }
 
 #[test]
-fn the_line_the_slope_and_the_peaks_are_those_of_the_jobs() {
+fn line_slope_and_peaks_are_those_of_the_jobs() {
     let (healthy, leaky) = (job(60, None), job(90, Some(3)));
     let all = compared(&[("healthy", &healthy), ("leaky", &leaky), ("fixed", &healthy)]);
     let leak = &all.lines[0];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The timeline in detail against the simplest account of what was live; and that the sieve leaves nothing out that matters.
+//! Checks the detailed timeline against a simple account of live memory, and that the sieve drops nothing that matters.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod synth;
@@ -47,7 +47,7 @@ fn examine(job: &Job, facts: Facts, events: &[MemoryEvent], detailed: bool) -> R
 }
 
 #[test]
-fn what_the_sieve_keeps_gives_the_same_report() {
+fn the_sieve_keeps_enough_for_the_same_report() {
     let job = job();
     for from_ns in [0, job.now / 3] {
         let facts = Facts { from_ns, ..job.facts() };
@@ -59,13 +59,13 @@ fn what_the_sieve_keeps_gives_the_same_report() {
         assert_eq!(examine(&job, facts, &kept, false), whole);
     }
     let mut others = Sieve::new(&[1]);
-    assert!(!job.events.iter().any(|event| others.keeps(event)), "of another process");
+    assert!(!job.events.iter().any(|event| others.keeps(event)), "events of another process");
 }
 
 /// Address → bytes and stack.
 type Live = BTreeMap<u64, (u64, u64)>;
 
-/// What was live, by line, when most was in use between two moments.
+/// Live memory by line at the peak of a time range.
 fn most_between(job: &Job, from: u64, to: u64) -> (u64, BTreeMap<String, u64>) {
     let (mut live, mut total) = (Live::new(), 0);
     let mut most: Option<(u64, Live)> = None;
@@ -97,7 +97,7 @@ fn most_between(job: &Job, from: u64, to: u64) -> (u64, BTreeMap<String, u64>) {
 }
 
 #[test]
-fn who_held_memory_at_every_point_is_exact() {
+fn memory_by_line_at_every_point_is_exact() {
     let job = job();
     for from_ns in [0, job.now / 3] {
         let facts = Facts { from_ns, ..job.facts() };
@@ -116,7 +116,7 @@ fn who_held_memory_at_every_point_is_exact() {
             }
             assert_eq!(held.others, by_line.values().sum::<u64>(), "{point:?}");
             let least = held.lines.last().map_or(0, |last| last.1);
-            assert!(by_line.values().all(|bytes| *bytes <= least), "the largest lines are told of");
+            assert!(by_line.values().all(|bytes| *bytes <= least), "the largest lines are listed");
             assert_eq!(held.unseen, 0);
         }
     }

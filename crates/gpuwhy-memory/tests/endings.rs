@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said of a leak once its job has ended, and how bad what was found is.
+//! Reports on a leak after its job has ended, and the severity of findings.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod synth;
@@ -12,7 +12,7 @@ use synth::{Job, MB, PID};
 
 const STEPS: u64 = 100;
 
-/// A job that keeps 2 MB of every step of 100 ms.
+/// A job with steps of 100 ms, each of which keeps 2 MB.
 fn leaking() -> Job {
     let mut job = Job::default();
     for _ in 0..STEPS {
@@ -24,15 +24,15 @@ fn leaking() -> Job {
     job
 }
 
-/// Facts with a device of so many megabytes, of which so many are in use.
+/// Facts with a device of `total` megabytes, of which `used` are in use.
 fn on_device(job: &Job, total: u64, used: u64) -> Facts {
-    let look = |i: u64| GpuSample {
+    let sample = |i: u64| GpuSample {
         at_ns: i * 1_000_000_000,
         memory_used: Some(used * MB),
         memory_total: Some(total * MB),
         ..GpuSample::default()
     };
-    Facts { gpu_seconds: (0..job.now / 1_000_000_000 + 1).map(look).collect(), ..job.facts() }
+    Facts { gpu_seconds: (0..job.now / 1_000_000_000 + 1).map(sample).collect(), ..job.facts() }
 }
 
 fn leak(report: &Report) -> &Finding {
@@ -61,7 +61,7 @@ fn a_job_that_has_ended_has_no_forecast() {
     assert_eq!((report.leaks[0].out_of_memory_in_ns, report.leaks[0].out_of_memory_in_steps), (None, None));
     assert_eq!(found.severity, Severity::High, "it ended nothing");
     assert!(!found.effect.iter().any(|effect| effect.contains("runs out")), "{found:#?}");
-    // One look is what all say: what was in use at its time, and what was left at the end.
+    // All figures are of the same check: memory in use then, and left at the end.
     let look = space.last_look.unwrap();
     assert_eq!(look.at_ns, report.leaks[0].last_look_ns);
     assert_eq!((look.allocated, space.allocated, space.ended_ns), (kept, 0, Some(job.now)));
@@ -70,7 +70,7 @@ fn a_job_that_has_ended_has_no_forecast() {
 }
 
 #[test]
-fn what_ran_out_has_no_forecast() {
+fn a_job_that_ran_out_of_memory_has_no_forecast() {
     let mut job = leaking();
     job.refuse(2 * MB, 1);
     job.now += 100_000_000;
@@ -83,7 +83,7 @@ fn what_ran_out_has_no_forecast() {
 }
 
 #[test]
-fn an_end_that_is_known_beside_the_asked_part_ends_the_forecast() {
+fn an_end_outside_the_time_range_ends_the_forecast() {
     let job = leaking();
     let mut facts = on_device(&job, 1_000, 900);
     let ended = ProcessFact { ended_ns: Some(job.now + 5), ..facts.processes[&PID].clone() };
@@ -103,7 +103,7 @@ fn running_out_comes_before_the_leak_that_led_to_it() {
     assert!(report.findings[0].title.contains("the process ended"), "{}", report.findings[0].title);
 }
 
-/// A job that gives its memory back and takes it again in every step, each call taking so long.
+/// A job that returns its memory and takes it again in every step; each call takes `call_ns`.
 fn churning(call_ns: u64) -> Report {
     let mut job = Job::default();
     for _ in 0..STEPS {
@@ -127,7 +127,7 @@ fn churning(call_ns: u64) -> Report {
 }
 
 #[test]
-fn time_that_giving_back_and_taking_again_costs_makes_it_bad() {
+fn time_lost_by_returning_and_taking_again_sets_the_severity() {
     for (call_ns, severity) in [(20_000_000, Severity::High), (3_000_000, Severity::Medium), (800_000, Severity::Low)] {
         let report = churning(call_ns);
         let found = report.findings.iter().find(|found| found.kind == "fragmentation").unwrap();
@@ -135,7 +135,7 @@ fn time_that_giving_back_and_taking_again_costs_makes_it_bad() {
     }
 }
 
-/// The exit of the job's process, and the kernel's choice of it before, where there was one.
+/// Ends the job's process by a signal, after the kernel chose it to free memory, if `is_chosen`.
 fn killed(mut job: Job, is_chosen: bool) -> Report {
     if is_chosen {
         job.call("cudaFree", 0).op = kernel_op(KernelOp::OomKill);
@@ -154,6 +154,6 @@ fn a_process_that_the_kernel_killed_for_memory_is_named() {
         assert_eq!(report.findings[0].kind, "killed_for_memory");
         assert!(report.verdict.starts_with("The kernel killed python3 4821: main memory"), "{}", report.verdict);
     }
-    // Who ends a job with a signal knows it.
+    // A user who kills a job knows it.
     assert_eq!(about(&killed(leaking(), false)), None);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Jobs made of events, followed as they go on, against the simplest account of them.
+//! Follows jobs made of synthetic events, and checks the result against a simple account.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod described;
@@ -23,7 +23,7 @@ fn sites() -> HashMap<u64, SiteFact> {
     (0..100).map(|stack| (stack, site(stack))).collect()
 }
 
-/// Feeds a job in parts, as looks would.
+/// Feeds a job in chunks, as updates do.
 fn follow(tracker: &mut Tracker, job: &Job) -> Picture {
     for part in job.events.chunks(37) {
         part.iter().for_each(|event| tracker.feed(event));
@@ -32,7 +32,7 @@ fn follow(tracker: &mut Tracker, job: &Job) -> Picture {
     tracker.picture(job.now, &sites(), &HashMap::from([(PID, "python3".to_owned())]))
 }
 
-/// Ten steps a second; each keeps a piece, if told so.
+/// Ten steps a second; each keeps an allocation, if `keeps`.
 fn steps(job: &mut Job, count: u64, keeps: bool) {
     for _ in 0..count {
         job.now += SECOND / 10;
@@ -47,7 +47,7 @@ fn steps(job: &mut Job, count: u64, keeps: bool) {
 }
 
 #[test]
-fn totals_are_the_allocators_and_lines_that_grow_are_told_with_their_rate() {
+fn totals_are_the_allocators_and_growing_lines_have_their_rate() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));
     job.alloc(100 * MB, 1);
     steps(&mut job, 300, true);
@@ -63,8 +63,8 @@ fn totals_are_the_allocators_and_lines_that_grow_are_told_with_their_rate() {
     let rate = line.grown_bytes as f64 / line.over_ns as f64 * 1e9;
     assert!((rate / (10 * MB) as f64 - 1.0).abs() < 0.1, "{rate}");
     assert!((space.bytes_per_second / (10 * MB) as f64 - 1.0).abs() < 0.1, "{space:?}");
-    assert_eq!(space.out_of_memory_in_ns, None, "the device's size is not known");
-    // With it, the time that is left is known, too.
+    assert_eq!(space.out_of_memory_in_ns, None, "the device's size is unknown");
+    // With it, the time left is known, too.
     let sample = GpuSample {
         memory_used: Some(job.reserved),
         memory_total: Some(job.reserved + 1_000 * MB),
@@ -76,7 +76,7 @@ fn totals_are_the_allocators_and_lines_that_grow_are_told_with_their_rate() {
     assert!((90..120).contains(&seconds), "about 1000 MB at 10 MB a second: {seconds}");
 }
 
-/// PyTorch copies the model, loads libraries for long, and then begins: the pause is not held against the line that leaks.
+/// PyTorch copies the model, loads libraries for a long time, and then starts: the pause does not hide the leak.
 #[test]
 fn a_pause_before_the_first_step_hides_no_growth() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));
@@ -86,19 +86,19 @@ fn a_pause_before_the_first_step_hides_no_growth() {
     let picture = follow(&mut tracker, &job);
     let line = picture.growing.iter().find(|line| line.line.as_deref() == Some("job.py:3")).unwrap();
     assert!(line.steadily, "{line:#?}");
-    // Nobody works any more: a minute later nothing grows.
+    // A minute after the last work, nothing grows.
     job.now += 62 * SECOND;
     assert_eq!(follow(&mut Tracker::new(&[]), &job).growing, []);
 }
 
 #[test]
-fn what_a_step_uses_and_gives_back_does_not_grow() {
+fn memory_that_a_step_uses_and_frees_does_not_grow() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));
     steps(&mut job, 300, false);
     let picture = follow(&mut tracker, &job);
     assert!(picture.growing.is_empty(), "{:#?}", picture.growing);
     assert!(picture.spaces[0].bytes_per_second.abs() < f64::EPSILON && picture.oom_count == 0);
-    // The same with hours of nothing before: they are not counted second by second.
+    // The same after idle hours, which are not counted second by second.
     job.now += 100_000 * SECOND;
     steps(&mut job, 10, false);
     let mut late = Tracker::new(&[]);
@@ -106,7 +106,7 @@ fn what_a_step_uses_and_gives_back_does_not_grow() {
 }
 
 #[test]
-fn memory_straight_from_the_driver_refusals_and_ends_are_told() {
+fn direct_driver_memory_refusals_and_ends_are_shown() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[PID]));
     job.alloc(MB, 1);
     let own = job.malloc(7 * MB, 6);
@@ -115,7 +115,7 @@ fn memory_straight_from_the_driver_refusals_and_ends_are_told() {
     job.refuse(50 * MB, 2);
     let picture = follow(&mut tracker, &job);
     let driver = picture.spaces.iter().find(|space| space.source == Source::Driver).unwrap();
-    assert_eq!(driver.allocated, 7 * MB, "PyTorch's own segment is not in it");
+    assert_eq!(driver.allocated, 7 * MB, "without PyTorch's own segment");
     let oom = &picture.ooms[0];
     assert_eq!((picture.oom_count, oom.asked, oom.line.as_deref()), (1, 50 * MB, Some("job.py:2")));
     job.events.clear();
@@ -124,13 +124,13 @@ fn memory_straight_from_the_driver_refusals_and_ends_are_told() {
     let picture = follow(&mut tracker, &job);
     assert!(picture.spaces.iter().all(|space| space.ended), "{picture:#?}");
     assert_eq!((picture.ends[0].pid, picture.ends[0].signal), (PID, 9));
-    // Others are not looked at.
+    // Other processes are ignored.
     let mut others = Tracker::new(&[1]);
     assert!(follow(&mut others, &job).spaces.is_empty());
 }
 
 #[test]
-fn what_the_whole_examination_says_is_shown_with_its_lines() {
+fn the_result_of_an_examination_is_shown_with_its_lines() {
     let (mut job, mut tracker) = (Job::default(), Tracker::new(&[]));
     job.alloc(100 * MB, 1);
     steps(&mut job, 300, true);
@@ -143,12 +143,12 @@ fn what_the_whole_examination_says_is_shown_with_its_lines() {
     assert_eq!((picture.verdict.as_ref(), picture.verdict_at_ns), (Some(&report.verdict), Some(job.now - 200)));
     assert!(picture.growing[0].leaks, "{:#?}", picture.growing);
     assert!((picture.spaces[0].bytes_per_second - report.leaks[0].bytes_per_second).abs() < 1.0);
-    // From the beginning again: the same, and what was said stays.
+    // After a restart the events give the same, and the result stays.
     tracker.restart();
     let mut again = follow(&mut tracker, &job);
     assert_eq!((again.verdict.as_ref(), again.spaces[0].peak_allocated), (Some(&report.verdict), job.peak.0));
     assert_eq!((again.oom_count, again.ends.len()), (1, 1));
-    // Every key is described.
+    // Every key is documented.
     let mut real = BTreeSet::new();
     described::keys_in(&serde_json::to_value(&again).unwrap(), &mut real);
     again.growing.push(gpuwhy_memory::live::GrowingLine::default());

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Jobs made of events, against the simplest account of them.
+//! Examines jobs made of synthetic events, and checks the reports against a simple account.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod described;
 mod synth;
 
 use gpuwhy_memory::Report;
-use gpuwhy_memory::alerts::{Alert, Kind, Level};
+use gpuwhy_memory::alerts::{Alert, AlertKind, Level};
 use gpuwhy_memory::report::{Source, Trend};
 use gpuwhy_memory::steps::Certainty;
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
@@ -29,7 +29,7 @@ fn steps_are_not_layers_and_not_logging() {
 }
 
 #[test]
-fn uneven_steps_are_steps_still() {
+fn uneven_steps_are_still_steps() {
     let (mut job, mut dice) = (Job::default(), Dice(3));
     // Batches of different length: up to a tenth more launches.
     for number in 0..80 {
@@ -39,7 +39,7 @@ fn uneven_steps_are_steps_still() {
 }
 
 #[test]
-fn without_a_pattern_there_is_time_alone() {
+fn without_a_pattern_growth_is_judged_by_time() {
     let (mut job, mut dice) = (Job::default(), Dice(9));
     for number in 0..4000 {
         job.now += dice.below(50_000_000);
@@ -64,7 +64,7 @@ fn without_a_pattern_there_is_time_alone() {
 }
 
 #[test]
-fn a_long_run_is_looked_at_in_groups_of_steps_and_loses_no_precision() {
+fn a_long_run_is_checked_in_groups_of_steps_without_loss_of_precision() {
     let mut job = Job::default();
     for number in 1..=3000 {
         if number >= 700 {
@@ -80,7 +80,7 @@ fn a_long_run_is_looked_at_in_groups_of_steps_and_loses_no_precision() {
 }
 
 #[test]
-fn a_program_without_pytorch_that_is_refused_memory_has_its_story() {
+fn running_out_of_memory_without_pytorch_is_reported() {
     let mut job = Job::default();
     job.malloc(30 * MB, 1);
     job.launch(2);
@@ -95,7 +95,7 @@ fn a_program_without_pytorch_that_is_refused_memory_has_its_story() {
 
 /// Two processes of one job: one leaks, the other does not.
 #[test]
-fn processes_are_told_apart() {
+fn processes_are_distinguished() {
     let mut job = Job::default();
     let mut all = Vec::new();
     for (pid, leaks) in [(1, true), (2, false)] {
@@ -126,7 +126,7 @@ fn processes_are_told_apart() {
 }
 
 #[test]
-fn peaks_and_who_held_them_are_exact_whatever_happens() {
+fn peaks_by_line_are_exact_whatever_happens() {
     for seed in 0..30 {
         let (mut job, mut dice) = (Job::default(), Dice(seed));
         for _ in 0..2000 {
@@ -153,12 +153,12 @@ fn peaks_and_who_held_them_are_exact_whatever_happens() {
         let balance = space.balance;
         assert_eq!(balance.live_bytes, job.live.values().map(|piece| piece.0).sum::<u64>());
         assert_eq!(balance.alloc_bytes - balance.free_bytes, balance.live_bytes);
-        assert_eq!(report.spaces.len(), 1, "segments are PyTorch's, nothing is past it");
+        assert_eq!(report.spaces.len(), 1, "all segments are PyTorch's");
     }
 }
 
 #[test]
-fn a_part_of_the_run_has_its_own_peak_and_balance() {
+fn a_time_range_has_its_own_peak_and_balance() {
     let mut job = Job::default();
     let first = job.alloc(50 * MB, 1);
     let large = job.alloc(100 * MB, 2);
@@ -176,7 +176,7 @@ fn a_part_of_the_run_has_its_own_peak_and_balance() {
 }
 
 #[test]
-fn steps_of_a_part_have_the_runs_numbers() {
+fn steps_in_a_time_range_keep_the_runs_numbers() {
     let (mut job, mut from) = (Job::default(), 0);
     for step in 1..=120 {
         job.now += 10_000_000;
@@ -197,7 +197,7 @@ fn steps_of_a_part_have_the_runs_numbers() {
 }
 
 #[test]
-fn what_is_older_than_the_recording_is_pre_existing() {
+fn memory_older_than_the_recording_is_pre_existing() {
     let mut job = Job { allocated: 300 * MB, reserved: 400 * MB, ..Job::default() };
     for number in 0..50 {
         let address = job.alloc(MB, 5);
@@ -257,7 +257,7 @@ fn a_program_without_pytorch_leaks_from_the_driver() {
 }
 
 #[test]
-fn what_is_taken_past_pytorchs_allocator_is_told_by_line() {
+fn memory_outside_pytorchs_allocator_is_reported_by_line() {
     let mut job = Job::default();
     for _ in 0..40 {
         let tensor = job.alloc(30 * MB, 1);
@@ -274,9 +274,9 @@ fn what_is_taken_past_pytorchs_allocator_is_told_by_line() {
     assert!(report.leaks.is_empty());
 }
 
-/// Parameters are made one after the other, each with a kernel or two and a copy, and stay.
+/// Parameters are created one by one, each with a kernel or two and a copy, and stay.
 #[test]
-fn loading_a_model_is_no_leak() {
+fn loading_a_model_is_not_a_leak() {
     for trained in [0, 3, 30, 300] {
         let mut job = Job::default();
         for parameter in 0..200 {
@@ -298,8 +298,8 @@ fn loading_a_model_is_no_leak() {
     }
 }
 
-/// NVML's figures, every second.
-fn looks(job: &Job, used: impl Fn(u64) -> u64) -> Vec<GpuSample> {
+/// NVML's samples, one a second.
+fn samples(job: &Job, used: impl Fn(u64) -> u64) -> Vec<GpuSample> {
     let seconds = job.now / 1_000_000_000;
     let look = |second: u64| GpuSample {
         at_ns: second * 1_000_000_000,
@@ -311,16 +311,22 @@ fn looks(job: &Job, used: impl Fn(u64) -> u64) -> Vec<GpuSample> {
     (1..=seconds).map(look).collect()
 }
 
-/// Another process, at every look.
-fn notebook(looks: &[GpuSample], bytes: u64) -> Vec<GpuProcess> {
+/// Another process, in every sample.
+fn notebook(samples: &[GpuSample], bytes: u64) -> Vec<GpuProcess> {
     let name = *b"notebook\0\0\0\0\0\0\0\0";
-    let one =
-        |look: &GpuSample| GpuProcess { at_ns: look.at_ns, gpu: 0, pid: 9, bytes: Some(bytes), sm_percent: None, name };
-    looks.iter().map(one).collect()
+    let one = |sample: &GpuSample| GpuProcess {
+        at_ns: sample.at_ns,
+        gpu: 0,
+        pid: 9,
+        bytes: Some(bytes),
+        sm_percent: None,
+        name,
+    };
+    samples.iter().map(one).collect()
 }
 
 #[test]
-fn the_gap_is_what_the_device_uses_beyond_everybody() {
+fn the_gap_is_the_devices_memory_without_any_process() {
     let mut job = Job::default();
     job.alloc(100 * MB, 1);
     for _ in 0..30 {
@@ -328,14 +334,14 @@ fn the_gap_is_what_the_device_uses_beyond_everybody() {
         job.launch(2);
     }
     let mut facts = job.facts();
-    facts.gpu_seconds = looks(&job, |_| 1_000 * MB);
+    facts.gpu_seconds = samples(&job, |_| 1_000 * MB);
     facts.gpu_processes = notebook(&facts.gpu_seconds, 300 * MB);
     let report = job.examine_with(facts.clone());
     let gap = &report.gaps[0];
     assert_eq!((gap.reserved, gap.hidden, gap.trend), (100 * MB, 600 * MB, Trend::Steady));
     assert_eq!((gap.others[0].name.as_str(), gap.others[0].pid, gap.others[0].bytes), ("notebook", 9, 300 * MB));
     assert!(report.findings.is_empty(), "little of a large device: {:#?}", report.findings);
-    facts.gpu_seconds = looks(&job, |second| (1_000 + 100 * second) * MB);
+    facts.gpu_seconds = samples(&job, |second| (1_000 + 100 * second) * MB);
     let report = job.examine_with(facts);
     let gap = &report.gaps[0];
     assert_eq!(gap.trend, Trend::Drifting);
@@ -353,9 +359,9 @@ fn a_leak_says_when_memory_runs_out() {
         job.wait(3);
     }
     let mut facts = job.facts();
-    facts.gpu_seconds = looks(&job, |_| 60_000 * MB);
+    facts.gpu_seconds = samples(&job, |_| 60_000 * MB);
     let report = job.examine_with(facts);
-    // 20,000 MB are left, 20 MB go a second.
+    // 20,000 MB are left, and 20 MB leak a second.
     let seconds = report.leaks[0].out_of_memory_in_ns.unwrap() as f64 / 1e9;
     assert!((seconds / 1000.0 - 1.0).abs() < 0.02, "{seconds}");
     let steps = report.leaks[0].out_of_memory_in_steps.unwrap() as f64;
@@ -363,7 +369,7 @@ fn a_leak_says_when_memory_runs_out() {
 }
 
 #[test]
-fn refused_though_enough_was_reserved_is_fragmentation() {
+fn a_refusal_although_enough_was_reserved_is_fragmentation() {
     let mut job = Job::default();
     let pieces: Vec<u64> = (0..40).map(|_| job.alloc(10 * MB, 1)).collect();
     pieces.iter().step_by(2).for_each(|address| job.free(*address));
@@ -379,7 +385,7 @@ fn refused_though_enough_was_reserved_is_fragmentation() {
 }
 
 #[test]
-fn refused_because_others_have_the_device_is_said_so() {
+fn a_refusal_because_of_other_processes_names_them() {
     let mut job = Job::default();
     job.alloc(10 * MB, 1);
     job.now += 2_000_000_000;
@@ -387,7 +393,7 @@ fn refused_because_others_have_the_device_is_said_so() {
     job.exit(1, 0);
     let cause = |others: u64, used: u64| {
         let mut facts = job.facts();
-        facts.gpu_seconds = looks(&job, |_| used);
+        facts.gpu_seconds = samples(&job, |_| used);
         for look in &mut facts.gpu_seconds {
             look.memory_total = Some(1000 * MB);
         }
@@ -400,7 +406,7 @@ fn refused_because_others_have_the_device_is_said_so() {
     assert_eq!(kind, "other_process");
     assert!(fix.contains("stop notebook (pid 9)"), "{fix}");
     assert_eq!(cause(0, 950 * MB).0, "outside_allocator");
-    assert_eq!(cause(100 * MB, 200 * MB).0, "large_request", "others have little");
+    assert_eq!(cause(100 * MB, 200 * MB).0, "large_request", "other processes hold little");
 }
 
 #[test]
@@ -444,7 +450,7 @@ fn nothing_breaks_on_nonsense() {
     assert!(report.spaces.is_empty() && report.findings.is_empty() && report.verdict.contains("No GPU memory"));
 }
 
-/// A job that has everything a report can tell.
+/// A job with everything a report can contain.
 fn eventful() -> Report {
     let mut job = Job::default();
     for number in 0..100 {
@@ -461,7 +467,7 @@ fn eventful() -> Report {
     job.refuse(50 * MB, 2);
     job.exit(0, 9);
     let mut facts = job.facts();
-    facts.gpu_seconds = looks(&job, |_| 79_000 * MB);
+    facts.gpu_seconds = samples(&job, |_| 79_000 * MB);
     let at = |sample: &GpuSample| GpuProcess { at_ns: sample.at_ns, pid: 9, bytes: Some(MB), ..GpuProcess::default() };
     facts.gpu_processes = facts.gpu_seconds.iter().map(at).collect();
     job.examine_with(facts)
@@ -470,13 +476,13 @@ fn eventful() -> Report {
 #[test]
 fn every_key_of_the_json_is_documented_and_there() {
     let mut report = eventful();
-    // Alerts are the recorder's, and filled in by whoever reads the run file.
+    // Alerts come from the recorder and are added by the reader of the run file.
     report.alerts.push(Alert {
         id: 1,
         at_ns: 1,
         cleared_ns: None,
         level: Level::Warning,
-        kind: Kind::Memory,
+        kind: AlertKind::Memory,
         rule: "memory>85%".into(),
         pid: None,
         device: None,
@@ -486,7 +492,7 @@ fn every_key_of_the_json_is_documented_and_there() {
         text: "much".into(),
     });
     let mut value = serde_json::to_value(&report).unwrap();
-    // Findings are described where explanations are.
+    // Findings are documented with explanations.
     let findings = value.as_object_mut().unwrap().insert("findings".into(), serde_json::json!([])).unwrap();
     let mut real = BTreeSet::new();
     described::keys_in(&value, &mut real);
@@ -503,9 +509,9 @@ fn every_key_of_the_json_is_documented_and_there() {
     assert_eq!(kinds, BTreeSet::from(["hidden_memory", "memory_leak", "oom"]));
 }
 
-/// The time in the driver is told by line, all of it.
+/// All time in the driver is reported by line.
 #[test]
-fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
+fn lines_with_driver_calls_have_their_time() {
     let mut job = Job::default();
     for number in 0..60 {
         step(&mut job, number, 2);
@@ -524,8 +530,8 @@ fn lines_that_make_the_driver_allocate_are_told_with_their_time() {
     }
     let report = job.examine();
     let [one] = report.fragmentation.as_slice() else { panic!("{:#?}", report.fragmentation) };
-    let told: Vec<_> = one.driver_by.iter().map(|by| (by.line.as_deref().unwrap(), by.calls, by.total_ns)).collect();
-    assert_eq!(told[..2], [("job.py:71", 60, 60 * 300_000), ("job.py:73", 60, 60 * 200_000)]);
+    let lines: Vec<_> = one.driver_by.iter().map(|by| (by.line.as_deref().unwrap(), by.calls, by.total_ns)).collect();
+    assert_eq!(lines[..2], [("job.py:71", 60, 60 * 300_000), ("job.py:73", 60, 60 * 200_000)]);
     assert_eq!((one.driver_by[0].bytes, one.driver_by[1].bytes), (60 * 8 * MB, 0));
     assert_eq!(one.driver_by.iter().map(|by| by.total_ns).sum::<u64>(), one.driver_ns, "{one:#?}");
     assert!(one.driver_by.iter().all(|by| by.late_ns <= by.total_ns) && one.driver_by[0].late_ns > 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Jobs that report more than the budget can pay for: what is said of them is no more than is known.
+//! Jobs under a tight budget: the report claims no more than is known.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod synth;
@@ -9,9 +9,9 @@ use gpuwhy_memory::{Facts, Unreported};
 use gpuwhy_model::MemoryEvent;
 use synth::{Job, MB, PID, step};
 
-/// From step 60 on the budget is tight, and small tensors have no line: what is kept of them is no leak of its own.
+/// From step 60 on the budget is tight and small tensors have no line: they are not a second leak.
 #[test]
-fn small_tensors_that_lose_their_line_are_no_other_leak() {
+fn small_tensors_that_lose_their_line_are_not_another_leak() {
     let mut job = Job::default();
     let mut tight_from = 0;
     for number in 0..120 {
@@ -37,7 +37,7 @@ fn small_tensors_that_lose_their_line_are_no_other_leak() {
     assert!((rate / (4.0625 * MB as f64) - 1.0).abs() < 0.02, "{rate}");
 }
 
-/// Without a line that leaks more, what is nobody's is told.
+/// Without a larger leak that has a line, a leak without a line is reported.
 #[test]
 fn a_leak_of_small_tensors_without_lines_is_still_a_leak() {
     let mut job = Job::default();
@@ -57,10 +57,10 @@ fn a_leak_of_small_tensors_without_lines_is_still_a_leak() {
     assert_eq!(leak.line, None);
 }
 
-/// Reports are let go in the middle, to stay within the budget: what PyTorch takes from the driver from then on is not taken for
-/// something past it.
+/// Reports are paused in the middle to stay within the budget: PyTorch's driver allocations from then on do not count as
+/// memory outside PyTorch.
 #[test]
-fn what_is_taken_while_nobody_reports_is_not_called_past_pytorch() {
+fn memory_taken_while_reports_are_paused_does_not_count_as_outside_pytorch() {
     let mut job = Job::default();
     let mut from_ns = 0;
     for number in 0..120 {
@@ -72,22 +72,22 @@ fn what_is_taken_while_nobody_reports_is_not_called_past_pytorch() {
     }
     job.events.retain(|event| matches!(event, MemoryEvent::Call(_)) || event.at_ns() < from_ns);
     let seen = job.examine();
-    assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "they look as if they were");
+    assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "without that knowledge they seem to be");
     let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }], ..job.facts() };
     let known = job.examine_with(facts);
     assert!(known.spaces.iter().all(|space| space.source == Source::Torch), "{:#?}", known.fragmentation);
-    // What another process does not report is nothing to this one.
+    // What another process does not report means nothing for this one.
     let all_torch = |pid| {
         let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: Some(pid) }];
         let report = job.examine_with(Facts { unreported, ..job.facts() });
         report.spaces.iter().all(|space| space.source == Source::Torch)
     };
     assert!(all_torch(PID) && !all_torch(PID + 1));
-    // What is live stands still from then on; that is no sign of a full cache.
+    // Live memory is constant from then on; that does not mean a full cache.
     let [leak] = known.leaks.as_slice() else { panic!("{:#?}", known.growths) };
     assert_eq!((leak.line.as_deref(), leak.bytes_per_step), (Some("job.py:7"), Some(4.0 * MB as f64)));
     assert!(known.verdict.contains("up to") && known.verdict.contains("--budget"), "{}", known.verdict);
-    // Of a part before that nothing is missing, and of one after it little is known.
+    // In a range before that nothing is missing; after it, little is known.
     let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }];
     let before = job.examine_with(Facts { unreported: unreported.clone(), to_ns: from_ns - 1, ..job.facts() });
     assert!(!before.verdict.contains("--budget") && before.leaks.len() == 1, "{}", before.verdict);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a traced function's arguments are read, packed into the 64-bit cookie of its probe.
 //!
-//! The BPF program is one for all functions; what differs travels in the cookie, so that no table is
-//! looked up on the hot path. `bpf/cookie.h` in gpuwhy-capture is the other half of this contract.
+//! One BPF program serves all functions; the differences are in the cookie, so that the hot path needs no table lookup. `bpf/cookie.h` in gpuwhy-capture is the other half of this contract.
 //!
 //! Argument positions are logical slots, counted from 1: slot 9 of `cuLaunchKernel` is on the stack on
 //! x86-64 and would be on aarch64, too; the BPF side knows where the architecture keeps a slot. A small
@@ -24,7 +23,7 @@ pub enum Direction {
     Default = 4,
 }
 
-/// How a communicator comes to be.
+/// How a communicator is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum NewCommunicator {
@@ -63,7 +62,7 @@ pub enum Decode {
     AllocPitch,
     /// `(cudaPitchedPtr *out, cudaExtent extent)`: pitch times height times depth.
     Alloc3D,
-    /// A new object whose size the call does not tell (arrays).
+    /// A new object whose size the call does not contain (arrays).
     AllocOpaque {
         /// Slot of the pointer to the result.
         out: u8,
@@ -75,24 +74,24 @@ pub enum Decode {
         /// Slot of the pointer to the result.
         out: u8,
     },
-    /// Gives memory back; its size is what the allocation of that pointer said.
+    /// Frees memory; the size is that of the pointer's allocation.
     Free {
         /// Slot of the pointer.
         ptr: u8,
     },
-    /// As `Free`, for what [`Decode::AllocHandle`] or [`Decode::AllocOpaque`] made.
+    /// As `Free`, for objects of [`Decode::AllocHandle`] or [`Decode::AllocOpaque`].
     FreeHandle {
         /// Slot of the handle.
         handle: u8,
     },
-    /// A range of addresses: pointer and size are both arguments, and nothing is remembered.
+    /// A range of addresses: pointer and size are both arguments; nothing is stored for later calls.
     Range {
         /// Slot of the pointer.
         ptr: u8,
         /// Slot of the size.
         bytes: u8,
     },
-    /// Copies `bytes` in a direction the function's name tells.
+    /// Copies `bytes` in the direction that the function's name implies.
     Copy {
         /// Slot of the size.
         bytes: u8,
@@ -153,7 +152,7 @@ pub enum Decode {
         /// Slot of the handle.
         handle: u8,
     },
-    /// A call about two handles: the first made ready, or brought up to date, from the second.
+    /// A call about two handles: the first is created or updated from the second.
     Handles {
         /// Slot of the handle.
         handle: u8,
@@ -167,20 +166,20 @@ pub enum Decode {
         /// Slot of the one it is made from.
         from: u8,
     },
-    /// As `NewHandle`, by a name, which is kept, too.
+    /// As `NewHandle`, looked up by a name, which is also stored.
     Named {
         /// Slot of the pointer to the result.
         out: u8,
         /// Slot of the one it is in.
         from: u8,
-        /// Slot of the name, a C string; 0 where it is that of what it is made from.
+        /// Slot of the name, a C string; 0 if the name is that of the source handle.
         name: u8,
     },
     /// Sends or reduces `count` elements; their type is in the slot after the count.
     Transfer {
         /// Slot of the number of elements.
         count: u8,
-        /// Slot of the other rank, or of the root; 0 when all are alike.
+        /// Slot of the other rank, or of the root; 0 without one.
         peer: u8,
         /// Slot of the communicator.
         communicator: u8,
@@ -194,7 +193,7 @@ pub enum Decode {
         /// Slot of the device ordinal.
         device: u8,
     },
-    /// `(CUcontext *out, CUdevice dev)` and the like: learns which device a context belongs to.
+    /// `(CUcontext *out, CUdevice dev)` and similar: shows which device a context belongs to.
     NewContext {
         /// Slot of the pointer to the new context.
         out: u8,
@@ -210,10 +209,10 @@ pub enum Decode {
     },
     /// `cuCtxPopCurrent`.
     PopContext,
-    /// `cuCtxDestroy`: which context is current afterwards is not known.
+    /// `cuCtxDestroy`: the context that is current afterwards is unknown.
     DropContext,
-    /// No function of a library but something the kernel tells: what `arg0` and `arg1` are.
-    Told {
+    /// A kernel event or a library's report, not a call: the meaning of `arg0` and `arg1`.
+    Report {
         /// Meaning of `arg0`; `bytes` means a size.
         arg0: &'static str,
         /// Meaning of `arg1`.
@@ -227,7 +226,7 @@ const STREAM_IN_CONFIG: u8 = 15;
 impl Decode {
     /// Whether `arg0` is a number of bytes.
     pub fn arg0_is_bytes(self) -> bool {
-        if let Self::Told { arg0, .. } = self {
+        if let Self::Report { arg0, .. } = self {
             return arg0 == "bytes";
         }
         !matches!(
@@ -282,7 +281,7 @@ impl Decode {
             Self::SetDevice { .. } => ("device", ""),
             Self::NewContext { .. } => ("device", "context"),
             Self::SetContext { .. } | Self::DropContext => ("context", ""),
-            Self::Told { arg0, arg1 } => (arg0, arg1),
+            Self::Report { arg0, arg1 } => (arg0, arg1),
         }
     }
 
@@ -309,7 +308,7 @@ impl Decode {
     /// `(shape, a, b, extra)` as `bpf/cookie.h` numbers them.
     fn fields(self) -> (u8, u8, u8, u8) {
         match self {
-            Self::Plain | Self::Told { .. } => (0, 0, 0, 0),
+            Self::Plain | Self::Report { .. } => (0, 0, 0, 0),
             Self::Alloc { bytes, out } => (1, bytes, out, 0),
             Self::AllocAt { bytes, ptr } => (2, bytes, ptr, 0),
             Self::AllocPitch => (3, 0, 0, 0),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One traced call, as it leaves the kernel and enters everything else.
+//! One traced call, as it comes from the kernel.
 
 use crate::ops::OpId;
 
@@ -28,37 +28,37 @@ pub struct Call {
     pub arg1: Option<u64>,
     /// The function's return code; 0 is success. Meaningless for an unfinished call.
     pub ret: i32,
-    /// What is special about it.
+    /// Flags.
     pub flags: CallFlags,
-    /// How many calls it stands for, itself included: 1, unless others like it, which lie before it and after the
-    /// thread's call before, were left out. 0 is taken for 1.
+    /// How many calls it represents, itself included: 1, unless similar calls between the thread's previous row and this one
+    /// were dropped. 0 counts as 1.
     pub weight: u32,
-    /// The stack it was made from. As captured, the kernel's number of it; once its frames are named, the id of those.
+    /// The caller's stack: the kernel's number when captured, the run file's stack id once its frames are resolved.
     pub stack: Option<u64>,
 }
 
-/// CUDA's and the driver's code for a lack of memory.
+/// CUDA's and the driver's error code for out of memory.
 const OUT_OF_MEMORY: i32 = 2;
 
 impl Call {
-    /// Whether it asked for memory and there was none.
+    /// Whether it asked for memory and was refused.
     pub fn is_refused_memory(&self) -> bool {
-        // Few calls fail: the rest is looked at of these only.
+        // Few calls fail: check the return code first.
         self.ret == OUT_OF_MEMORY
             && !self.flags.unfinished
             && self.op.get().is_some_and(|op| op.class == crate::ops::Class::Alloc)
     }
 
-    /// How many calls it stands for; at least itself.
+    /// How many calls it represents, itself included.
     pub fn calls(&self) -> u64 {
         u64::from(self.weight.max(1))
     }
 }
 
-/// What is special about a call.
+/// Flags of a call.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct CallFlags {
-    /// Made by a CUDA library inside another traced call: not a call of the program.
+    /// Made by a CUDA library inside another traced call, not by the program.
     pub inner: bool,
     /// Never returned: the thread ended inside it, or the trace did.
     pub unfinished: bool,

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The answer: what cost time or memory, who waited for whom, why, and what to do.
+//! A finding: what cost time or memory, who waited for whom, why, and what to do.
 //!
-//! Everything gpuwhy concludes, from a live trace, a profiler trace or a memory snapshot, is a
-//! [`Finding`]. JSON comes from serde, text from [`Finding::to_text`]; no view writes its own.
+//! Every conclusion, from a run file, a profiler trace or a memory snapshot, is a [`Finding`]. JSON comes from serde, the
+//! full text from [`Finding::to_text`].
 
 use crate::units;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write;
 
-/// The least and the most columns that who did what in a chain takes before its time.
-const SAID_WIDTH: (usize, usize) = (64, 96);
-/// Kinds of findings about what ended a process, where they are critical.
+/// Least and most columns of a link's text before its time.
+const SAID_WIDTH: (usize, usize) = (61, 96);
+/// Columns of a label such as `fix`.
+const LABEL: usize = 11;
+/// Kinds that, when critical, say what ended the process.
 const ENDINGS: [&str; 2] = ["oom", "killed_for_memory"];
 
-/// How bad it is, by what it cost.
+/// How bad a finding is, by its cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
@@ -30,7 +32,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// How bad it is to lose this share of the time.
+    /// The severity of losing this share of the time.
     pub fn of_share(share: f64) -> Self {
         match share {
             share if share >= 0.10 => Self::High,
@@ -52,7 +54,7 @@ impl Severity {
     }
 }
 
-/// How sure gpuwhy is, and thereby how it may be said.
+/// How certain a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Confidence {
@@ -64,7 +66,7 @@ pub enum Confidence {
     High,
 }
 
-/// One link of the chain: somebody, what they did, how long, and how we know.
+/// One link of a chain: a thread, process or device, what it did, for how long, and the evidence.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Link {
     /// Where it happened: `gpu`, `cuda`, `thread`, `process`, `kernel` or `memory`.
@@ -85,7 +87,7 @@ pub struct Link {
     pub evidence: Option<String>,
 }
 
-/// What stood at the end of the chain.
+/// The cause at the end of the chain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RootCause {
     /// Machine-readable: `cpu_bound_worker`.
@@ -93,37 +95,37 @@ pub struct RootCause {
     /// The process at fault, when it is one.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// Its name, or that of whatever else is at fault: a device, a cgroup.
+    /// The name of the process, device or cgroup at fault.
     #[serde(default)]
     pub name: Option<String>,
-    /// In words.
+    /// One line, with figures.
     pub detail: String,
     /// Source line, when known.
     #[serde(default)]
     pub line: Option<String>,
 }
 
-/// Something to do about it.
+/// A change that helps.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fix {
     /// The change, specific to what was measured.
     pub text: String,
-    /// At most this much time is saved; 0 when not known.
+    /// Upper bound of the time saved; 0 when unknown.
     #[serde(default)]
     pub saves_ns: u64,
-    /// At most this much memory is saved; 0 when not known.
+    /// Upper bound of the memory saved; 0 when unknown.
     #[serde(default)]
     pub saves_bytes: u64,
 }
 
-/// One answer.
+/// One problem, its cost and its cause.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Finding {
     /// What was waited for, machine-readable: `input_starved`.
     pub kind: String,
-    /// How bad.
+    /// Severity.
     pub severity: Severity,
-    /// One line: `GPU starved 37.2 s of 120 s: waiting for data workers`.
+    /// One line, without the cost: `Data loading is too slow`.
     pub title: String,
     /// Wall-clock nanoseconds it cost; 0 when it cost no time.
     #[serde(default)]
@@ -131,32 +133,45 @@ pub struct Finding {
     /// Bytes it cost; 0 when it cost no memory.
     #[serde(default)]
     pub lost_bytes: u64,
-    /// `lost_ns` of the wall clock that was looked at, 0 to 1; 0 when it cost no time.
+    /// `lost_ns` as a share of the time examined, 0 to 1; 0 when it cost no time.
     #[serde(default)]
     pub share: f64,
-    /// The process it is about, when it is about one.
+    /// The process concerned, if it is one.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The thread of it, when it is about one.
+    /// The thread concerned, if it is one.
     #[serde(default)]
     pub tid: Option<u32>,
-    /// From the one who waited to the one at fault.
+    /// From the waiting thread to the cause.
     pub chain: Vec<Link>,
-    /// The one at fault.
+    /// The cause.
     pub root_cause: RootCause,
-    /// What it did to the job, with figures.
+    /// Effects on the job, with figures.
     #[serde(default)]
     pub effect: Vec<String>,
-    /// What to do, most saving first.
+    /// Fixes, the one that saves most first.
     pub fixes: Vec<Fix>,
-    /// How sure.
+    /// Confidence.
     pub confidence: Confidence,
-    /// Why so sure and no surer: what was measured, and what inferred.
+    /// What was measured and what was inferred.
     pub confidence_reason: String,
 }
 
+impl Fix {
+    /// The change and what it saves: `num_workers 4 → 6 (saves up to 31.0 s)`. Names are made safe to print.
+    pub fn sentence(&self) -> String {
+        let text = units::safe(&self.text, 300);
+        match (self.saves_ns, self.saves_bytes) {
+            (0, 0) => text,
+            (ns, 0) => format!("{text} (saves up to {})", units::time(ns)),
+            (0, bytes) => format!("{text} (saves up to {})", units::bytes(bytes)),
+            (ns, bytes) => format!("{text} (saves up to {} and {})", units::time(ns), units::bytes(bytes)),
+        }
+    }
+}
+
 impl Link {
-    /// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`. Names in it are as they were traced.
+    /// `python3 4821 waits for the next batch (train.py:138): 37.2 s, blocked, pipe`. Names are not made safe to print.
     pub fn sentence(&self) -> String {
         let line = self.line.as_deref().map(|line| format!(" ({line})")).unwrap_or_default();
         let time = (self.ns > 0).then(|| units::time(self.ns));
@@ -168,7 +183,7 @@ impl Link {
 }
 
 impl Finding {
-    /// One that is measured, costs nothing yet, and of which nothing else is known.
+    /// A measured finding without cost, chain, cause or fixes.
     pub fn new(kind: &str, severity: Severity, title: String) -> Self {
         Self {
             kind: kind.to_owned(),
@@ -188,66 +203,77 @@ impl Finding {
         }
     }
 
-    /// Worst first: by severity, then what has ended a job before what may, then by what was lost.
+    /// Sorts worst first: by severity, then findings that ended the job, then by cost.
     pub fn sort(findings: &mut [Self]) {
         findings.sort_by_key(|f| std::cmp::Reverse((f.severity, f.ended_job(), f.lost_ns, f.lost_bytes)));
     }
 
-    /// Whether it is what ended the job.
+    /// Whether it ended the job.
     pub fn ended_job(&self) -> bool {
         self.severity == Severity::Critical && ENDINGS.contains(&self.kind.as_str())
     }
 
-    /// The finding as a block of plain text. Names from the traced world are made safe to print.
+    /// The cost: `37.2 s · 31 %`, `63.4 MB`, or empty.
+    pub fn cost(&self) -> String {
+        match (self.lost_ns, self.lost_bytes) {
+            (0, 0) => String::new(),
+            (0, bytes) => units::bytes(bytes),
+            (ns, _) if self.share > 0.0 => format!("{} · {}", units::time(ns), units::percent(self.share, 1.0)),
+            (ns, _) => units::time(ns),
+        }
+    }
+
+    /// Title and cost in one line: `Data loading is too slow (37.2 s · 31 %)`.
+    pub fn headline(&self) -> String {
+        let cost = self.cost();
+        if cost.is_empty() { self.title.clone() } else { format!("{} ({cost})", self.title) }
+    }
+
+    /// The fixes, the one that saves most first.
+    pub fn ranked_fixes(&self) -> Vec<&Fix> {
+        let mut fixes: Vec<&Fix> = self.fixes.iter().collect();
+        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_ns, fix.saves_bytes)));
+        fixes
+    }
+
+    /// The whole finding as plain text. Names from traced programs are made safe to print.
     pub fn to_text(&self) -> String {
         let mut out = String::new();
-        let title = units::safe(&self.title, 200);
+        let title = units::safe(&self.headline(), 240);
         let head = format!("[{}] {title}", self.severity.label());
         // Writing to a String cannot fail.
         let _ = writeln!(out, "{head:<88}  {}", units::safe(&self.kind, 40));
-        // Times stand below each other.
+        // Times are aligned.
         let said: Vec<String> = self.chain.iter().enumerate().map(|(i, link)| said_of(i, link)).collect();
         let width = said.iter().map(|said| said.chars().count()).max().unwrap_or(0).clamp(SAID_WIDTH.0, SAID_WIDTH.1);
         for (i, (link, said)) in self.chain.iter().zip(said).enumerate() {
-            // A link about memory took no time worth telling.
+            // A link about memory has no time.
             let time = if link.ns > 0 { units::time(link.ns) } else { String::new() };
             let (label, state) = (if i == 0 { "chain" } else { "" }, units::safe(&link.state, 80));
-            let _ = writeln!(out, "  {label:<8}{said:<width$} {time:>9}   {state}");
+            let _ = writeln!(out, "  {label:<LABEL$}{said:<width$} {time:>9}   {state}");
         }
         let root = &self.root_cause;
         let line = root.line.as_deref().filter(|line| !root.detail.contains(line));
         let line = line.map(|l| format!(" ({})", units::safe(l, 120))).unwrap_or_default();
-        let _ = writeln!(out, "  {:<8}{}{line}", "cause", units::safe(&root.detail, 200));
+        let _ = writeln!(out, "  {:<LABEL$}{}{line}", "cause", units::safe(&root.detail, 200));
         for (i, effect) in self.effect.iter().enumerate() {
-            let _ = writeln!(out, "  {:<8}{}", if i == 0 { "effect" } else { "" }, units::safe(effect, 200));
+            let _ = writeln!(out, "  {:<LABEL$}{}", if i == 0 { "effect" } else { "" }, units::safe(effect, 200));
         }
-        let mut fixes: Vec<&Fix> = self.fixes.iter().collect();
-        fixes.sort_by_key(|fix| std::cmp::Reverse((fix.saves_ns, fix.saves_bytes)));
-        for (i, fix) in fixes.into_iter().enumerate() {
-            let _ = writeln!(out, "  {:<8}{}", if i == 0 { "fix" } else { "" }, fix_text(fix));
+        for (i, fix) in self.ranked_fixes().into_iter().enumerate() {
+            let _ = writeln!(out, "  {:<LABEL$}{}", if i == 0 { "fix" } else { "" }, fix.sentence());
         }
         if self.confidence != Confidence::High {
-            let _ = writeln!(out, "  {:<8}{}", "sure?", units::safe(&self.confidence_reason, 200));
+            let _ = writeln!(out, "  {:<LABEL$}{}", "confidence", units::safe(&self.confidence_reason, 200));
         }
         out
     }
 }
 
-/// `← pt_data_worker:0 decodes on the CPU, data.py:51`; the first of a chain has no arrow.
+/// `← pt_data_worker:0 decodes on the CPU, data.py:51`; the first link has no arrow.
 fn said_of(place: usize, link: &Link) -> String {
     let arrow = if place == 0 { "" } else { "← " };
     let line = link.line.as_deref().map(|l| format!(", {}", units::safe(l, 120))).unwrap_or_default();
     format!("{arrow}{} {}{line}", units::safe(&link.who, 80), units::safe(&link.what, 120))
-}
-
-fn fix_text(fix: &Fix) -> String {
-    let text = units::safe(&fix.text, 300);
-    match (fix.saves_ns, fix.saves_bytes) {
-        (0, 0) => text,
-        (ns, 0) => format!("{text}: saves up to {}", units::time(ns)),
-        (0, bytes) => format!("{text}: saves up to {}", units::bytes(bytes)),
-        (ns, bytes) => format!("{text}: saves up to {} and {}", units::time(ns), units::bytes(bytes)),
-    }
 }
 
 #[cfg(test)]
@@ -258,7 +284,7 @@ mod tests {
         Finding {
             kind: "input_starved".into(),
             severity: Severity::High,
-            title: "GPU starved 37.2 s of 120 s (31 %): waiting for data workers".into(),
+            title: "Data loading is too slow".into(),
             lost_ns: 37_200_000_000,
             lost_bytes: 0,
             share: 0.31,
@@ -305,14 +331,14 @@ mod tests {
     fn text_reads_from_the_waiter_to_the_fix() {
         let text = starved().to_text();
         let order = [
-            "[HIGH] GPU starved",
-            "chain   python3 4821",
+            "[HIGH] Data loading is too slow (37.2 s · 31 %)",
+            "chain      python3 4821",
             "← pt_data_worker:0–3",
-            "cause   4 data workers",
-            "effect  launches",
-            "fix     num_workers 4 → 6: saves up to 31.0 s",
+            "cause      4 data workers",
+            "effect     launches",
+            "fix        num_workers 4 → 6 (saves up to 31.0 s)",
             "cache decoded samples",
-            "sure?   who filled the pipe",
+            "confidence who filled the pipe",
         ];
         let mut at = 0;
         for part in order {
@@ -331,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_needs_no_excuse() {
+    fn a_measured_finding_has_no_confidence_line() {
         let finding = Finding { confidence: Confidence::High, ..starved() };
-        assert!(!finding.to_text().contains("sure?"));
+        assert!(!finding.to_text().contains("confidence"));
         assert!(finding.to_text().contains("37.2 s   blocked, pipe"), "{}", finding.to_text());
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A log-linear histogram of durations: exact counts, bounded error, cheap to add to, mergeable.
+//! A log-linear histogram of durations: exact counts, bounded error, cheap to update, mergeable.
 //!
 //! Own code rather than a crate because the layout is part of the run file's format: 16 buckets per
 //! power of two, so a value read back is within 1/32 of the true one, and 976 buckets cover all of `u64`.
@@ -8,7 +8,7 @@
 const SUB: u64 = 16;
 /// log2 of [`SUB`].
 const SUB_BITS: u32 = 4;
-/// How many buckets there are.
+/// Number of buckets.
 pub const BUCKETS: usize = ((64 - SUB_BITS as usize) << SUB_BITS) + SUB as usize;
 
 /// Counts of values by magnitude.
@@ -79,7 +79,7 @@ impl Histogram {
         self.total = self.total.saturating_add(other.total);
     }
 
-    /// Forgets everything, keeps the memory.
+    /// Clears all counts, keeps the memory.
     pub fn clear(&mut self) {
         self.counts.fill(0);
         self.total = 0;
@@ -103,7 +103,7 @@ impl Histogram {
         None
     }
 
-    /// The buckets that hold anything, in order of value.
+    /// The non-empty buckets, in order of value.
     pub fn buckets(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(i, n)| (i, *n))
     }
@@ -121,7 +121,7 @@ impl Histogram {
         out
     }
 
-    /// Reads what [`Histogram::encode`] wrote; `None` for anything else.
+    /// Decodes the output of [`Histogram::encode`]; `None` for anything else.
     pub fn decode(mut bytes: &[u8]) -> Option<Self> {
         let mut histogram = Self::default();
         let mut bucket = 0usize;

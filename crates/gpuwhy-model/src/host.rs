@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel knows of a job's threads: every time off the CPU with its reason, who had the CPU
-//! meanwhile, and sums that are measured, not what is left over.
+//! Scheduling of a job's threads: every time off the CPU with its reason, the task that had the CPU meanwhile, and measured
+//! sums.
 //!
 //! The numbers of the enums are those of `bpf/sched.h` in gpuwhy-capture and of the run file.
 //! Times are `CLOCK_MONOTONIC` nanoseconds.
@@ -38,13 +38,13 @@ macro_rules! named {
 named! {
     /// Why a thread left the CPU.
     Reason {
-        /// It could have gone on, but something else was run.
+        /// It could have gone on, but another task was run.
         Preempted = 0 "preempted",
         /// It could have gone on, but offered the CPU (`sched_yield`).
         Yielded = 1 "yielded",
         /// It waits and can be woken by a signal.
         Asleep = 2 "asleep",
-        /// It waits and cannot be disturbed: mostly for a disk, a page or a driver.
+        /// It waits and cannot be interrupted: mostly for a disk, a page or a driver.
         Uninterruptible = 3 "uninterruptible",
         /// Its cgroup has used up its CPU quota.
         Throttled = 4 "throttled",
@@ -108,7 +108,7 @@ named! {
 named! {
     /// Who ended a wait.
     WokenBy {
-        /// Nobody: it did not wait, or is still waiting.
+        /// Nothing: it did not wait, or is still waiting.
         Nobody = 0 "",
         /// A thread.
         Thread = 1 "thread",
@@ -130,7 +130,7 @@ pub struct OffCpu {
     pub start_ns: u64,
     /// Until it ran again, or the trace ended.
     pub duration_ns: u64,
-    /// The last part of it, in which the thread could have run but no CPU was given to it.
+    /// The last part of it, in which the thread was ready but had no CPU.
     pub ready_ns: u64,
     /// Process.
     pub pid: u32,
@@ -142,21 +142,21 @@ pub struct OffCpu {
     pub wait: Wait,
     /// The system call it was in, by its number on this architecture; `None` outside of one.
     pub syscall: Option<u16>,
-    /// What the file is: of a [`Wait::File`], the magic number of its filesystem; of a device, its number
-    /// (major << 20 | minor); of a socket, its address family; else 0.
+    /// The file's type: for a [`Wait::File`] the magic number of its filesystem; for a device its number
+    /// (major << 20 | minor); for a socket its address family; else 0.
     pub file: u32,
-    /// What exactly: a futex's address, the inode number of a pipe, socket or file; 0 when not known.
+    /// The object: a futex's address, the inode number of a pipe, socket or file; 0 if unknown.
     pub object: u64,
-    /// How long the thread was ready to wait, counted from `start_ns`, where it gave a limit.
+    /// The wait's timeout, counted from `start_ns`; `None` without one.
     pub timeout_ns: Option<u64>,
     /// Whether the kernel counted it as waiting for I/O.
     pub io_wait: bool,
     /// Who ended the wait.
     pub woken_by: WokenBy,
-    /// The thread that did; of an interrupt, the one it interrupted (which may be the true sender on
-    /// loopback). 0 when nobody did.
+    /// Process of the waker; for an interrupt, of the interrupted thread (which may be the true sender on loopback).
+    /// 0 without one.
     pub waker_pid: u32,
-    /// The same thread's number.
+    /// Thread of the waker.
     pub waker_tid: u32,
     /// The CPU it left.
     pub left_cpu: u16,
@@ -164,20 +164,20 @@ pub struct OffCpu {
     pub cpu: u16,
     /// The trace ended before it ran again.
     pub unfinished: bool,
-    /// How many it stands for, as [`crate::Call::weight`].
+    /// How many it represents, as [`crate::Call::weight`].
     pub weight: u32,
     /// The stack it left from, as [`crate::Call::stack`].
     pub stack: Option<u64>,
 }
 
 impl OffCpu {
-    /// How many times off the CPU it stands for; at least itself.
+    /// How many times off the CPU it represents, itself included.
     pub fn times(&self) -> u64 {
         u64::from(self.weight.max(1))
     }
 }
 
-/// Somebody, traced or not, running on a CPU for which a traced thread waited at some time meanwhile.
+/// A task, traced or not, running on a CPU for which a traced thread waited at some time meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CpuRun {
     /// When it began to run.
@@ -194,8 +194,7 @@ pub struct CpuRun {
     pub name: [u8; 16],
 }
 
-/// A part of a thread's ready time spent waiting for a CPU other than the one it ran on in the end: it was
-/// moved while it waited. The rest of the ready time, for [`OffCpu::cpu`], needs no such record.
+/// Ready time spent waiting for a CPU other than the one the thread finally ran on: it was moved while it waited. The rest of the ready time, for [`OffCpu::cpu`], needs no such record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MovedWait {
     /// When it began to wait for that CPU.
@@ -210,7 +209,7 @@ pub struct MovedWait {
     pub cpu: u16,
 }
 
-/// A thread's time, summed in the kernel since gpuwhy began to watch it: exact even if events were lost.
+/// A thread's time, summed in the kernel since gpuwhy started to watch it: exact even if events were lost.
 /// Newer sums of the same thread replace older ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ThreadSums {
@@ -222,9 +221,9 @@ pub struct ThreadSums {
     pub name: [u8; 16],
     /// When the thread was created.
     pub born_ns: u64,
-    /// Since when it is watched.
+    /// When watching it started.
     pub since_ns: u64,
-    /// As of when.
+    /// Time of these sums.
     pub at_ns: u64,
     /// Time on a CPU.
     pub on_cpu_ns: u64,
@@ -232,7 +231,7 @@ pub struct ThreadSums {
     pub ready_ns: u64,
     /// Time blocked.
     pub blocked_ns: u64,
-    /// Of `ready_ns`, time without quota.
+    /// The part of `ready_ns` without quota.
     pub throttled_ns: u64,
     /// Times off the CPU.
     pub switches: u64,
@@ -242,17 +241,17 @@ pub struct ThreadSums {
     pub page_bytes: u64,
     /// Whether the thread has ended.
     pub ended: bool,
-    /// Whether its times are known; where the scheduler is not followed, only pages are counted.
+    /// Whether its times are known; without the scheduler only pages are counted.
     pub has_times: bool,
 }
 
-/// A thread's name as text: the kernel gives it zero-padded, and not always as UTF-8.
+/// A thread's name as text. The kernel's name is zero-padded and not always UTF-8.
 pub fn task_name(name: &[u8; 16]) -> String {
     let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
-/// A name as the kernel would give it: zero-padded, cut to its length.
+/// A name as in the kernel: zero-padded, cut to 16 bytes.
 pub fn padded_name(name: &[u8]) -> [u8; 16] {
     let mut padded = [0; 16];
     let length = name.len().min(padded.len());

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Jobs: which processes of a run belong together, and so have one answer.
+//! Jobs: which processes of a run belong together and share one answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What people start other things from: having one of these above says nothing about belonging together.
+/// Programs from which people start others: a common parent among these does not make processes one job.
 const SESSIONS: [&str; 13] =
     ["bash", "sh", "dash", "zsh", "fish", "ksh", "login", "sshd", "init", "systemd", "tmux", "screen", "SCREEN"];
 
-/// A process of the run, as far as jobs care.
+/// A process of the run, with what decides its job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member<'a> {
     /// Process id.
     pub pid: u32,
     /// Its name.
     pub name: &'a str,
-    /// The process that made it, where known.
+    /// Its parent, where known.
     pub parent: Option<u32>,
     /// When it started, where known.
     pub started: Option<i64>,
@@ -27,7 +27,7 @@ pub struct Job {
     pub pids: BTreeSet<u32>,
 }
 
-/// The jobs of a run. Each of its processes is in one.
+/// The jobs of a run. Each process is in exactly one.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Jobs {
     list: Vec<Job>,
@@ -41,8 +41,8 @@ impl Jobs {
         Self { place: job.pids.iter().map(|pid| (*pid, 0)).collect(), list: vec![job] }
     }
 
-    /// Of processes that were just there: trees whose root is the topmost recorded process. Each set in `ranks` belongs
-    /// together whatever its trees are.
+    /// Jobs of processes that were not started by gpuwhy: trees whose root is the topmost recorded process. Each set in
+    /// `ranks` is one job whatever its trees are.
     pub fn of_trees(members: &[Member<'_>], ranks: &[Vec<u32>]) -> Self {
         let known: BTreeMap<u32, &Member<'_>> = members.iter().map(|member| (member.pid, member)).collect();
         let mut above: BTreeMap<u32, u32> = known.keys().map(|pid| (*pid, *pid)).collect();
@@ -86,17 +86,16 @@ impl Jobs {
         self.list.len()
     }
 
-    /// Whether there is none: a run without processes.
+    /// Whether the run has no processes.
     pub fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 }
 
-/// Whether the recorded parent is the one that made it, not a later process of its number, nor a session in which anything
-/// may be started.
+/// Whether the recorded parent really created it: not a later process with the same pid, nor a session that starts anything.
 fn is_parent(parent: &Member<'_>, child: &Member<'_>) -> bool {
     let older = parent.started.zip(child.started).is_none_or(|(parent, child)| parent <= child);
-    // `-bash`, `bash:1`, `tmux: server`; a shell that runs a script is called by that, too.
+    // `-bash`, `bash:1`, `tmux: server`; a shell that runs a script has its name added.
     let first = parent.name.trim_start_matches('-').split(':').next().unwrap_or_default();
     older && !SESSIONS.contains(&first) && parent.pid != child.pid
 }
@@ -109,7 +108,7 @@ fn root(above: &BTreeMap<u32, u32>, pid: u32) -> u32 {
     at
 }
 
-/// Puts two trees together. The root with the higher number goes below the other, so that no circle can arise.
+/// Joins two trees. The root with the higher pid goes below the other, so that no cycle can arise.
 fn join(above: &mut BTreeMap<u32, u32>, a: u32, b: u32) {
     let (a, b) = (root(above, a), root(above, b));
     above.insert(a.max(b), a.min(b));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why an event, or a detail of one, could not be kept. Counted where it happens, shown with the answer.
+//! Causes why an event, or a detail of one, was lost. Counted where it happens, shown with the answer.
 
 use serde::Serialize;
 
@@ -24,18 +24,17 @@ pub enum LossCause {
     LiveMapFull = 6,
     /// Detail only: an argument in the program's memory could not be read.
     ArgUnreadable = 7,
-    /// Detail only: whether the runtime library made a driver call could not be told; it stands under
-    /// the driver's name.
+    /// Detail only: it is unknown whether the runtime library made a driver call; it is recorded under the driver's name.
     CallerUnknown = 8,
-    /// Detail only: who had a CPU, or a thread's sums, could not be passed on; the ring buffer was full.
+    /// Detail only: which task had a CPU, or a thread's sums, were dropped; the ring buffer was full.
     EvidenceLost = 9,
-    /// Detail only: a Python stack could be read in part only; a page was not in memory.
+    /// Detail only: a Python stack could be read only in part; a page was not in memory.
     StackUnreadable = 10,
     /// Detail only: a Python stack had more frames than are kept (128); the outermost are missing.
     StackTruncated = 11,
     /// Detail only: a process whose Python gpuwhy cannot read.
     UnknownPython = 12,
-    /// The run file had reached its largest size (`--max-size`): the event is in the sums only.
+    /// The run file had reached its maximum size (`--max-size`): the event is only in the sums.
     SizeCap = 13,
 }
 

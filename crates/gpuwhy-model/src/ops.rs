@@ -2,12 +2,11 @@
 //! The op table: one row for each traced function. It drives attaching, decoding, naming and the docs;
 //! tracing another function is adding a row.
 //!
-//! A row names the exact symbol. The *op* is the short name people say: the symbol without `_v2`,
-//! `_ptsz` and the like, and with `Synchronize` said as `Sync` (`cudaStreamSynchronize_ptsz` →
-//! `cudaStreamSync`). Filters take either.
+//! A row names the exact symbol. The *op* is its short name: the symbol without suffixes such as `_v2` and `_ptsz`, and with
+//! `Sync` for `Synchronize` (`cudaStreamSynchronize_ptsz` → `cudaStreamSync`). Filters take either.
 //!
-//! Left out on purpose: `cudaGetDevice`, `cudaGetLastError`, `cudaEventQuery` and their kind. PyTorch
-//! calls them hundreds of times a step, and each would pay for a trap without telling anything.
+//! Left out on purpose: `cudaGetDevice`, `cudaGetLastError`, `cudaEventQuery` and similar functions. PyTorch calls them
+//! hundreds of times a step, and each call would pay for a trap that shows nothing.
 
 mod cuda;
 mod kernel;
@@ -33,7 +32,7 @@ pub enum Library {
     Nccl,
     /// PyTorch's core, `libc10.so`: where its allocator reports.
     Torch,
-    /// No library: the Linux kernel itself tells.
+    /// No library: the Linux kernel.
     Kernel,
 }
 
@@ -72,14 +71,14 @@ impl Library {
     }
 }
 
-/// What kind of thing a function does.
+/// What a function does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Class {
-    /// Takes memory.
+    /// Allocates memory.
     Alloc,
-    /// Gives memory back.
+    /// Frees memory.
     Free,
-    /// Gives memory that exists an address, or takes the address away: no memory comes or goes.
+    /// Maps or unmaps existing memory: nothing is allocated or freed.
     Map,
     /// Starts GPU work.
     Launch,
@@ -93,9 +92,9 @@ pub enum Class {
     Order,
     /// Exchanges data between ranks, on the GPU.
     Collective,
-    /// Makes or ends a communicator, or groups collectives.
+    /// Creates or ends a communicator, or groups collectives.
     Communicator,
-    /// Captures a CUDA graph, or makes it ready to launch.
+    /// Captures or instantiates a CUDA graph.
     Graph,
     /// Loads code for the GPU, or finds a function in it.
     Module,
@@ -105,9 +104,9 @@ pub enum Class {
     Device,
     /// A thread off the CPU, or woken.
     Sched,
-    /// A process that came, changed or went.
+    /// A process started, changed or ended.
     Process,
-    /// The machine's memory, not the GPU's.
+    /// Host memory.
     HostMemory,
     /// Disk or network.
     Io,
@@ -149,7 +148,7 @@ impl OpId {
         table().get(usize::from(self.0))
     }
 
-    /// Whether it is a CUDA function, not something the kernel tells.
+    /// Whether it is a library's function, not a kernel event.
     pub fn is_cuda(self) -> bool {
         self.0 < kernel_op(KernelOp::SchedSwitch).0
     }
@@ -172,21 +171,21 @@ pub struct Op {
     pub decode: Decode,
     /// Slot of the stream argument.
     stream: Option<u8>,
-    /// For a driver's launch: the runtime function a program called when libcudart made the call.
+    /// For a driver launch: the runtime function that the program called if libcudart made the call.
     pub runtime_twin: Option<OpId>,
-    /// Runtime launches are seen at the driver; they get probes of their own only when every layer is wanted.
+    /// Runtime launches are seen at the driver; they get their own probes only when every layer is requested.
     pub seen_at_driver: bool,
 }
 
 impl Op {
-    /// The cookie that tells the BPF program how to read this function. `linked_in`: its library is part of the program,
-    /// or of another library, instead of a file of its own.
+    /// The cookie from which the BPF program reads this function. `linked_in`: its library is statically linked into the
+    /// program or another library.
     pub fn cookie(&self, linked_in: bool) -> u64 {
         let twin = self.runtime_twin.map(|t| t.0);
         self.decode.cookie(self.id.0, self.stream, twin, self.library == Library::Runtime) | u64::from(linked_in) << 43
     }
 
-    /// Whether programs may call it so often that following it costs too much: it must be possible to let it go by itself.
+    /// Whether programs may call it so often that its probe is too expensive: gpuwhy must be able to pause it separately.
     pub fn may_be_hot(&self) -> bool {
         match self.class {
             Class::Launch | Class::Sync | Class::Order | Class::Tensor => true,
@@ -200,7 +199,7 @@ impl Op {
         }
     }
 
-    /// Whether it is called rarely and read by the program for such functions, which may do more.
+    /// Whether it is called rarely and handled by the BPF program for such functions, which may do more work.
     pub fn is_rare(&self) -> bool {
         matches!(self.class, Class::Collective | Class::Communicator | Class::Graph | Class::Module)
     }
@@ -211,7 +210,7 @@ impl Op {
     }
 }
 
-/// One line of the tables, before variants are spelled out.
+/// One row of the tables, before variants are added.
 struct Row {
     symbol: &'static str,
     decode: Decode,
@@ -224,7 +223,7 @@ const fn f(symbol: &'static str, decode: Decode) -> Row {
     Row { symbol, decode, stream: None, ptsz: false }
 }
 
-/// The short name of a symbol: what people say.
+/// The short name of a symbol.
 pub fn short_name(symbol: &str) -> String {
     if let Some(name) = torch::name(symbol) {
         return name.to_owned();
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn short_names_are_what_people_say() {
+    fn short_names_drop_suffixes() {
         for (symbol, name) in [
             ("cudaStreamSynchronize_ptsz", "cudaStreamSync"),
             ("cudaDeviceSynchronize", "cudaDeviceSync"),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How often something happened, second by second, in bounded memory, and how far that fell from its peak.
+//! Counts per second in bounded memory, and how far the rate fell from its peak.
 
-/// Slots kept at most; when there would be more, two neighbours become one.
+/// Most slots kept; when there would be more, two neighbours become one.
 const SLOTS: usize = 1024;
-/// Fewer slots than this show no course.
+/// With fewer slots there is no [`Course`].
 const ENOUGH: usize = 8;
 
-/// Counts of whole seconds, or of as many seconds as it takes to keep them few.
+/// Counts per second, or per several seconds in a long run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rates {
     /// Seconds of a slot.
@@ -15,14 +15,14 @@ pub struct Rates {
     slots: Vec<u64>,
 }
 
-/// Where a rate was highest and where it ended, a second.
+/// A rate's peak, early and last values, per second.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Course {
     /// The highest.
     pub peak: f64,
-    /// The usual one of the last quarter.
+    /// The median of the last quarter.
     pub last: f64,
-    /// The usual one of the first half.
+    /// The median of the first half.
     pub early: f64,
 }
 
@@ -62,8 +62,7 @@ impl Rates {
         }
     }
 
-    /// From the first to the last slot with anything in it, but without those two, in which it began and ended. `None` where
-    /// that is too short to tell.
+    /// Taken between the first and the last used slot, without those two, which are incomplete. `None` if that is too short.
     pub fn course(&self) -> Option<Course> {
         let first = self.slots.iter().position(|count| *count > 0)?;
         let last = self.slots.iter().rposition(|count| *count > 0)?;
@@ -86,7 +85,7 @@ impl Rates {
     }
 }
 
-/// The middle one; of an even number the lower of both.
+/// The median; of an even count the lower of both.
 fn median(counts: &[u64]) -> u64 {
     let mut sorted = counts.to_vec();
     sorted.sort_unstable();

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A recorded run played again: what happened, one event after the other.
+//! Events of a recorded run, in order.
 
 use crate::event::Call;
 use crate::host::{CpuRun, MovedWait, OffCpu};
-use crate::told::TensorEvent;
+use crate::library_event::TensorEvent;
 
-/// Something that happened in a run. Times are nanoseconds since the run began, and stacks are ids of the run file.
+/// An event of a run. Times are nanoseconds since the run began, and stacks are ids of the run file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A call, or what the kernel told of.
+    /// A call, or a kernel event.
     Call(Call),
     /// A time off the CPU.
     Off(OffCpu),
-    /// Somebody had a CPU for which a traced thread waited.
+    /// A task had a CPU for which a traced thread waited.
     Run(CpuRun),
     /// A wait for a CPU that the thread was moved away from.
     Moved(MovedWait),
@@ -49,7 +49,7 @@ impl Event {
         }
     }
 
-    /// How many like it its row stands for.
+    /// How many events its row represents, itself included.
     pub fn weight(&self) -> u64 {
         match self {
             Self::Call(call) => call.calls(),
@@ -59,12 +59,12 @@ impl Event {
     }
 }
 
-/// Something that matters to GPU memory. Times are nanoseconds since the run began, and stacks are ids of the run file.
+/// An event about GPU memory. Times are nanoseconds since the run began, and stacks are ids of the run file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryEvent {
-    /// PyTorch's allocator reports.
+    /// A report of PyTorch's allocator.
     Tensor(TensorEvent),
-    /// A call, or what the kernel told of: a process that ended.
+    /// A call, or a kernel event: the end of a process.
     Call(Call),
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is looked up once a second: the machine, the job's processes, their cgroups, the GPUs.
+//! Samples taken once a second: the machine, the job's processes, their cgroups, the GPUs.
 //!
-//! Counters that the kernel keeps since boot are turned into what was added in this second. What a machine does not
-//! tell is `None`. Times are `CLOCK_MONOTONIC` nanoseconds, sizes are bytes.
+//! The kernel's counters since boot are converted to increments per sample. Values that a machine does not provide are
+//! `None`. Times are `CLOCK_MONOTONIC` nanoseconds, sizes are bytes.
 
 /// The machine in one second.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -25,7 +25,7 @@ pub struct SystemSample {
     pub cores: u32,
     /// The kernel's load average over a minute.
     pub load1: Option<f64>,
-    /// Tasks running or ready to run at the moment of the sample.
+    /// Tasks running or ready at the time of the sample.
     pub runnable: Option<u64>,
     /// Main memory.
     pub memory_total: Option<u64>,
@@ -33,9 +33,9 @@ pub struct SystemSample {
     pub memory_available: Option<u64>,
     /// Swap in use.
     pub swap_used: Option<u64>,
-    /// Bytes brought in from swap in this second.
+    /// Bytes swapped in in this second.
     pub swap_in: Option<u64>,
-    /// Bytes put out to swap.
+    /// Bytes swapped out.
     pub swap_out: Option<u64>,
     /// Pressure stall: time in which some task waited for a CPU.
     pub pressure_cpu_ns: Option<u64>,
@@ -64,7 +64,7 @@ pub struct ProcessSample {
     pub system_ns: u64,
     /// Resident memory.
     pub resident: u64,
-    /// Of it, anonymous memory (not files).
+    /// The anonymous part of `resident` (not files).
     pub anonymous: Option<u64>,
     /// In swap.
     pub swapped: Option<u64>,
@@ -99,7 +99,7 @@ pub struct CgroupSample {
     pub period_ns: Option<u64>,
     /// Periods that passed in this second.
     pub periods: Option<u64>,
-    /// Of them, those in which it was throttled.
+    /// The part of `periods` in which it was throttled.
     pub throttled_periods: Option<u64>,
     /// The kernel's own figure of throttled time in this second (summed over CPUs).
     pub throttled_ns: Option<u64>,
@@ -122,7 +122,7 @@ pub struct GpuSample {
     pub gpu: u32,
     /// The rate nvidia-smi shows, percent: time in which some kernel ran, over a window of the driver's choice.
     pub rate_percent: Option<u32>,
-    /// The same of memory traffic.
+    /// The same for memory traffic.
     pub memory_rate_percent: Option<u32>,
     /// Memory in use, by all processes and the driver.
     pub memory_used: Option<u64>,
@@ -136,11 +136,11 @@ pub struct GpuSample {
     pub power_mw: Option<u32>,
     /// Temperature, °C.
     pub temperature_c: Option<u32>,
-    /// Why clocks are held down: NVML's bits.
+    /// Why clocks are lowered: NVML's bits.
     pub throttle_reasons: Option<u64>,
 }
 
-/// One entry of NVML's own buffer of utilisation samples (about five a second): the sounder measure.
+/// One entry of NVML's own buffer of utilisation samples (about five a second), more accurate than `rate_percent`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct GpuBusy {
     /// When the driver took it.
@@ -154,7 +154,7 @@ pub struct GpuBusy {
 /// GPU memory of one process, by NVML.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct GpuProcess {
-    /// When it was looked at.
+    /// When it was taken.
     pub at_ns: u64,
     /// NVML's index.
     pub gpu: u32,
@@ -162,14 +162,14 @@ pub struct GpuProcess {
     pub pid: u32,
     /// Its memory on the GPU; `None` where the driver does not say.
     pub bytes: Option<u64>,
-    /// Time in which its kernels ran since the look before, percent; `None` where the driver does not say.
+    /// Time in which its kernels ran since the previous sample, percent; `None` where the driver does not say.
     pub sm_percent: Option<u32>,
     /// Its name, zero-padded: it need not be one of the traced ones.
     pub name: [u8; 16],
 }
 
 impl GpuProcess {
-    /// Its name as text. What is no UTF-8 (the kernel cuts names anywhere) is `?`: so it is never longer than `name`.
+    /// Its name as text. Invalid UTF-8 (the kernel cuts names anywhere) becomes `?`, so the text is never longer than `name`.
     pub fn name(&self) -> String {
         let mut text = String::new();
         for chunk in self.name.utf8_chunks() {
@@ -193,7 +193,7 @@ pub struct GpuError {
     pub xid: u64,
 }
 
-/// A GPU as such.
+/// A GPU's identity.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Gpu {
     /// NVML's index.
@@ -223,6 +223,6 @@ pub struct Samples {
     pub gpu_processes: Vec<GpuProcess>,
     /// Errors since the last time.
     pub gpu_errors: Vec<GpuError>,
-    /// GPUs not told of before.
+    /// GPUs seen for the first time.
     pub new_gpus: Vec<Gpu>,
 }

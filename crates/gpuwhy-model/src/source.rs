@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines of source that stacks name. They are kept with the run, so that an answer is the same wherever it is asked for.
+//! Source lines named by stacks. They are stored with the run, so that an answer does not depend on the machine.
 
-/// A block that matters to whoever reads a line in it: it keeps what is cast inside of it until it ends.
+/// A block that matters for lines inside it: it keeps tensors cast inside it until it ends.
 pub const AUTOCAST: &str = "autocast(";
 
 /// A line of a source file, as it was while the run was recorded.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SourceLine {
-    /// The file, as stacks name it.
+    /// The file, as named in stacks.
     pub file: String,
     /// The line, counted from 1.
     pub line: u32,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Thinning: fewer rows for events that come fast and often, with the same totals. Pure.
+//! Thinning: fewer rows for fast and frequent events, with the same totals. Pure.
 //!
-//! A burst is what a thread queues for the GPU in one go. Of its calls that are alike, the first and the last matter: the
-//! first stays as it is, and the last stands for all the others ([`weight`](field@Call::weight)). What others rely on:
-//! - The calls a row stands for are of the same thread, op, device, stream, result and flags. They began at most
-//!   [`LONGEST_NS`] before it, after one like it that has a row, and no call that waits for the GPU lies between them.
-//! - Sums by weight of calls, and of bytes, are those of all events. Durations are about the row's own.
-//! - Slow events, calls that change what is allocated or which device is meant, and what the kernel tells stay one by one.
+//! A burst is the work a thread queues for the GPU without a pause. Of its similar calls the first and the last keep a row:
+//! the first unchanged, the last representing all the others ([`weight`](field@Call::weight)). Guarantees:
+//! - The calls a row represents have the same thread, op, device, stream, result and flags. They began at most
+//!   [`LONGEST_NS`] before it, after a similar call with a row, and no call that waits for the GPU lies between them.
+//! - Sums of calls and bytes by weight equal those of all events. Durations are about those of the row.
+//! - Slow events, calls that change allocations or the device, and kernel events each keep a row.
 //!
 //! Times off the CPU, and calls that wait, are thinned only where equal ones follow each other directly.
 
@@ -17,43 +17,43 @@ use std::collections::HashMap;
 
 /// A call or time off the CPU shorter than this is fast, ns.
 pub const FAST_NS: u64 = 100_000;
-/// One at least this long is slow, ns, and never left out as long as there is any room.
+/// One at least this long is slow, ns, and keeps its row as long as there is any room.
 pub const SLOW_NS: u64 = 1_000_000;
-/// Calls further apart than this are no burst, ns.
+/// Longest gap between calls of one burst, ns.
 const CALL_GAP_NS: u64 = 50_000;
-/// The same of times off the CPU.
+/// The same for times off the CPU.
 const OFF_GAP_NS: u64 = 1_000_000;
-/// No row stands for more time than this, ns: whoever plays the run again hears of launches at most so late.
+/// No row represents a longer time than this, ns: in a replay, launches appear at most this late.
 pub const LONGEST_NS: u64 = 50_000_000;
 
-/// Kinds of calls in one burst that are thinned; more stay one by one.
+/// Kinds of calls thinned in one burst; further kinds keep all rows.
 const KINDS: usize = 16;
 
 /// How much to thin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Thinning {
-    /// The most events that become two rows; below 3 nothing is gained.
+    /// Most events that become two rows; below 3 nothing is saved.
     pub longest: u32,
-    /// Whether calls of different stacks may stand for one another. Sums by stack are estimates then.
+    /// Whether calls with different stacks may represent each other. Sums by stack are then estimates.
     pub mix_stacks: bool,
 }
 
-/// What a row is to a burst.
+/// A row's role in a burst.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    /// It stays, and is none of the thread's doing.
-    Told,
+enum Role {
+    /// It stays; a kernel event, which does not affect bursts.
+    Kernel,
     /// It stays, and the burst goes on.
     Aside,
-    /// It stays, and what comes after is another burst.
+    /// It stays, and ends the burst.
     Alone,
-    /// It may be left out in favour of one like it, directly after it.
+    /// It may be represented by a similar row directly after it.
     Repeated,
-    /// It may be left out in favour of one like it, in the same burst.
+    /// It may be represented by a similar row in the same burst.
     Queued,
 }
 
-/// What calls and times off the CPU have in common.
+/// A call or a time off the CPU.
 trait Row: Copy {
     fn tid(&self) -> u32;
     fn start_ns(&self) -> u64;
@@ -97,7 +97,7 @@ impl Row for OffCpu {
     }
 }
 
-/// Events that are alike, by the places of their two rows; while there is one only, they are the same.
+/// Similar events: the positions of their first and last row, which are equal while there is one only.
 struct Kind {
     first: usize,
     last: usize,
@@ -106,89 +106,89 @@ struct Kind {
 
 /// A thread's burst so far.
 struct Burst {
-    part: Part,
+    role: Role,
     kinds: Vec<Kind>,
     began_ns: u64,
     end_ns: u64,
 }
 
 impl Burst {
-    /// Whether an event that begins then can belong to it.
-    fn goes_on(&self, part: Part, start_ns: u64, gap_ns: u64) -> bool {
+    /// Whether an event that starts at `start_ns` can belong to it.
+    fn goes_on(&self, role: Role, start_ns: u64, gap_ns: u64) -> bool {
         let near = start_ns.checked_sub(self.end_ns).is_some_and(|gap| gap < gap_ns);
-        near && (part == self.part || part == Part::Aside) && start_ns.saturating_sub(self.began_ns) <= LONGEST_NS
+        near && (role == self.role || role == Role::Aside) && start_ns.saturating_sub(self.began_ns) <= LONGEST_NS
     }
 }
 
-/// Thins calls, which are in the order of their start, and so is what is kept.
+/// Thins calls in order of start; the kept ones are in that order, too.
 pub fn calls(calls: &[Call], how: Thinning, kept: &mut Vec<Call>) {
-    thin(calls, (CALL_GAP_NS, how.longest), part_of_call, |a, b| is_like(a, b, how.mix_stacks), kept);
+    thin(calls, (CALL_GAP_NS, how.longest), role_of_call, |a, b| is_like(a, b, how.mix_stacks), kept);
 }
 
-/// Thins times off the CPU, which are in the order of their start, and so is what is kept. Those of threads for which
-/// `exact` holds stay: a thread that launches or waits for the GPU is looked at closely.
+/// Thins times off the CPU in order of start; the kept ones are in that order, too. Threads for which `exact` holds keep all
+/// rows: those that launch or wait for the GPU.
 pub fn offs(offs: &[OffCpu], how: Thinning, exact: impl Fn(u32) -> bool, kept: &mut Vec<OffCpu>) {
-    let part = |off: &OffCpu| {
-        if off.duration_ns >= FAST_NS || off.unfinished || exact(off.tid) { Part::Alone } else { Part::Repeated }
+    let role = |off: &OffCpu| {
+        if off.duration_ns >= FAST_NS || off.unfinished || exact(off.tid) { Role::Alone } else { Role::Repeated }
     };
-    thin(offs, (OFF_GAP_NS, how.longest), part, |a, b| is_same_wait(a, b, how.mix_stacks), kept);
+    thin(offs, (OFF_GAP_NS, how.longest), role, |a, b| is_same_wait(a, b, how.mix_stacks), kept);
 }
 
-fn part_of_call(call: &Call) -> Part {
-    let Some(op) = call.op.get() else { return Part::Alone };
+fn role_of_call(call: &Call) -> Role {
+    let Some(op) = call.op.get() else { return Role::Alone };
     if !op.id.is_cuda() {
-        return Part::Told;
+        return Role::Kernel;
     }
     if call.duration_ns >= FAST_NS || call.flags.unfinished {
-        return Part::Alone;
+        return Role::Alone;
     }
     match op.class {
-        Class::Launch | Class::Fill | Class::Order | Class::Collective => Part::Queued,
-        Class::Copy if op.has_stream() => Part::Queued,
-        Class::Copy | Class::Sync => Part::Repeated,
+        Class::Launch | Class::Fill | Class::Order | Class::Collective => Role::Queued,
+        Class::Copy if op.has_stream() => Role::Queued,
+        Class::Copy | Class::Sync => Role::Repeated,
         // Freeing may wait for everything.
-        Class::Free if !op.has_stream() => Part::Alone,
-        _ => Part::Aside,
+        Class::Free if !op.has_stream() => Role::Alone,
+        _ => Role::Aside,
     }
 }
 
 fn thin<T: Row>(
     rows: &[T],
     (gap_ns, longest): (u64, u32),
-    part: impl Fn(&T) -> Part,
+    role: impl Fn(&T) -> Role,
     like: impl Fn(&T, &T) -> bool,
     kept: &mut Vec<T>,
 ) {
     let from = kept.len();
     let mut bursts: HashMap<u32, Burst> = HashMap::new();
     for row in rows {
-        let (part, start_ns) = (part(row), row.start_ns());
-        if part == Part::Told {
+        let (role, start_ns) = (role(row), row.start_ns());
+        if role == Role::Kernel {
             kept.push(*row);
             continue;
         }
         let burst = bursts.entry(row.tid()).or_insert_with(|| Burst {
-            part: Part::Alone,
+            role: Role::Alone,
             kinds: Vec::new(),
             began_ns: start_ns,
             end_ns: 0,
         });
-        if !burst.goes_on(part, start_ns, gap_ns) {
-            (burst.part, burst.began_ns) = (part, start_ns);
+        if !burst.goes_on(role, start_ns, gap_ns) {
+            (burst.role, burst.began_ns) = (role, start_ns);
             burst.kinds.clear();
         }
         burst.end_ns = start_ns.saturating_add(row.duration_ns());
-        if part == Part::Aside || part == Part::Alone {
+        if role == Role::Aside || role == Role::Alone {
             kept.push(*row);
         } else {
-            keep(row, &mut burst.kinds, longest, part == Part::Repeated, &like, kept);
+            keep(row, &mut burst.kinds, longest, role == Role::Repeated, &like, kept);
         }
     }
-    // Nearly sorted: only the last of each kind has moved.
+    // Nearly sorted: only the last row of each kind has moved.
     kept[from..].sort_by_key(Row::start_ns);
 }
 
-/// Puts a row to those like it: as the last of them, which stands for the others, or as the first.
+/// Adds a row to its kind: as the last row, which represents the others, or as the first.
 fn keep<T: Row>(
     row: &T,
     kinds: &mut Vec<Kind>,
@@ -222,7 +222,7 @@ fn keep<T: Row>(
     kept[kind.last] = last;
 }
 
-/// Whether a call can stand for another. Which kernel was launched, and how large, is the first thing to give up.
+/// Whether a call can represent another. Launches of different kernels and sizes count as similar.
 fn is_like(a: &Call, b: &Call, mix_stacks: bool) -> bool {
     let launch = a.op.get().is_some_and(|op| op.class == Class::Launch);
     let shape = (a.arg0.is_some(), a.arg1.is_some()) == (b.arg0.is_some(), b.arg1.is_some());
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn short_waits_are_thinned_but_not_those_of_threads_looked_at_closely() {
+    fn short_waits_are_thinned_except_for_exact_threads() {
         let wait = |i: u64| OffCpu {
             start_ns: i * 200_000,
             duration_ns: 50_000,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Numbers as people read them. Used only where something is drawn; everything else keeps integers.
+//! Numbers formatted for people. Used only for display; everything else keeps integers.
 
 /// A duration: `840 ns`, `7.2 ms`, `37.2 s`, `12 min 5 s`.
 pub fn time(ns: u64) -> String {
@@ -29,7 +29,7 @@ pub fn bytes(n: u64) -> String {
     }
 }
 
-/// A count with thousands apart: `1,203,442`.
+/// A count with separated thousands: `1,203,442`.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -67,8 +67,8 @@ fn scaled(n: u64, unit: f64, name: &str) -> String {
     }
 }
 
-/// Whether a character must not reach a terminal, a page or an assistant as it is: it could drive the terminal, change the direction
-/// of reading, or is drawn as nothing, so that two names that differ would look alike.
+/// Whether a character must not be printed unchanged: it could control the terminal, change the reading direction, or is
+/// invisible, so that different names would look alike.
 pub fn is_unseen(c: char) -> bool {
     if c.is_ascii() {
         return c.is_ascii_control();
@@ -79,11 +79,11 @@ pub fn is_unseen(c: char) -> bool {
             '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{180b}'..='\u{180f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}'
             | '\u{e0000}'..='\u{e0fff}'
-            // Letters that are drawn as nothing.
+            // Invisible letters.
             | '\u{115f}' | '\u{1160}' | '\u{17b4}' | '\u{17b5}' | '\u{3164}' | '\u{ffa0}' | '\u{1d173}'..='\u{1d17a}')
 }
 
-/// Text from the traced world made safe to print: characters that [`is_unseen`] tells of replaced, the length cut to `max`
+/// Text from traced programs made safe to print: replaces characters for which [`is_unseen`] holds and cuts to `max`
 /// characters.
 pub fn safe(text: &str, max: usize) -> String {
     let mut out: String =
@@ -95,9 +95,9 @@ pub fn safe(text: &str, max: usize) -> String {
     out
 }
 
-/// Text from the traced world as a cell of comma-separated values, quoted where it must be. Line ends and tabs stay; other
-/// characters that [`is_unseen`] tells of are replaced. Spreadsheets take a cell that begins with `=`, `+`, `-`, `@`, a tab or a
-/// line end for a formula: it gets an apostrophe before it, which they show as text.
+/// Text from traced programs as a CSV cell, quoted where needed. Line ends and tabs stay; other characters for which
+/// [`is_unseen`] holds are replaced. Spreadsheets treat a cell that begins with `=`, `+`, `-`, `@`, a tab or a line end as a
+/// formula: it gets a leading apostrophe, so that they show it as text.
 pub fn csv_cell(text: &str) -> String {
     let kept = |c: char| matches!(c, '\n' | '\r' | '\t') || !is_unseen(c);
     let text: String = text.chars().map(|c| if kept(c) { c } else { char::REPLACEMENT_CHARACTER }).collect();
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_read_well_at_every_size() {
+    fn durations_are_readable_at_every_size() {
         let shown: Vec<String> = [0, 999, 1_000, 7_200_000, 37_200_000_000, 725_000_000_000, 7_260_000_000_000]
             .into_iter()
             .map(time)

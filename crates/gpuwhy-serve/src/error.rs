@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong, in words an assistant or an administrator can act on.
+//! Errors, worded so that an assistant or administrator can act on them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a tool has no answer. The message goes to the client.
+/// Why a tool failed. The message goes to the client.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ToolError {
-    /// The question.
+    /// The request is invalid or failed.
     #[error("{}", question(.0))]
     Ask(#[from] gpuwhy_ask::Error),
     /// The run file.
     #[error("{}", file(.0))]
     File(gpuwhy_store::Error),
     /// SQL that took too long.
-    #[error("stopped after {} s: narrow it with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
+    #[error("stopped after {} s: narrow the query with a time range, or give a longer timeout (at most 30s)", .0.as_secs_f64())]
     SlowSql(Duration),
     /// Stacks.
     #[error(transparent)]
@@ -23,55 +23,53 @@ pub(crate) enum ToolError {
     /// The arguments.
     #[error("{0}")]
     Arguments(String),
-    /// A path that was not allowed when the server was started.
-    #[error(
-        "{path} is not in a folder this server may read: it was started for {allowed}. Who starts the server can add folders"
-    )]
+    /// A path outside the allowed folders.
+    #[error("{path} is outside the folders this server may read ({allowed}): restart it with another --dir")]
     Forbidden {
         /// What was asked for.
         path: String,
         /// What is allowed.
         allowed: String,
     },
-    /// No run is there yet.
-    #[error("{path} is not there (yet): list_runs has the runs there are; somebody has to record one first")]
+    /// The run does not exist yet.
+    #[error("{path} does not exist (yet): call list_runs for the available runs, or record one with `gpuwhy trace`")]
     NoRun {
         /// Where it was looked for.
         path: String,
     },
     /// The run was replaced.
-    #[error("the run has changed since that cursor was given: ask again without it")]
+    #[error("stale cursor: the run has changed since; ask again without a cursor")]
     StaleCursor,
-    /// It took too long.
+    /// The request timed out.
     #[error("no answer within {} s: ask for a shorter time (from, to, since) or a process (pid)", .0.as_secs())]
     TooSlow(Duration),
-    /// Others are asking.
-    #[error("other questions are being worked on, and none was done within a minute: ask again")]
+    /// Too many requests.
+    #[error("the server is busy: no other request finished within a minute; ask again")]
     Busy,
-    /// The client does not want it any more.
+    /// The client cancelled the request.
     #[error("cancelled")]
     Cancelled,
-    /// A fault.
-    #[error("a fault in gpuwhy, please report it: {0}")]
+    /// A bug.
+    #[error("bug in gpuwhy, please report it: {0}")]
     Fault(String),
 }
 
 impl From<gpuwhy_store::Error> for ToolError {
     fn from(wrong: gpuwhy_store::Error) -> Self {
         match wrong {
-            // In the words of who asks here: there is no flag to raise.
+            // MCP has a timeout argument instead of a --timeout flag.
             gpuwhy_store::Error::TimedOut { limit } => Self::SlowSql(limit),
             wrong => Self::File(wrong),
         }
     }
 }
 
-/// What is wrong with a question. An assistant has tools, not a command line.
+/// The message for an invalid request. An assistant has tools, not a command line.
 fn question(wrong: &gpuwhy_ask::Error) -> String {
     match wrong {
         gpuwhy_ask::Error::UnknownProcess { pid } => {
             format!(
-                "process {pid} is not in this run; run_sql with SELECT pid, name FROM processes lists those that are"
+                "invalid pid {pid}: not in this run; run_sql with SELECT pid, name FROM processes lists its processes"
             )
         }
         gpuwhy_ask::Error::File(wrong) => file(wrong),
@@ -79,18 +77,18 @@ fn question(wrong: &gpuwhy_ask::Error) -> String {
     }
 }
 
-/// What is wrong with a run file.
+/// The message for a problem with a run file.
 fn file(wrong: &gpuwhy_store::Error) -> String {
     use gpuwhy_store::Error;
-    const OTHERS: &str = "list_runs has the runs there are";
+    const OTHERS: &str = "call list_runs for the available runs";
     match wrong {
-        Error::NotFound { path } => format!("there is no run file {}: {OTHERS}", path.display()),
+        Error::NotFound { path } => format!("no run file {}: {OTHERS}", path.display()),
         Error::NotSqlite { path } => format!("{} is not a gpuwhy run file: {OTHERS}", path.display()),
         Error::NotARun { path } => {
             format!("{} is an SQLite database but not a gpuwhy run file: {OTHERS}", path.display())
         }
         Error::Corrupt { path, source } => {
-            format!("{} is damaged ({source}), and cannot be read: {OTHERS}", path.display())
+            format!("{} is damaged and unreadable ({source}): {OTHERS}", path.display())
         }
         wrong => wrong.to_string(),
     }
@@ -99,7 +97,7 @@ fn file(wrong: &gpuwhy_store::Error) -> String {
 /// Why the server cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It has no address.
+    /// It cannot listen on the address.
     #[error("cannot listen on {address}: {source}")]
     Listen {
         /// Where.
@@ -107,7 +105,7 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// A token that is easily guessed.
+    /// A token that is easy to guess.
     #[error("the token has {0} characters: use at least 16, such as the output of `openssl rand -hex 32`")]
     ShortToken(usize),
     /// The certificate or key.
@@ -118,7 +116,7 @@ pub enum Error {
         /// Why.
         why: String,
     },
-    /// A folder that was to be allowed.
+    /// An allowed folder does not exist or cannot be read.
     #[error("cannot allow the folder {}: {source}", .path.display())]
     Folder {
         /// The folder.
@@ -126,10 +124,10 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
-    /// The machine.
+    /// An I/O error.
     #[error("cannot serve: {0}")]
     Io(#[from] std::io::Error),
-    /// The protocol.
-    #[error("the client and gpuwhy could not agree: {0}")]
+    /// A protocol error.
+    #[error("MCP protocol error: {0}")]
     Protocol(String),
 }

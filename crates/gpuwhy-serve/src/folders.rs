@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files may be read: those in the folders allowed at the start, whatever a path pretends.
+//! Which files may be read: only those in the folders allowed at startup, with all links resolved.
 
 use crate::Error;
 use crate::error::ToolError;
@@ -7,7 +7,7 @@ use crate::text::{LONG, clean};
 use gpuwhy_ask::runs::RunInfo;
 use std::path::{Component, Path, PathBuf};
 
-/// Folders that may be read, as they really are: no link is left in their paths.
+/// The allowed folders, with all links in their paths resolved.
 #[derive(Debug, Clone)]
 pub(crate) struct Folders {
     allowed: Vec<PathBuf>,
@@ -27,11 +27,11 @@ impl Folders {
         &self.allowed
     }
 
-    /// The real path of what is asked for: relative to one of the folders, or whole. It exists and lies in a folder that is
-    /// allowed, with all links followed.
+    /// Resolves a path that is absolute or relative to one of the folders. The result exists and is inside an allowed
+    /// folder, with all links followed.
     pub(crate) fn resolve(&self, asked: &str) -> Result<PathBuf, ToolError> {
         let path = Path::new(asked);
-        let forbidden = || ToolError::Forbidden { path: clean(asked, LONG), allowed: self.told() };
+        let forbidden = || ToolError::Forbidden { path: clean(asked, LONG), allowed: self.names() };
         if path.components().any(|part| part == Component::ParentDir) || asked.contains('\0') {
             return Err(forbidden());
         }
@@ -40,11 +40,11 @@ impl Folders {
         } else {
             self.allowed.iter().map(|folder| folder.join(path)).collect()
         };
-        // Whether something outside exists is not told either.
+        // Do not reveal whether a file outside exists.
         let inside = |place: &Path| self.allowed.iter().any(|folder| place.starts_with(folder));
         let found = places.iter().find_map(|place| place.canonicalize().ok());
         match found {
-            // A pipe would keep whoever opens it waiting for its other end.
+            // Opening a pipe would block until its other end is opened.
             Some(real) if inside(&real) && !(real.is_file() || real.is_dir()) => {
                 Err(ToolError::Arguments(format!("{} is neither a file nor a folder", clean(asked, LONG))))
             }
@@ -54,12 +54,12 @@ impl Folders {
         }
     }
 
-    /// Whether a file found in a folder that is allowed really lies in one: a link may lead anywhere.
+    /// Whether a file found in an allowed folder is really inside one: a link may lead anywhere.
     pub(crate) fn holds(&self, path: &Path) -> bool {
         path.canonicalize().is_ok_and(|real| self.allowed.iter().any(|folder| real.starts_with(folder)))
     }
 
-    /// The run files directly in the folders, the newest first.
+    /// The run files directly in the folders, newest first.
     pub(crate) fn runs(&self) -> Vec<RunInfo> {
         let found = self.allowed.iter().flat_map(|folder| gpuwhy_ask::runs::list(folder, &|path| self.holds(path)));
         let mut runs: Vec<RunInfo> = found.collect();
@@ -67,9 +67,9 @@ impl Folders {
         runs
     }
 
-    fn told(&self) -> String {
-        let told: Vec<String> = self.allowed.iter().map(|folder| clean(&folder.to_string_lossy(), LONG)).collect();
-        told.join(", ")
+    fn names(&self) -> String {
+        let names: Vec<String> = self.allowed.iter().map(|folder| clean(&folder.to_string_lossy(), LONG)).collect();
+        names.join(", ")
     }
 }
 

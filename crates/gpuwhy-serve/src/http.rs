@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MCP over streamable HTTP: who may ask, from where, how much; with TLS where a certificate is given.
+//! MCP over streamable HTTP: access control and limits, with TLS if a certificate is given.
 //!
-//! Nobody asks without the token, on loopback neither: other users of this machine reach it, too.
-//! The SDK checks `Host` and `Origin`, so that no web page reaches this server through a browser, and bounds messages.
+//! Every request needs the token, even on loopback, which other users of this machine can reach. The SDK checks `Host`
+//! and `Origin`, so that no web page can reach this server through a browser, and limits messages.
 
 mod guests;
 
@@ -37,44 +37,44 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-/// The only path there is.
+/// The only path.
 const PATH: &str = "/mcp";
-/// The largest request, bytes.
+/// Maximum size of a request, bytes.
 const LARGEST: usize = 1 << 20;
-/// Sessions at once.
+/// Maximum number of sessions.
 const MOST: usize = 64;
-/// A session that was not used for so long ends when there is no room for another.
+/// A session unused for this time ends if a new one needs its place.
 const UNUSED: Duration = Duration::from_secs(60);
-/// And ends by itself after this.
+/// An unused session ends after this time in any case.
 const IDLE: Duration = Duration::from_secs(15 * 60);
-/// Connections at once; a session may have one for what the server says by itself, and others to ask.
+/// Maximum number of connections; a session may use one for server notifications and others for requests.
 const CONNECTIONS: usize = 4 * MOST;
-/// Of them, from one address.
+/// Maximum number of connections from one address.
 const OF_ONE_ADDRESS: usize = CONNECTIONS / 2;
-/// How long a client may take to say who it is: TLS and the request's head.
+/// Timeout for the TLS handshake and the request headers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// And for a request's body.
+/// Timeout for the request body.
 const BODY_PATIENCE: Duration = Duration::from_secs(20);
-/// The shortest token that is not easily guessed, characters.
+/// Minimum length of a token, characters; shorter ones are easy to guess.
 const SHORTEST_TOKEN: usize = 16;
 
 /// How to serve over HTTP.
 #[derive(Debug, Clone)]
 pub struct Http {
-    /// Where to listen.
+    /// The address to listen on.
     pub address: SocketAddr,
-    /// Who asks must know this.
+    /// The token that clients must send.
     pub token: String,
-    /// With TLS.
+    /// The TLS files; `None`: plain HTTP.
     pub tls: Option<Tls>,
-    /// Names, beside the address's own, under which clients may reach this server.
+    /// Additional host names under which clients may reach this server.
     pub hosts: Vec<String>,
 }
 
 /// A certificate and its key, PEM files.
 #[derive(Debug, Clone)]
 pub struct Tls {
-    /// The certificate, and those between it and its authority.
+    /// The certificate chain.
     pub certificate: PathBuf,
     /// The key.
     pub key: PathBuf,
@@ -83,11 +83,11 @@ pub struct Tls {
 type Mcp = StreamableHttpService<Server, LocalSessionManager>;
 type Reply = Response<BoxBody<Bytes, Infallible>>;
 
-/// What every connection needs.
+/// State shared by all connections.
 struct Door {
     mcp: Mcp,
     sessions: Arc<LocalSessionManager>,
-    /// When each session was used last.
+    /// Time of last use of each session.
     used: Mutex<HashMap<SessionId, Instant>>,
     token: String,
 }
@@ -110,9 +110,9 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
     let mcp = StreamableHttpService::new(move || Ok(server.clone()), Arc::clone(&sessions), config);
     let door = Arc::new(Door { mcp, sessions, used: Mutex::default(), token: http.token });
     let guests = Arc::new(Guests::default());
-    // Before anybody hears of the address: who does may want this to end at once.
+    // Before the address is announced: a client that reads it may stop the server at once.
     let interrupted = interrupted()?;
-    // A client that hangs up while it is answered is no reason to end, which is what this signal would do if nobody heard it.
+    // Without a handler, SIGPIPE would end the server when a client hangs up during an answer.
     let _hung_up = signal(SignalKind::pipe())?;
     tokio::pin!(interrupted);
     ready(listener.local_addr()?);
@@ -121,7 +121,7 @@ pub(crate) async fn serve(server: Server, http: Http, ready: impl FnOnce(SocketA
             accepted = listener.accept() => accepted,
             () = &mut interrupted => break,
         };
-        // A connection that was gone before it was accepted is nobody's fault; too many open files pass.
+        // The connection closed before it was accepted, or too many files are open: try again.
         let Ok((connection, from)) = connection else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
@@ -143,7 +143,7 @@ fn check_token(http: &Http) -> Result<(), Error> {
     if http.token.len() < SHORTEST_TOKEN { Err(Error::ShortToken(http.token.len())) } else { Ok(()) }
 }
 
-/// Names under which this server may be asked for: any other is a web page's trick.
+/// Allowed host names: a request with any other may come from a web page (DNS rebinding).
 fn allowed_hosts(http: &Http) -> Vec<String> {
     let mut hosts: Vec<String> = vec!["localhost".into(), "127.0.0.1".into(), "::1".into()];
     if !http.address.ip().is_unspecified() {
@@ -162,7 +162,7 @@ fn acceptor(tls: &Tls) -> Result<TlsAcceptor, Error> {
         .and_then(Iterator::collect)
         .map_err(|why| wrong(&tls.certificate, why.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong(&tls.certificate, "there is no certificate in it (a PEM file has BEGIN CERTIFICATE)".into()));
+        return Err(wrong(&tls.certificate, "no certificate found: expected a PEM file with BEGIN CERTIFICATE".into()));
     }
     let key = PrivateKeyDer::from_pem_file(&tls.key).map_err(|why| wrong(&tls.key, why.to_string()))?;
     let config = ServerConfig::builder().with_no_client_auth().with_single_cert(certificates, key);
@@ -181,7 +181,7 @@ async fn welcome(connection: TcpStream, tls: Option<TlsAcceptor>, door: Arc<Door
     }
 }
 
-/// Answers the requests of a connection. One that breaks off is its client's business.
+/// Answers the requests of a connection and ignores connection errors.
 async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, door: Arc<Door>, place: Arc<Place>) {
     let answer = service_fn(move |request| {
         let (door, place) = (Arc::clone(&door), Arc::clone(&place));
@@ -195,8 +195,7 @@ async fn talk(connection: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
 impl Door {
     async fn answer(&self, request: Request<Incoming>, place: &Place) -> Reply {
         if !self.may_ask(&request) {
-            let mut reply =
-                refuse(StatusCode::UNAUTHORIZED, "this server wants a token: send Authorization: Bearer TOKEN");
+            let mut reply = refuse(StatusCode::UNAUTHORIZED, "token required: send Authorization: Bearer TOKEN");
             reply.headers_mut().insert(header::WWW_AUTHENTICATE, header::HeaderValue::from_static("Bearer"));
             return reply;
         }
@@ -208,7 +207,7 @@ impl Door {
         if !self.has_room(session.as_deref()).await {
             return refuse(
                 StatusCode::SERVICE_UNAVAILABLE,
-                "too many sessions are open: end some, or wait a minute for unused ones to end",
+                "too many open sessions: close some, or wait a minute until unused ones expire",
             );
         }
         let ends = request.method() == Method::DELETE;
@@ -216,20 +215,21 @@ impl Door {
         let body = match tokio::time::timeout(BODY_PATIENCE, Limited::new(body, LARGEST).collect()).await {
             Ok(Ok(body)) => body.to_bytes(),
             Ok(Err(wrong)) if wrong.is::<LengthLimitError>() => {
-                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "a request may have 1 MiB");
+                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "request body too large: at most 1 MiB");
             }
-            Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "the request's body cannot be read"),
-            Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "the request's body did not come"),
+            Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "cannot read the request body"),
+            Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "timed out waiting for the request body"),
         };
         let Ok(mut reply) = self.mcp.clone().call(Request::from_parts(head, Full::new(body))).await;
-        // The session has ended when this is said, and not every client takes "accepted" for that.
+        // The session has ended by now, and not every client accepts "202 Accepted" as success.
         if ends && reply.status() == StatusCode::ACCEPTED {
             *reply.status_mut() = StatusCode::OK;
         }
         reply
     }
 
-    /// Notes that a session is used; whether there is room for a new one, for which one that nobody uses is ended.
+    /// Notes the use of a session. Returns whether there is room for a new one, ending the longest unused one if
+    /// needed.
     async fn has_room(&self, session: Option<&str>) -> bool {
         let open = self.sessions.sessions.read().await.keys().cloned().collect::<Vec<_>>();
         let longest_unused = {
@@ -254,7 +254,7 @@ impl Door {
         }
     }
 
-    /// The time this takes tells nothing of the token but its length.
+    /// Takes constant time: it reveals nothing about the token but its length.
     fn may_ask(&self, request: &Request<Incoming>) -> bool {
         let given = request.headers().get(header::AUTHORIZATION).map(header::HeaderValue::as_bytes);
         let given = given
@@ -267,12 +267,12 @@ impl Door {
 fn refuse(status: StatusCode, why: &'static str) -> Reply {
     let mut reply = Response::new(Full::new(Bytes::from_static(why.as_bytes())).boxed());
     *reply.status_mut() = status;
-    // What else it sends is not read.
+    // The rest of the request is not read.
     reply.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
     reply
 }
 
-/// Waits for Ctrl-C, or to be told to end; both are heard from this call on.
+/// Waits for Ctrl-C or SIGTERM; both are caught from this call on.
 pub(crate) fn interrupted() -> std::io::Result<impl Future<Output = ()>> {
     let (mut interrupt, mut end) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     Ok(async move {

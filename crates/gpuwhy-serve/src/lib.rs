@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! gpuwhy for programs that ask over a connection: an MCP server on stdio or HTTP.
+//! gpuwhy for other programs: an MCP server on stdio or HTTP.
 //!
-//! It asks `gpuwhy-ask` what every other view asks, and owns what a connection needs beyond that: schemas, answers that fit,
-//! limits, who may ask, and which files may be read. Nothing is ever written.
+//! It gets its answers from `gpuwhy-ask`, as every other view does, and owns what a server adds: schemas, answer sizes,
+//! limits, authentication, and which files may be read. It never writes files.
 
 mod error;
 mod folders;
@@ -23,46 +23,46 @@ use runs::Runs;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Something tracing needs, as `gpuwhy check` tells it.
+/// A requirement for tracing, as reported by `gpuwhy check`.
 #[derive(Debug, Clone)]
 pub struct Need {
-    /// What.
+    /// Its name.
     pub name: String,
-    /// `ok`, `absent` (it helps, but is not needed) or `missing`.
+    /// `ok`, `absent` (optional) or `missing`.
     pub status: &'static str,
     /// What was found.
     pub found: String,
-    /// What to do about it.
+    /// The fix.
     pub fix: Option<String>,
 }
 
-/// What is served.
+/// What to serve.
 pub struct Config {
-    /// The run that is meant where none is named; `None`: the newest in the folders.
+    /// The default run; `None`: the newest in the folders.
     pub run: Option<PathBuf>,
     /// Folders whose files may be read.
     pub folders: Vec<PathBuf>,
-    /// What this machine has for tracing.
+    /// Checks this machine for tracing.
     pub check: Box<dyn Fn() -> Vec<Need> + Send + Sync>,
 }
 
 impl Config {
     fn server(self) -> Result<Server, Error> {
         let folders = Folders::new(&self.folders)?;
-        // The file need not be there yet.
+        // The file may not exist yet.
         let run = self.run.map(|run| std::path::absolute(&run).unwrap_or(run));
         Ok(Server::new(Arc::new(Runs::new(run, folders)), self.check.into()))
     }
 }
 
-/// Serves one client on standard input and output until it goes away.
+/// Serves one client on stdin and stdout until it disconnects.
 pub fn serve_stdio(config: Config) -> Result<(), Error> {
     let server = config.server()?;
     serve(stdio::serve(server))
 }
 
-/// Serves a client all of whose lines are known beforehand; gives back the lines it would read, up to the answer to a `ping` that is
-/// asked after them. For tests and fuzzing.
+/// Serves a client whose lines are all given, and returns the lines it would read up to the answer to a final `ping`.
+/// For tests and fuzzing.
 pub fn answer_lines(config: Config, lines: &[u8]) -> Result<Vec<u8>, Error> {
     let server = config.server()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
@@ -71,14 +71,14 @@ pub fn answer_lines(config: Config, lines: &[u8]) -> Result<Vec<u8>, Error> {
     said
 }
 
-/// Serves over HTTP until it is interrupted. `ready` hears the address.
+/// Serves over HTTP until it is interrupted. `ready` is called with the address.
 pub fn serve_http(config: Config, http: Http, ready: impl FnOnce(std::net::SocketAddr)) -> Result<(), Error> {
     let server = config.server()?;
     serve(http::serve(server, http, ready))
 }
 
-/// What SQLite may take of memory for all questions together, bytes: half for what is sorted, half for the rest. One that wants
-/// more fails; without this a query could make values until the machine has no memory left.
+/// Maximum memory of SQLite for all requests together, bytes: half for sorting, half for the rest. A query that needs
+/// more fails; without the limit, a query could exhaust the machine's memory.
 const SQL_MEMORY: u64 = 2 << 30;
 
 fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> {
@@ -86,8 +86,7 @@ fn serve(serving: impl Future<Output = Result<(), Error>>) -> Result<(), Error> 
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let runtime = threads.worker_threads(2).max_blocking_threads(16).enable_all().build()?;
     let ended = runtime.block_on(serving);
-    // Nobody waits for what is still worked on, and a thread that reads standard input waits for a client that may never speak
-    // again: neither keeps the server from ending.
+    // Neither unfinished requests nor the thread blocked on stdin may keep the server from ending.
     runtime.shutdown_background();
     ended
 }

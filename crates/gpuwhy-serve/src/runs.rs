@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Run files that are asked about: opened when needed, and what took long to find out is remembered.
+//! The served run files: opened on demand, with a cache of expensive answers.
 //!
-//! A file may be replaced, or be written, while it is served. Every question looks at it first: another file in its place is
-//! another run, and nothing remembered of the old one is told of the new. What is told of a run that is still written is at
-//! most a few seconds old.
+//! A file may be replaced or written while it is served, so every request checks it first. A replaced file is a
+//! different run, and no cached answer of the old one is used for it. Answers about a run that is still being written
+//! are at most a few seconds old.
 
 use crate::error::ToolError;
 use crate::folders::Folders;
@@ -19,23 +19,23 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// Runs remembered at once, and those of them with sums of slots.
+/// Maximum number of cached runs, and of those with a time index.
 const RUNS: usize = 4;
 const INDEXED: usize = 2;
-/// Answers remembered of each.
+/// Cached answers per run.
 const ANSWERS: usize = 64;
-/// Readers kept open of each.
+/// Open readers per run.
 const READERS: usize = 2;
-/// How long it may take to see what a file is.
+/// Timeout for opening a file.
 const LOOK: Duration = Duration::from_secs(10);
-/// How long making sums of slots may take; without them a question looks at the rows it is about.
+/// Timeout for building the time index; without it, requests read the rows themselves.
 const INDEXING: Duration = Duration::from_secs(30);
-/// How old an answer about a run that is still written may be.
+/// Maximum age of an answer about a run that is still being written.
 const FRESH: Duration = Duration::from_secs(3);
 
 /// The run files.
 pub(crate) struct Runs {
-    /// The one that is meant where none is named.
+    /// The default run.
     named: Option<PathBuf>,
     folders: Folders,
     open: Mutex<VecDeque<Arc<Run>>>,
@@ -51,7 +51,7 @@ impl Runs {
         &self.folders
     }
 
-    /// The run asked for; where none is, the one the server was started for, or the newest there is.
+    /// The requested run; without one, the run the server was started for, or the newest.
     pub(crate) fn get(&self, asked: Option<&str>) -> Result<Arc<Run>, ToolError> {
         let path = match (asked, &self.named) {
             (Some(asked), _) => self.folders.resolve(asked)?,
@@ -59,7 +59,7 @@ impl Runs {
             (None, None) => self.newest()?,
         };
         let stamp = Stamp::of(&path).ok_or_else(|| ToolError::NoRun { path: clean(&path.to_string_lossy(), LONG) })?;
-        // Looked at and opened without the lock: a slow disk is no reason for others to wait.
+        // Checked and opened without the lock, so that a slow disk does not block other requests.
         let known = lock(&self.open).iter().find(|run| run.path == path).cloned();
         let run = match known.filter(|run| run.is_still(&stamp)) {
             Some(run) => run,
@@ -69,12 +69,12 @@ impl Runs {
         open.retain(|other| other.path != run.path);
         open.push_front(Arc::clone(&run));
         open.truncate(RUNS);
-        // Sums of slots are large: two runs that are compared have them, others make them again.
+        // Time indexes are large: keep those of two runs being compared and rebuild others when needed.
         open.iter().skip(INDEXED).for_each(|run| *lock(&run.index) = None);
         Ok(run)
     }
 
-    /// Closes all readers that are kept: a file may have changed under them.
+    /// Closes all open readers: a file may have changed under them.
     pub(crate) fn close_readers(&self) {
         lock(&self.open).iter().for_each(|run| lock(&run.readers).clear());
     }
@@ -87,12 +87,12 @@ impl Runs {
     }
 }
 
-/// What tells one file from another in its place.
+/// Identifies one version of a file at a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     device: u64,
     inode: u64,
-    /// Change with every commit, and when something is copied over it; the second even if the copy keeps its times.
+    /// Both change with every commit and when the file is overwritten; `changed` even if the copy keeps its times.
     written: (i64, i64),
     changed: (i64, i64),
     bytes: u64,
@@ -113,16 +113,15 @@ impl Stamp {
 
 /// One run.
 pub(crate) struct Run {
-    /// Where it is.
     pub(crate) path: PathBuf,
     stamp: Mutex<Stamp>,
-    /// When it began, which no two runs have in common.
+    /// Start time, which is unique to each run.
     began: u64,
     readers: Mutex<Vec<Reader>>,
     explained: Mutex<Remembered<Explained>>,
     stats: Mutex<Remembered<Stats>>,
     examined: Mutex<Remembered<Examined>>,
-    /// `None`: not made yet; `Some(None)`: too large to keep.
+    /// `None`: not built yet; `Some(None)`: too large to keep.
     index: Mutex<Option<Option<Arc<TimeIndex>>>>,
 }
 
@@ -143,8 +142,8 @@ impl Run {
         })
     }
 
-    /// Whether the file is this run. One that was only written on is; one that has ended is not written on, so whatever
-    /// happened to it, nothing remembered holds.
+    /// Whether the file is still this run. A running run may have grown. An ended run is never written again, so any
+    /// change invalidates the cache.
     fn is_still(&self, now: &Stamp) -> bool {
         let mut stamp = lock(&self.stamp);
         if *stamp == *now {
@@ -153,7 +152,7 @@ impl Run {
         if (stamp.device, stamp.inode) != (now.device, now.inode) {
             return false;
         }
-        // Written on, or copied over: readers that were open may have seen both.
+        // Appended to or overwritten: open readers may have seen both versions.
         lock(&self.readers).clear();
         let session = Reader::open(&self.path).and_then(|reader| {
             reader.give_up_after(LOOK);
@@ -164,12 +163,12 @@ impl Run {
         same
     }
 
-    /// Something short that no other run has, for cursors.
+    /// A short value unique to this run, for cursors.
     pub(crate) fn mark(&self) -> u32 {
         (self.began ^ self.began >> 32) as u32
     }
 
-    /// A reader to ask with.
+    /// Lends a reader.
     pub(crate) fn reader<'a>(&'a self, work: &'a Work) -> Result<Lent<'a>, ToolError> {
         work.check()?;
         let kept = lock(&self.readers).pop();
@@ -182,7 +181,7 @@ impl Run {
         Ok(Lent { reader: Some(reader), run: self, work })
     }
 
-    /// The explanation of a part.
+    /// The explanation of a time range and processes.
     pub(crate) fn explained(&self, part: &Part, work: &Work) -> Result<Arc<Explained>, ToolError> {
         if let Some(known) = lock(&self.explained).get(part) {
             return Ok(known);
@@ -194,7 +193,7 @@ impl Run {
         Ok(explained)
     }
 
-    /// The figures of a part.
+    /// The statistics of a time range and processes.
     pub(crate) fn stats(&self, part: &Part, work: &Work) -> Result<Arc<Stats>, ToolError> {
         if let Some(known) = lock(&self.stats).get(part) {
             return Ok(known);
@@ -204,7 +203,7 @@ impl Run {
         Ok(stats)
     }
 
-    /// What is known of its memory in a part.
+    /// The memory report of a time range and processes.
     pub(crate) fn examined(&self, part: &Part, work: &Work) -> Result<Arc<Examined>, ToolError> {
         if let Some(known) = lock(&self.examined).get(part) {
             return Ok(known);
@@ -215,14 +214,14 @@ impl Run {
         Ok(examined)
     }
 
-    /// The run itself.
+    /// The session of the run.
     pub(crate) fn session(&self, work: &Work) -> Result<Session, ToolError> {
         Ok(self.reader(work)?.session()?)
     }
 
-    /// Sums of short slots of time, of a run that has ended.
+    /// The time index of a run that has ended.
     pub(crate) fn index(&self, work: &Work) -> Result<Option<Arc<TimeIndex>>, ToolError> {
-        // Who comes while they are made goes without.
+        // Requests that arrive while it is being built do without.
         let mut kept = match self.index.try_lock() {
             Ok(kept) => kept,
             Err(TryLockError::WouldBlock) => return Ok(None),
@@ -244,7 +243,7 @@ impl Run {
     }
 }
 
-/// A reader that goes back when it is not needed any more.
+/// A lent reader, returned on drop.
 pub(crate) struct Lent<'a> {
     reader: Option<Reader>,
     run: &'a Run,
@@ -262,7 +261,7 @@ impl Deref for Lent<'_> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        // First: whoever has it next is not to be interrupted for this question.
+        // First, so that the next user of the reader is not interrupted on behalf of this request.
         self.work.holds(None);
         let mut readers = lock(&self.run.readers);
         if let Some(reader) = self.reader.take().filter(|_| readers.len() < READERS) {
@@ -271,7 +270,7 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// The answers given last.
+/// The most recent answers.
 struct Remembered<T> {
     answers: VecDeque<(Part, Arc<T>, Option<Instant>)>,
 }

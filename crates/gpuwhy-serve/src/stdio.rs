@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MCP on standard input and output: one JSON-RPC message a line.
+//! MCP on stdin and stdout: one JSON-RPC message per line.
 //!
-//! The SDK's own transport passes over lines it cannot read; here who sent one is told, and the next line is read as usual.
+//! The SDK's own transport ignores lines it cannot parse. This one answers them with an error and reads on.
 
 use crate::Error;
 use crate::mcp::Server;
@@ -15,10 +15,10 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWrite, AsyncWriteExt, BufRea
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-/// The longest message, bytes.
+/// Maximum length of a message, bytes.
 const LONGEST: usize = 1 << 20;
 
-/// Serves the client at the other end until it closes its end.
+/// Serves the client until it closes its end.
 pub(crate) async fn serve(server: Server) -> Result<(), Error> {
     let interrupted = crate::http::interrupted()?;
     tokio::select! {
@@ -38,20 +38,20 @@ where
 {
     let service = match server.serve(lines).await {
         Ok(service) => service,
-        // A client that leaves before it has said what it wants wants nothing.
+        // A client that leaves before the handshake is not an error.
         Err(rmcp::service::ServerInitializeError::ConnectionClosed(_)) => return Ok(()),
         Err(wrong) => return Err(Error::Protocol(wrong.to_string())),
     };
     service.waiting().await.map(|_| ()).map_err(|wrong| Error::Protocol(wrong.to_string()))
 }
 
-/// The `ping` after lines that are known beforehand; no client has this number.
+/// Id of the `ping` sent after the given lines; no client uses it.
 const LAST: &str = "gpuwhy-last";
 
-/// How long is waited for replies that may never come: a request may have been cancelled by a later line.
+/// How long to wait for replies that may never come, because a later line cancelled the request.
 const SILENCE: Duration = Duration::from_secs(2);
 
-/// What is answered to these lines and to a `ping` after them.
+/// The answers to these lines and to a `ping` after them.
 pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>, Error> {
     let is_request = |line: &[u8]| {
         let line = serde_json::from_slice::<serde_json::Value>(line);
@@ -64,7 +64,7 @@ pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>
     let serving = tokio::spawn(talk_on(server, Lines::new(BufReader::new(input), output)));
     let (replies, mut asking) = tokio::io::split(ours);
     let asked = tokio::spawn(async move {
-        // A server that cuts the client off reads no further; what it said before counts.
+        // A server that closes the connection stops reading; its earlier answers count.
         let _ = asking.write_all(&lines).await;
         asking
     });
@@ -76,7 +76,7 @@ pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>
         let read = match tokio::time::timeout(if saw_last { SILENCE } else { crate::work::LIMIT }, reading).await {
             Ok(read) => read?,
             Err(_) if saw_last => break,
-            Err(_) => return Err(Error::Protocol("it does not answer any more".into())),
+            Err(_) => return Err(Error::Protocol("the server stopped answering".into())),
         };
         if read == 0 {
             break;
@@ -94,21 +94,21 @@ pub(crate) async fn answer(server: Server, mut lines: Vec<u8>) -> Result<Vec<u8>
 /// Messages as lines.
 struct Lines<R, W> {
     input: R,
-    /// What has come of the line that is being read. It stays when reading is interrupted.
+    /// The part of the current line read so far; kept if reading is cancelled.
     line: Vec<u8>,
-    /// The line is too long: it is passed over up to its end.
+    /// The current line is too long and is skipped.
     too_long: bool,
     output: Arc<Mutex<W>>,
-    /// Somebody is being told that a line could not be read. It goes on when waiting for it is interrupted.
-    telling: Option<JoinHandle<()>>,
+    /// A task that sends an error for an invalid line; it continues if waiting for it is cancelled.
+    sending_error: Option<JoinHandle<()>>,
 }
 
 impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
     fn new(input: R, output: W) -> Self {
-        Self { input, line: Vec::new(), too_long: false, output: Arc::new(Mutex::new(output)), telling: None }
+        Self { input, line: Vec::new(), too_long: false, output: Arc::new(Mutex::new(output)), sending_error: None }
     }
 
-    /// Reads up to the end of a line; `None` at the end of everything. Nothing is lost if this is given up in the middle.
+    /// Reads one line; `None` at the end of the input. Cancel-safe: no input is lost.
     async fn next(&mut self) -> Option<Result<Vec<u8>, ErrorData>> {
         loop {
             let (taken, whole) = {
@@ -130,7 +130,7 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
             if whole {
                 let line = std::mem::take(&mut self.line);
                 if std::mem::take(&mut self.too_long) {
-                    let message = format!("a message may be {LONGEST} bytes long, this one is longer");
+                    let message = format!("message too long: at most {LONGEST} bytes");
                     return Some(Err(ErrorData::invalid_request(message, None)));
                 }
                 return Some(Ok(line));
@@ -139,19 +139,20 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
     }
 }
 
-/// What a line says, or what its sender is told: what is wrong with it, and which request that was.
+/// Parses a line; the error is the reply to send, with the id of the request if known.
 fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> {
     let refuse = |id, error| Box::new(JsonRpcError::new(id, error));
     let value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("invalid JSON: {wrong}"), None)))?;
     let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
     serde_json::from_value(value).map_err(|_| {
-        let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
+        let message = "invalid JSON-RPC message: it needs \"jsonrpc\": \"2.0\", \"method\", \"params\" and, for a request, \"id\"";
         refuse(id, ErrorData::invalid_request(message, None))
     })
 }
 
-/// What a sender is told. JSON-RPC wants a null for the number of a request that could not be read; the SDK leaves it out.
+/// The reply to an invalid line. JSON-RPC requires a null id for a request that could not be read; the SDK leaves it
+/// out.
 fn refusal(refused: &JsonRpcError) -> serde_json::Value {
     serde_json::json!({ "jsonrpc": "2.0", "id": refused.id, "error": refused.error })
 }
@@ -181,10 +182,10 @@ where
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
         loop {
-            if let Some(telling) = &mut self.telling {
-                // How it ended is seen by who writes next.
-                let _ = telling.await;
-                self.telling = None;
+            if let Some(sending_error) = &mut self.sending_error {
+                // The next write reports an error.
+                let _ = sending_error.await;
+                self.sending_error = None;
             }
             let refused = match self.next().await? {
                 Ok(line) if line.iter().all(u8::is_ascii_whitespace) => continue,
@@ -195,7 +196,7 @@ where
                 Err(error) => Box::new(JsonRpcError::new(None, error)),
             };
             let output = Arc::clone(&self.output);
-            self.telling = Some(tokio::spawn(async move {
+            self.sending_error = Some(tokio::spawn(async move {
                 let _ = write(&output, &refusal(&refused)).await;
             }));
         }
@@ -210,7 +211,7 @@ where
 mod tests {
     use super::*;
 
-    /// What comes through, and what is sent back.
+    /// The messages that get through, and the errors sent back.
     fn talk(input: &[u8]) -> (Vec<String>, Vec<serde_json::Value>) {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {

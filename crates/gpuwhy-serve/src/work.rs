@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One question being worked on: how long it may take, and how it is stopped.
+//! One request in progress: its time limit and cancellation.
 
 use crate::error::ToolError;
 use gpuwhy_store::Interrupter;
@@ -9,12 +9,12 @@ use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-/// How long a question may take in all.
+/// Time limit of a request.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// Between two tries to stop a reader that is told to.
+/// Pause between two attempts to interrupt a reader.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// A question being worked on, shared by who works and who watches.
+/// A request in progress, shared by the worker and the watcher.
 #[derive(Default)]
 pub(crate) struct Work {
     began: Option<Instant>,
@@ -23,17 +23,17 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// Fails when nobody waits for the answer any more.
+    /// Fails if the request was cancelled or timed out.
     pub(crate) fn check(&self) -> Result<(), ToolError> {
         if self.stopped.load(Ordering::Relaxed) { Err(ToolError::Cancelled) } else { Ok(()) }
     }
 
-    /// Which reader is at work.
+    /// Sets the reader in use.
     pub(crate) fn holds(&self, reader: Option<Interrupter>) {
         *self.reading.lock().unwrap_or_else(PoisonError::into_inner) = reader;
     }
 
-    /// How much time is left.
+    /// Time left.
     pub(crate) fn left(&self) -> Duration {
         LIMIT.saturating_sub(self.began.map_or(Duration::ZERO, |began| began.elapsed())).max(Duration::from_millis(1))
     }
@@ -46,7 +46,7 @@ impl Work {
     }
 }
 
-/// Does something on a thread that may block, one of a few at a time; stops it when it is cancelled or takes too long.
+/// Runs blocking work, with a limit on concurrent requests; interrupts it if it is cancelled or takes too long.
 pub(crate) async fn run<T: Send + 'static>(
     turns: &Arc<Semaphore>,
     cancelled: CancellationToken,
@@ -72,7 +72,7 @@ pub(crate) async fn run<T: Send + 'static>(
         () = cancelled.cancelled() => ToolError::Cancelled,
         () = tokio::time::sleep(LIMIT) => ToolError::TooSlow(LIMIT),
     };
-    // A reader that is between two statements does not hear it the first time.
+    // A reader between two statements misses the first interrupt.
     tokio::spawn(async move {
         while !answer.is_finished() {
             work.stop();

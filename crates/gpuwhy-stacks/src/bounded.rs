@@ -6,9 +6,9 @@ use std::cell::Cell;
 use std::fs::File;
 use std::ops::Range;
 
-/// No name in a symbol table is longer, as far as anybody looks for it.
+/// Maximum length of a name in a symbol table; no name that gpuwhy searches for is longer.
 const LONGEST_NAME: u64 = 4 << 10;
-/// What it takes to keep a name, besides its bytes.
+/// Memory overhead of a stored name, in addition to its bytes.
 const NAME_KEPT: u64 = 64;
 
 /// A file of which only so much is read: sizes in it are its maker's claims, and reading takes memory.

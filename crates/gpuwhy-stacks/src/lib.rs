@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whose line it was.
+//! Python stacks: which line of code a thread was in.
 //!
-//! The kernel walks a thread's Python frames (`bpf/python.h`) and sends addresses; this crate tells it where things
-//! are in a process ([`python::find`]), and turns what it sends into files, functions and lines ([`python::Code`]),
-//! stacks as the run file keeps them ([`Stack`]) and the one line that is yours ([`owner`]).
+//! The kernel walks a thread's Python frames (`bpf/python.h`) and sends addresses. This crate finds the interpreter's
+//! structures in a process ([`python::find`]), and turns the addresses into files, functions and lines
+//! ([`python::Code`]), stacks for the run file ([`Stack`]) and the line of your code ([`owner`]).
 //!
-//! Pure, but for [`python::find`] and [`python::Memory`], which look into processes.
+//! Pure, except for [`python::find`] and [`python::Memory`], which read processes.
 #![cfg_attr(test, allow(clippy::disallowed_methods, reason = "tests read their own files"))]
 
 mod bounded;

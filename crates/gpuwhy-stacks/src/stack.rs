@@ -74,8 +74,8 @@ impl fmt::Display for OneLine<'_> {
 pub struct Stack {
     /// One frame a line, innermost first.
     pub frames: String,
-    /// The innermost frame that is your code; without one a package's, without one whichever is innermost. Empty if
-    /// there are no frames.
+    /// The innermost frame of your code; without one, of a package; otherwise the innermost frame. Empty if there are
+    /// no frames.
     pub top_line: String,
     /// Whether `top_line` is your code.
     pub yours: bool,
@@ -98,7 +98,7 @@ impl Stack {
         }
     }
 
-    /// The frames of a stored text; a line that is none is left out.
+    /// The frames of a stored text; invalid lines are left out.
     pub fn parse(frames: &str) -> impl Iterator<Item = Frame> {
         frames.lines().filter_map(Frame::parse)
     }

@@ -19,13 +19,13 @@ pub(crate) const MAX_CELLS: usize = 8_192;
 pub struct OpTotals {
     /// How many calls.
     pub calls: u64,
-    /// How many of them returned something other than 0. An unfinished call returned nothing.
+    /// Calls that returned something other than 0. An unfinished call does not count.
     pub errors: u64,
     /// Sum of their durations, nanoseconds.
     pub total_ns: u64,
     /// The longest.
     pub max_ns: u64,
-    /// Sum of their sizes, for ops that have one; a size of 2^63 or more is no size.
+    /// Sum of their sizes, for ops with a size; sizes of 2^63 or more are ignored.
     pub bytes: u64,
     /// Their durations.
     pub histogram: Histogram,
@@ -53,7 +53,7 @@ impl OpTotals {
     }
 }
 
-/// What the sums of a second are kept by.
+/// Key of the sums of a second.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CellKey {
     /// Whole seconds since the run began.
@@ -69,7 +69,7 @@ pub struct CellKey {
 /// Sums up calls as they pass.
 #[derive(Debug)]
 pub struct Aggregator {
-    /// The run's beginning, `CLOCK_MONOTONIC` nanoseconds.
+    /// Start of the run, `CLOCK_MONOTONIC` nanoseconds.
     origin_ns: u64,
     cells: FastMap<CellKey, OpTotals>,
     totals: Vec<Option<Box<OpTotals>>>,
@@ -77,7 +77,7 @@ pub struct Aggregator {
 }
 
 impl Aggregator {
-    /// Starts with nothing; `origin_ns` is the run's beginning on `CLOCK_MONOTONIC`.
+    /// Starts empty; `origin_ns` is the start of the run on `CLOCK_MONOTONIC`.
     pub fn new(origin_ns: u64) -> Self {
         Self { origin_ns, cells: FastMap::default(), totals: Vec::new(), newest_second: 0 }
     }

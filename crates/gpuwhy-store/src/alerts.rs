@@ -10,7 +10,7 @@ use rusqlite::{Connection, params};
 /// An alert. Given to the writer, times are `CLOCK_MONOTONIC` nanoseconds; read, nanoseconds since the run began.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AlertRow {
-    /// Its number in the run. A row given again, because the alert is over, takes the place of the first.
+    /// Its number in the run. When the alert is over, a second row replaces the first.
     pub id: u64,
     /// When it was raised.
     pub at_ns: u64,
@@ -28,7 +28,7 @@ pub struct AlertRow {
     pub device: Option<u32>,
     /// NVML's index of the GPU.
     pub gpu: Option<u32>,
-    /// What was found, in the rule's unit.
+    /// The measured value, in the rule's unit.
     pub value: f64,
     /// The limit.
     pub threshold: Option<f64>,
@@ -66,7 +66,8 @@ pub(crate) fn write(db: &Connection, rows: &[AlertRow], since: impl Fn(u64) -> i
 }
 
 impl Reader {
-    /// Alerts that were raised from `from_ns` on and up to `to_ns`, in the order of time. Files of earlier versions have none.
+    /// Alerts that were raised from `from_ns` on and up to `to_ns`, in the order of time. Files of earlier versions
+    /// have none.
     pub fn alerts(&self, from_ns: u64, to_ns: u64) -> Result<Vec<AlertRow>> {
         let table = "SELECT 1 FROM sqlite_master WHERE name = 'alert_' AND type = 'table'";
         if self.rows(table, [], |_| Ok(()))?.is_empty() {

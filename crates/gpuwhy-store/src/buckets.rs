@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The run in equal pieces of time, and what took longest in one of them.
+//! The run in equal time buckets, and the longest events in one of them.
 //!
-//! Long pieces come from the sums of every second, which are few; short ones from the calls themselves.
+//! Long buckets come from the per-second sums, which are few; short ones from the calls themselves.
 
 use crate::facts::unsigned;
 use crate::index::TimeIndex;
@@ -11,22 +11,22 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
-/// A part up to this long is summed from its calls where nothing is said of the pieces; a longer one from whole seconds.
+/// By default, a range up to this length is summed from its calls, a longer one from whole seconds.
 const FROM_CALLS: u64 = 5 * SECOND;
-/// How far before a part calls that reach into it are looked for where there is no index.
+/// Without an index, how far before a range to search for calls that reach into it.
 pub(crate) const LOOK_BACK: u64 = 60 * SECOND;
 
-/// How a part is cut.
+/// How a time range is cut into buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cut {
-    /// Into at most so many pieces; those of a long part are whole seconds, whose sums are quickest to read.
+    /// Into at most this many buckets; a long range gets whole seconds, whose sums are fastest to read.
     AtMost(u32),
     /// Into pieces of exactly this length, ns; the last may be shorter.
     Every(u64),
 }
 
 impl Cut {
-    /// Where the part begins then, and how long a piece is.
+    /// Start of the first bucket, and length of a bucket.
     fn of(self, from_ns: u64, to_ns: u64) -> (u64, u64) {
         match self {
             Self::Every(width) => (from_ns, width.max(1)),
@@ -40,11 +40,11 @@ impl Cut {
     }
 }
 
-/// What happened in a piece of time, nanoseconds since the run began. A call belongs to the piece of whole seconds in which it
-/// ended, or to the shorter one in which it began.
+/// What happened in one bucket, nanoseconds from the start of the run. A call belongs to the bucket in which it
+/// started, or, if buckets are whole seconds, in which it ended.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Bucket {
-    /// Its beginning.
+    /// Its start.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
@@ -54,7 +54,7 @@ pub struct Bucket {
     pub calls: u64,
     /// Time in them, of all threads.
     pub cuda_ns: u64,
-    /// Of it, time in calls that wait for the GPU.
+    /// The part of that time in calls that wait for the GPU.
     pub wait_ns: u64,
     /// Bytes copied and filled.
     pub moved_bytes: u64,
@@ -64,10 +64,10 @@ pub struct Bucket {
     pub gpu_busy_percent: Option<f64>,
 }
 
-/// One of the longest events of a part.
+/// One of the longest events of a time range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LongEvent {
-    /// Its beginning, nanoseconds since the run began.
+    /// Start, nanoseconds from the start of the run.
     pub start_ns: u64,
     /// How long it took.
     pub duration_ns: u64,
@@ -77,13 +77,13 @@ pub struct LongEvent {
     pub tid: u32,
     /// The op; `off_cpu` for a time off the CPU.
     pub op: String,
-    /// Of a time off the CPU: why, and what for.
+    /// For a time off the CPU: the reason, and what it waited for.
     pub why: Option<String>,
     /// Its stack, a row of `stack_traces`.
     pub stack: Option<u64>,
 }
 
-/// What of a row is summed.
+/// The columns of a row to sum.
 struct Sums {
     /// When the calls ended.
     at_ns: u64,
@@ -98,7 +98,7 @@ struct Sums {
 type Ops = HashMap<i64, (String, String)>;
 
 impl Reader {
-    /// The part from `from_ns` to `to_ns` in pieces; only calls of `pids`, unless there are none.
+    /// The range `from_ns` to `to_ns` in buckets; only calls of `pids`, or of all processes if it is empty.
     pub fn buckets(
         &self,
         (from_ns, to_ns): (u64, u64),
@@ -201,7 +201,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The longest calls, and times off the CPU of threads that launch work, that touch a part, longest first. Where no
+    /// The longest calls in a time range, and times off the CPU of threads that launch work, longest first. If no
     /// thread launches, of all threads.
     pub fn longest(
         &self,
@@ -257,7 +257,7 @@ impl Bucket {
     }
 }
 
-/// What calls have in common.
+/// Properties that calls share.
 struct Context {
     op: i64,
     pid: u32,

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How large the run file may become, and what that means for the next rows. Pure.
+//! The size limit of the run file, and what it means for the next rows. Pure.
 //!
-//! Up to half of the size everything is stored as it is. From there on bursts become few rows ([`gpuwhy_model::thin`]),
-//! the longer ones the less room is left, so that a file that fills slowly is thinned little. The last part is kept for
-//! what is slow, and for what is small and always stored: sums, loss, samples, the ledger, findings.
+//! Up to half of the size, everything is stored. From there on, bursts become few rows ([`gpuwhy_model::thin`]): the
+//! less room is left, the longer the bursts that share a row. So a file that fills slowly is thinned little. The rest
+//! is reserved for slow calls and for small data that is always stored: sums, loss, samples, the ledger, findings.
 
 use gpuwhy_model::thin::Thinning;
 
-/// Bursts grow by this factor each time the room halves: then each half of the room lasts twice as long as the one before,
-/// as far as there are bursts.
+/// Bursts grow by this factor each time the room halves, so that, while there are bursts, each half lasts twice as long
+/// as the one before.
 const GROWTH: u32 = 4;
 /// How often bursts grow; by then they are longer than any burst is.
 const MOST_STEPS: u32 = 8;
-/// From this step on calls of different stacks may stand for one another: better than losing them.
+/// From this step on, a row may represent calls with different stacks, which is better than losing them.
 const MIX_STEP: u32 = 3;
-/// What is kept for the end, bytes: at most this, unless a 32nd of the file is more.
+/// Reserved for the end of the run, bytes: at most this, unless 1/32 of the file is more.
 const END_BYTES: u64 = 512 << 10;
 
-/// What the next rows may take.
+/// How much room the next rows may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Room {
     /// All they need.
@@ -35,7 +35,7 @@ pub(crate) enum Room {
 pub(crate) struct SizeCap(pub(crate) Option<u64>);
 
 impl SizeCap {
-    /// What room there is in a file that takes `size` bytes, its -wal included.
+    /// The room left in a file of `size` bytes, including its -wal.
     pub(crate) fn room(self, size: u64) -> Room {
         let Some(max) = self.0.filter(|max| size >= max / 2) else { return Room::Enough };
         let full = max - END_BYTES.min(max / 8).max(max / 32);
@@ -50,7 +50,7 @@ impl SizeCap {
         Room::Little(Thinning { longest: GROWTH.saturating_pow(step), mix_stacks: step >= MIX_STEP })
     }
 
-    /// A number that is `usual` without a cap, and for small caps a part of it, but not less than `least`.
+    /// `usual` without a cap, a fraction of it for small caps, but at least `least`.
     pub(crate) fn part(self, one_in: u64, least: u64, usual: u64) -> u64 {
         self.0.map_or(usual, |max| (max / one_in).clamp(least, usual))
     }

@@ -12,7 +12,7 @@ use std::hash::Hash;
 /// fill the memory; forgetting only costs a second row for the same value.
 const MAX_REMEMBERED: usize = 65_536;
 
-/// The ids of values already in the file. Ids begin at 1 and are not used twice.
+/// Ids of values already in the file. Ids start at 1 and are never reused.
 pub(crate) struct Interned<K> {
     known: FastMap<K, i64>,
     last_id: i64,
@@ -50,7 +50,7 @@ impl<K: Eq + Hash> Interned<K> {
         Ok(id)
     }
 
-    /// Forgets everything, because the transaction that stored some of it was rolled back.
+    /// Clears the cache, because the transaction that stored some of these values was rolled back.
     pub(crate) fn forget(&mut self) {
         self.known.clear();
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a run file, said so that its reader knows what to do.
+//! Errors of run files, worded so that the user knows what to do.
 
 use gpuwhy_model::units::{bytes, count};
 use std::io;
@@ -9,11 +9,11 @@ use std::time::Duration;
 /// Shorthand for this crate's results.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What went wrong with a run file.
+/// A problem with a run file.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The folder the run file should lie in does not exist.
-    #[error("the folder {} does not exist: create it, or choose another place with --db", .folder.display())]
+    #[error("the folder {} does not exist: create it, or choose another path with --db", .folder.display())]
     FolderMissing {
         /// The folder.
         folder: PathBuf,
@@ -27,19 +27,19 @@ pub enum Error {
         source: io::Error,
     },
     /// A folder, device or pipe stands where the run file should be.
-    #[error("{} is not a regular file, and gpuwhy will not replace it: choose another name with --db", .path.display())]
+    #[error("{} is not a regular file, so gpuwhy does not replace it: give --db another name", .path.display())]
     NotAFile {
         /// The path.
         path: PathBuf,
     },
     /// Another gpuwhy is writing this file now.
-    #[error("{} is being written by another gpuwhy: stop that one, or choose another name with --db", .path.display())]
+    #[error("{} is being written by another gpuwhy: wait for it, or give --db another name", .path.display())]
     BeingWritten {
         /// The run file.
         path: PathBuf,
     },
     /// The file of an earlier run could not be moved out of the way.
-    #[error("cannot move the earlier {} aside: {source}; move it yourself, or choose another name with --db", .path.display())]
+    #[error("cannot rename the existing {}: {source}; move it yourself, or give --db another name", .path.display())]
     CannotMoveAside {
         /// The earlier file.
         path: PathBuf,
@@ -47,7 +47,7 @@ pub enum Error {
         source: io::Error,
     },
     /// No space left while writing.
-    #[error("the disk with {} is full: going on in memory, {} are kept; free some space", .path.display(), bytes(*.kept_bytes))]
+    #[error("the disk with {} is full: keeping events in memory ({} so far); free some space", .path.display(), bytes(*.kept_bytes))]
     DiskFull {
         /// The run file.
         path: PathBuf,
@@ -55,7 +55,7 @@ pub enum Error {
         kept_bytes: u64,
     },
     /// Writing failed for another reason.
-    #[error("cannot write to {}: {source}; going on in memory, {} are kept", .path.display(), bytes(*.kept_bytes))]
+    #[error("cannot write to {}: {source}; keeping events in memory ({} so far)", .path.display(), bytes(*.kept_bytes))]
     CannotWrite {
         /// The run file.
         path: PathBuf,
@@ -66,7 +66,7 @@ pub enum Error {
     },
     /// The run ended before everything could be written.
     #[error(
-        "the disk with {} was full to the end: {} events have no row, they are counted in `seconds` only",
+        "the disk with {} was full until the end: {} events were dropped, and only `seconds` counts them",
         .path.display(), count(*.lost_events)
     )]
     NotAllWritten {
@@ -77,7 +77,7 @@ pub enum Error {
     },
     /// The run is complete but could not be brought back into one file.
     #[error(
-        "{} could not be closed into one file ({source}): keep {}-wal beside it, the run's last part is in there",
+        "cannot combine {} and its -wal into one file ({source}): keep {}-wal next to it, it has the end of the run",
         .path.display(), .path.display()
     )]
     NotMerged {
@@ -86,26 +86,26 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
-    /// Somebody else has put a file where SQLite keeps what belongs to a run file.
+    /// Another user has put a file where SQLite keeps its -wal, -shm or -journal.
     #[error(
-        "{} {what}, and gpuwhy would read it together with {}: remove it, or use a folder where only you can create files",
+        "{} {what}, and SQLite would read it as part of {}: remove it, or use a folder where only you can create files",
         .side.display(), .path.display()
     )]
     Planted {
         /// The run file.
         path: PathBuf,
-        /// The file beside it.
+        /// The file next to it.
         side: PathBuf,
-        /// What is wrong with that.
+        /// The problem with that file.
         what: String,
     },
-    /// A run file that somebody else owns.
-    #[error("{} belongs to another user: nothing is added to it", .path.display())]
+    /// A run file owned by another user.
+    #[error("{} belongs to another user: gpuwhy does not add findings to it", .path.display())]
     NotYours {
         /// The path.
         path: PathBuf,
     },
-    /// A run file could not be made one closed file.
+    /// A run file and its -wal cannot be combined.
     #[error("cannot repair {}: {what}", .path.display())]
     CannotRepair {
         /// The run file.
@@ -114,7 +114,7 @@ pub enum Error {
         what: String,
     },
     /// Nothing could be added to a run file.
-    #[error("cannot add findings to {}: {source}; the file is as it was, check that you may write to it", .path.display())]
+    #[error("cannot add findings to {}: {source}; the file is unchanged, check that you may write to it", .path.display())]
     CannotAdd {
         /// The run file.
         path: PathBuf,
@@ -122,7 +122,7 @@ pub enum Error {
         source: rusqlite::Error,
     },
     /// No file at that path.
-    #[error("there is no run file {}: record one with `gpuwhy trace`, or name another with --db", .path.display())]
+    #[error("no run file {}: record one with `gpuwhy trace`, or name another with --db", .path.display())]
     NotFound {
         /// The path.
         path: PathBuf,
@@ -135,17 +135,17 @@ pub enum Error {
     },
     /// There is nothing in the file.
     #[error(
-        "{} is empty: its gpuwhy was killed before it stored anything, or the file was not copied whole; copy it again, \
-         together with {}-wal", .path.display(), .path.display()
+        "{} is empty: gpuwhy was killed before it stored anything, or the copy is incomplete; copy it again together \
+         with {}-wal", .path.display(), .path.display()
     )]
     Empty {
         /// The path.
         path: PathBuf,
     },
-    /// The file of a killed gpuwhy whose events all are in another.
+    /// The file of a killed gpuwhy whose events are all in its -wal.
     #[error(
-        "{} has no events: its gpuwhy was killed, and what it recorded is in {}-wal, which is not here; copy that file \
-         beside it, then run `gpuwhy repair {}`", .path.display(), .path.display(), .path.display()
+        "{} has no events: gpuwhy was killed, and its events are in {}-wal, which is missing; copy that file \
+         next to it, then run `gpuwhy repair {}`", .path.display(), .path.display(), .path.display()
     )]
     WithoutWal {
         /// The path.
@@ -159,7 +159,7 @@ pub enum Error {
     },
     /// The file is damaged.
     #[error(
-        "{} is damaged ({source}): `sqlite3 {} .recover` saves what can be read",
+        "{} is damaged ({source}): `sqlite3 {} .recover` saves what is readable",
         .path.display(), .path.display()
     )]
     Corrupt {
@@ -170,7 +170,7 @@ pub enum Error {
     },
     /// The file's format is newer than this gpuwhy.
     #[error(
-        "{} was written by gpuwhy with run-file version {version}; this one reads up to {}: update gpuwhy",
+        "{} has run-file version {version}, but this gpuwhy reads versions up to {}: update gpuwhy",
         .path.display(), crate::schema::VERSION
     )]
     Newer {
@@ -179,8 +179,19 @@ pub enum Error {
         /// Its version.
         version: i32,
     },
+    /// Whoever asks may not read the file.
+    #[error(
+        "{} belongs to user {owner}, and you may not read it: read it as that user, or ask for a copy (gpuwhy share)",
+        .path.display()
+    )]
+    NotPermitted {
+        /// The path.
+        path: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+    },
     /// The file exists but could not be read.
-    #[error("cannot read {}: {source}; check its permissions, and that its -wal file, if any, lies beside it", .path.display())]
+    #[error("cannot read {}: {source}; check its permissions, and that its -wal file, if any, is in the same folder", .path.display())]
     CannotRead {
         /// The path.
         path: PathBuf,
@@ -195,7 +206,7 @@ pub enum Error {
         /// Why not.
         what: String,
     },
-    /// No copy of a run can be made for others.
+    /// A run cannot be copied by `share`.
     #[error("cannot copy {}: {what}", .path.display())]
     CannotShare {
         /// The run file.
@@ -203,30 +214,30 @@ pub enum Error {
         /// Why not.
         what: String,
     },
-    /// There is something where the merged run should be.
-    #[error("{} exists already, and is not overwritten: choose another name with -o, or move it away", .path.display())]
+    /// The output file already exists.
+    #[error("{} already exists: give -o another name, or move that file away", .path.display())]
     Exists {
         /// The path.
         path: PathBuf,
     },
-    /// A merged run cannot be where it should.
-    #[error("cannot create {}: {source}; choose another place with -o", .path.display())]
+    /// The output file cannot be created.
+    #[error("cannot create {}: {source}; choose another path with -o", .path.display())]
     CannotPlaceMerged {
         /// The path.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
     },
-    /// A merged run cannot be written to its end.
-    #[error("cannot write {}: {source}; nothing is left of it, free some space or choose another place with -o", .path.display())]
+    /// The output file cannot be written completely.
+    #[error("cannot write {}: {source}; the partial file was removed, free some space or choose another path with -o", .path.display())]
     CannotWriteMerged {
         /// The path.
         path: PathBuf,
         /// What SQLite said.
         source: rusqlite::Error,
     },
-    /// Somebody stopped a merge.
-    #[error("stopped: nothing is left of {}", .path.display())]
+    /// A merge or copy was interrupted.
+    #[error("stopped: the partial {} was removed", .path.display())]
     MergeStopped {
         /// The path.
         path: PathBuf,
@@ -236,32 +247,32 @@ pub enum Error {
     Sql {
         /// What SQLite said.
         message: String,
-        /// What would help, where that can be told.
+        /// A hint, if there is one.
         hint: Option<String>,
     },
     /// The query would do more than read.
-    #[error("{what} is refused: queries can only read the run file")]
+    #[error("{what} is not allowed: queries can only read the run file")]
     Refused {
-        /// What it would do.
+        /// The forbidden action.
         what: String,
     },
     /// More than one statement, or none.
-    #[error("give exactly one SQL statement, got {}", if *.many { "more than one" } else { "none" })]
+    #[error("expected one SQL statement, got {}", if *.many { "more than one" } else { "none" })]
     NotOneStatement {
-        /// Whether it were too many.
+        /// Whether there were several.
         many: bool,
     },
     /// The query ran into the limit of memory.
-    #[error("this takes too much memory: ask for fewer or shorter values, or sort and group less")]
+    #[error("the query needs too much memory: select fewer or shorter values, or sort and group less")]
     TooMuchMemory,
     /// Reading was ended from outside.
-    #[error("reading {} was stopped: it took too long, or its answer was not wanted any more", .path.display())]
+    #[error("stopped reading {}: it took too long, or the request was cancelled", .path.display())]
     Stopped {
         /// The file.
         path: PathBuf,
     },
     /// The query ran into its time limit.
-    #[error("stopped after {} s; narrow it with a time range or raise --timeout", .limit.as_secs_f64())]
+    #[error("stopped after {} s: narrow the query with a time range, or raise --timeout", .limit.as_secs_f64())]
     TimedOut {
         /// The limit.
         limit: Duration,

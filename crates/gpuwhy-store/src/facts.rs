@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything about a run that is not an event: the job, the machine, the samples of every second, the loss.
+//! Everything about a run that is not an event: the job, the machine, the samples, the loss.
 //!
-//! Samples are the model's own types, as they were given to the writer; only their clock is another: here it begins
-//! with the run.
+//! Samples have the model's types, as given to the writer, except that their clock starts with the run.
 
 use crate::aggregate::OpTotals;
 use crate::overview::{LossRow, Process, Session};
@@ -22,8 +21,8 @@ const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause
 
 const UNWATCHED: &str = "SELECT from_ns, to_ns, NULL FROM unwatched_ WHERE library IN ('runtime', 'driver')";
 
-/// From when an op of a process was given up until it was followed again, in the same of the merged runs, or the process
-/// ended. Before version 6 that was done to all processes.
+/// From when calls of an op in a process were not followed until they were again, within one of the merged runs, or the
+/// process ended. Before version 6 that was done to all processes.
 fn let_go(version: i32) -> String {
     let input = |of: &str| if version < 4 { "0".to_owned() } else { format!("{of}.input") };
     let pid = |of: &str| if version < 6 { "NULL".to_owned() } else { format!("{of}.pid") };
@@ -53,7 +52,7 @@ pub struct UnwatchedSpan {
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
-/// What the kernel and PyTorch's allocator tell of is no call; what this gpuwhy does not know is one all the same.
+/// Events of the kernel and of PyTorch's allocator are not calls; ops unknown to this gpuwhy are.
 const IS_CUDA: &str = "o.layer NOT IN ('kernel', 'torch')";
 
 /// A run without its events. Times are nanoseconds since it began.
@@ -61,9 +60,9 @@ const IS_CUDA: &str = "o.layer NOT IN ('kernel', 'torch')";
 pub struct RunFacts {
     /// The run.
     pub session: Session,
-    /// Every process that has an event or was told of, by pid.
+    /// Every process that has an event or a process record, by pid.
     pub processes: Vec<Process>,
-    /// What the kernel summed of each thread, each of its lives on its own. Of a thread older than the run,
+    /// The kernel's sums of each thread; a reused thread id has one entry per thread. For a thread older than the run,
     /// `born_ns` and `since_ns` are 0.
     pub threads: Vec<ThreadSums>,
     /// The machine, second by second.
@@ -74,7 +73,7 @@ pub struct RunFacts {
     pub cgroups: Vec<CgroupSample>,
     /// The GPUs there are.
     pub gpus: Vec<Gpu>,
-    /// What NVML says of them.
+    /// NVML's samples of the GPUs.
     pub gpu_seconds: Vec<GpuSample>,
     /// The driver's own samples of how busy they are.
     pub busy: Vec<GpuBusy>,
@@ -82,7 +81,7 @@ pub struct RunFacts {
     pub gpu_processes: Vec<GpuProcess>,
     /// Errors of GPUs.
     pub gpu_errors: Vec<GpuError>,
-    /// What was lost in these seconds, most first.
+    /// Events lost in these seconds, most first.
     pub loss: Vec<LossRow>,
     /// The seconds of the whole run in which CUDA calls were lost, in order.
     pub lossy_seconds: Vec<u64>,
@@ -107,7 +106,7 @@ pub struct ProcessOpTotals {
     pub rates: Rates,
 }
 
-/// A part of the run, as SQL compares it: both ends belong to it.
+/// A time range for SQL, with both ends inclusive.
 pub(crate) type Span = [i64; 2];
 
 impl Reader {
@@ -154,17 +153,17 @@ impl Reader {
         self.rows(sql, [bound(from_ns), bound(to_ns)], process)
     }
 
-    /// What NVML said of GPUs' memory from `from_ns` on, and who had it, in the order of time.
+    /// NVML's samples of GPU memory from `from_ns` on, and the processes that used it, in time order.
     pub fn gpu_memory_since(&self, from_ns: u64) -> Result<(Vec<GpuSample>, Vec<GpuProcess>)> {
         let span = [i64::try_from(from_ns).unwrap_or(i64::MAX), i64::MAX];
         let sql = "SELECT * FROM gpu_second_ WHERE at BETWEEN ?1 AND ?2 ORDER BY at, gpu";
         Ok((self.rows(sql, span, gpu)?, self.gpu_processes(span)?))
     }
 
-    /// Sums by process and function over the CUDA calls that ended in a part of the run, from `from_ns` on and before
-    /// `to_ns`, nanoseconds since it began. Those that took most time first.
+    /// Sums by process and function over the CUDA calls that ended in a time range, from `from_ns` on and before
+    /// `to_ns`, nanoseconds from the start of the run. Most time first.
     ///
-    /// Whole seconds are the exact sums of every call; the broken ones at both ends are summed from the calls' rows.
+    /// Whole seconds have exact sums of every call; partial seconds at both ends are summed from the rows of calls.
     pub fn op_totals_by_process(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<ProcessOpTotals>> {
         let to_ns = to_ns.filter(|to| self.session().is_ok_and(|session| *to < session.duration_ns));
         let (whole, edges) = cut(from_ns, to_ns);
@@ -207,7 +206,7 @@ impl Reader {
         Ok(all)
     }
 
-    /// Libraries that were not watched yet, and launches that were let go to stay within the budget.
+    /// Times when libraries were not watched yet, or launches were paused to stay within the budget.
     fn unwatched(&self) -> Result<Vec<UnwatchedSpan>> {
         let version = self.rows("PRAGMA user_version", [], |row| row.get::<_, i32>(0))?.into_iter().max().unwrap_or(0);
         // Files of earlier versions do not have these tables.
@@ -282,14 +281,14 @@ pub(crate) fn seconds(from_ns: u64, to_ns: Option<u64>) -> Span {
     [whole(from_ns), to_ns.map_or(i64::MAX, |to| whole(to.saturating_sub(1).max(from_ns)))]
 }
 
-/// A part of a second, as SQL compares it: the end does not belong to it.
+/// Part of a second for SQL, with an exclusive end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Edge {
     from: i64,
     to: i64,
 }
 
-/// The whole seconds of a part, and what is left of it at both ends.
+/// The whole seconds of a range, and the partial seconds at both ends.
 fn cut(from_ns: u64, to_ns: Option<u64>) -> (Span, Vec<Edge>) {
     let bound = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);
     let first = from_ns.div_ceil(SECOND);
@@ -307,7 +306,7 @@ fn cut(from_ns: u64, to_ns: Option<u64>) -> (Span, Vec<Edge>) {
     (whole, edges.into_iter().filter(|edge| edge.from < edge.to).collect())
 }
 
-/// Adds sums to those of their process and function, which the first columns tell.
+/// Adds sums to those of their process and function, given by the first columns.
 fn add<'a>(
     by_op: &'a mut BTreeMap<(u32, i64), ProcessOpTotals>,
     row: &Row<'_>,
@@ -327,7 +326,7 @@ fn add<'a>(
     Ok(of)
 }
 
-/// Sums over the calls that one row stands for.
+/// Sums over the calls that one row represents.
 fn sums_of_call(row: &Row<'_>) -> rusqlite::Result<OpTotals> {
     let (duration_ns, calls) = (unsigned(row, 4)?, known(row, 5)?.unwrap_or(1));
     let (ret, unfinished, bytes): (i64, bool, u64) = (row.get(6)?, row.get(7)?, unsigned(row, 8)?);
@@ -425,12 +424,12 @@ fn gpu(row: &Row<'_>) -> rusqlite::Result<GpuSample> {
     })
 }
 
-/// A time, size or count; one before the run is its beginning.
+/// A time, size or count; a time before the run becomes 0.
 pub(crate) fn unsigned(row: &Row<'_>, column: usize) -> rusqlite::Result<u64> {
     row.get::<_, i64>(column).map(|n| n.max(0).cast_unsigned())
 }
 
-/// The same, where the machine tells it.
+/// The same for an optional value.
 pub(crate) fn known(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(|n| n.max(0).cast_unsigned()))
 }

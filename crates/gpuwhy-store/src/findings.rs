@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers in the run file: added when somebody asks why, long after the run or while it is written.
+//! Findings in the run file: added when a run is explained, after or during the recording.
 //!
-//! Findings are only ever added, an answer at a time: asking the same question twice changes nothing.
+//! Findings are only added, one answer at a time; giving the same answer twice changes nothing.
 
 use crate::pending::stored;
 use crate::reader::{check_marks, read_error};
@@ -14,14 +14,15 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// How often, and how many times, to try for the file while a gpuwhy writes it: 10 s in all. Its transactions follow
-/// each other closely, so SQLite's own waiting, which takes longer and longer steps, would miss the gaps.
+/// Retry interval and count while a gpuwhy writes the file: 10 s in total. Its transactions follow each other closely,
+/// so SQLite's own busy handler, whose waits grow longer, would miss the gaps.
 const RETRY: Duration = Duration::from_millis(2);
 const RETRIES: i32 = 5_000;
 
-/// Adds findings about the run's time from `from_ns` to `to_ns`, made at `detected_at_ns` (all in nanoseconds since the
-/// run began), to a run file, finished or being written. If the newest answer about that span is the same in every word,
-/// nothing is added. Returns how many were. A file of an earlier version becomes one of this. Only who owns a file adds to it.
+/// Adds findings about the time range `from_ns` to `to_ns`, found at `detected_at_ns` (all in nanoseconds from the
+/// start of the run), to a finished or growing run file. Adds nothing if the newest answer about that range is
+/// identical. Returns how many were added. Upgrades a file of an earlier version. Only the owner of a file can add to
+/// it.
 pub fn add_findings(path: &Path, from_ns: u64, to_ns: u64, detected_at_ns: u64, findings: &[Finding]) -> Result<usize> {
     let Ok(found) = fs::metadata(path) else { return Err(Error::NotFound { path: path.into() }) };
     // SAFETY: asks for a number.
@@ -56,7 +57,7 @@ fn add(db: &mut Connection, times: [i64; 3], findings: &[Finding]) -> rusqlite::
     let (newest, known) = newest_answer(&transaction, from, to)?;
     let answer: Vec<String> = findings.iter().map(json).collect::<rusqlite::Result<_>>()?;
     let added = if answer == known { 0 } else { findings.len() };
-    // An answer is told from the one before by its time.
+    // Answers are distinguished by their time.
     let times = [from, to, newest.map_or(detected_at, |newest| detected_at.max(newest.saturating_add(1)))];
     for (finding, json) in findings.iter().zip(&answer).take(added) {
         insert(&transaction, times, finding, json)?;
@@ -93,7 +94,7 @@ pub(crate) fn insert(db: &Connection, times: [i64; 3], finding: &Finding, json: 
         detected_at,
         finding.severity.label().to_ascii_lowercase(),
         finding.kind,
-        finding.title,
+        finding.headline(),
         with_line(&finding.root_cause.detail, finding.root_cause.line.as_deref()),
         lines(&finding.chain, "\n← ", Link::sentence),
         lines(&finding.fixes, "\n", fix),

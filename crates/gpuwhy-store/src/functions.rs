@@ -18,33 +18,32 @@ use std::sync::atomic::{AtomicUsize, Ordering as Memory};
 pub struct SqlFunction {
     /// `p95(x[, weight])`.
     pub call: &'static str,
-    /// What it gives, in one line.
+    /// Its result, in one line.
     pub gives: &'static str,
 }
 
-/// The functions, in the order people meet them.
+/// The functions, in the order of the documentation.
 pub const FUNCTIONS: [SqlFunction; 6] = [
-    SqlFunction { call: "p50(x[, weight])", gives: "the median: half of the values are no larger" },
-    SqlFunction { call: "p95(x[, weight])", gives: "95 of 100 values are no larger" },
-    SqlFunction { call: "p99(x[, weight])", gives: "99 of 100 values are no larger" },
-    SqlFunction { call: "quantile(x, q[, weight])", gives: "the same for any q from 0 to 1" },
-    SqlFunction { call: "human_time(ns)", gives: "a duration as people read it: 7.20 ms" },
-    SqlFunction { call: "human_bytes(n)", gives: "a size as people read it: 207 GB" },
+    SqlFunction { call: "p50(x[, weight])", gives: "median of x" },
+    SqlFunction { call: "p95(x[, weight])", gives: "95th percentile of x" },
+    SqlFunction { call: "p99(x[, weight])", gives: "99th percentile of x" },
+    SqlFunction { call: "quantile(x, q[, weight])", gives: "quantile q of x, q from 0 to 1" },
+    SqlFunction { call: "human_time(ns)", gives: "a duration in nanoseconds as text: 7.20 ms" },
+    SqlFunction { call: "human_bytes(n)", gives: "a size in bytes as text: 207 GB" },
 ];
 
-/// What all quantiles of a connection may hold together, bytes: three of them over 20 million rows that each stand for
-/// themselves.
+/// Memory limit of all quantiles of a connection together, bytes: enough for three over 20 million rows of weight 1.
 const MOST_BYTES: usize = 480_000_000;
-/// Room is taken for so many values at a time at least: a group of a few must not count as much.
+/// Memory is counted for at least this many values at a time.
 const STEP: usize = 64;
 
-/// Gives a connection the functions.
+/// Registers the functions with a connection.
 pub(crate) fn install(db: &Connection) -> Result<()> {
     install_with(db, MOST_BYTES)
 }
 
 fn install_with(db: &Connection, most: usize) -> Result<()> {
-    // A file's own views have no use for what takes memory; a question asked by its reader has.
+    // Views in a file must not use functions that need much memory; queries may.
     let flags = FunctionFlags::SQLITE_UTF8 | FunctionFlags::SQLITE_DETERMINISTIC | FunctionFlags::SQLITE_DIRECTONLY;
     let held = Arc::new(AtomicUsize::new(0));
     for (name, q) in [("p50", Some(0.5)), ("p95", Some(0.95)), ("p99", Some(0.99)), ("quantile", None)] {
@@ -59,12 +58,12 @@ fn install_with(db: &Connection, most: usize) -> Result<()> {
     db.create_scalar_function("human_bytes", 1, flags, |context| human(context, "human_bytes", units::bytes))
 }
 
-/// An error of a function, which SQLite passes on as it is.
+/// An error of a function; SQLite passes it on unchanged.
 fn refuse<T>(text: String) -> Result<T> {
     Err(Error::UserFunctionError(text.into()))
 }
 
-/// What a value is, for who gave the wrong one.
+/// Describes a value for an error message.
 fn kind(value: ValueRef<'_>) -> String {
     match value {
         ValueRef::Null => "NULL".into(),
@@ -75,13 +74,13 @@ fn kind(value: ValueRef<'_>) -> String {
     }
 }
 
-/// A number in words; fractions, which means have, are rounded.
+/// A number as text; fractions, for example of averages, are rounded.
 fn human(context: &Context<'_>, name: &str, words: fn(u64) -> String) -> Result<Option<String>> {
     let signed = |negative: bool, n: u64| Ok(Some(format!("{}{}", if negative { "-" } else { "" }, words(n))));
     match context.get_raw(0) {
         ValueRef::Null => Ok(None),
         ValueRef::Integer(n) => signed(n < 0, n.unsigned_abs()),
-        // The cast saturates: what is beyond 2^64 is no time or size of this world.
+        // The cast saturates; no real time or size is beyond 2^64.
         ValueRef::Real(x) => signed(x <= -0.5, x.abs().round() as u64),
         other => refuse(format!("{name} takes a number, got {}", kind(other))),
     }
@@ -90,7 +89,7 @@ fn human(context: &Context<'_>, name: &str, words: fn(u64) -> String) -> Result<
 /// One of the functions that give a quantile.
 struct Quantile {
     name: &'static str,
-    /// Which, unless the second argument says it.
+    /// The quantile, unless the second argument gives it.
     q: Option<f64>,
     most: usize,
     held: Arc<AtomicUsize>,
@@ -102,12 +101,12 @@ enum Keys {
     Weighted(Vec<(i64, u32)>),
 }
 
-/// What one quantile has been given so far.
+/// The values given to one quantile so far.
 struct Given {
     keys: Keys,
-    /// Whether the keys stand for fractions: from the first of them on, all do.
+    /// Whether the keys represent fractions: from the first fraction on, all do.
     real: bool,
-    /// As the first row said.
+    /// As in the first row.
     q: Option<f64>,
     /// Bytes it has taken of those that all quantiles have together.
     room: usize,
@@ -134,7 +133,7 @@ impl Given {
         self.held.fetch_sub(bytes, Memory::Relaxed);
     }
 
-    /// Makes room for one more value; says whether there is.
+    /// Reserves memory for one more value; returns false if there is none.
     fn grow(&mut self, most: usize) -> bool {
         let (len, capacity, size) = match &self.keys {
             Keys::Plain(all) => (all.len(), all.capacity(), size_of::<i64>()),
@@ -152,7 +151,7 @@ impl Given {
         more > 0
     }
 
-    /// From now on values may count more than once; `false` if there is no room for that.
+    /// Switches to weighted values; `false` if there is not enough memory.
     fn become_weighted(&mut self, most: usize) -> bool {
         let Keys::Plain(all) = &mut self.keys else { return true };
         let before = std::mem::take(all);
@@ -176,7 +175,7 @@ impl Given {
         }
     }
 
-    /// Adds a value; `false` if there is no room for it.
+    /// Adds a value; `false` if there is not enough memory.
     fn push(&mut self, value: Number, weight: u32, most: usize) -> bool {
         if matches!(value, Number::Real(_)) && !self.real {
             self.become_real();
@@ -225,11 +224,14 @@ impl Quantile {
             _ => f64::NAN,
         };
         if !(0.0..=1.0).contains(&q) {
-            return refuse(format!("the second argument of quantile is a number from 0 to 1, got {}", kind(value)));
+            return refuse(format!(
+                "invalid second argument of quantile: expected a number from 0 to 1, got {}",
+                kind(value)
+            ));
         }
         match before {
             Some(before) if before != q => refuse(format!(
-                "the second argument of quantile must be the same in every row, got {before} and {q}: ask twice"
+                "the second argument of quantile must be the same in every row, got {before} and {q}: use two queries"
             )),
             _ => Ok(q),
         }
@@ -243,7 +245,11 @@ impl Quantile {
         }
         match context.get_raw(place) {
             ValueRef::Integer(n) if u32::try_from(n).is_ok() => Ok(n as u32),
-            other => refuse(format!("a weight of {} is a whole number from 0 on, got {}", self.name, kind(other))),
+            other => refuse(format!(
+                "invalid weight in {}: expected a whole number from 0 on, got {}",
+                self.name,
+                kind(other)
+            )),
         }
     }
 }
@@ -274,7 +280,7 @@ impl Aggregate<Given, Value> for Quantile {
         }
         let most = units::bytes(self.most as u64);
         refuse(format!(
-            "{} has too many values, which take more than {most} here: narrow it with a time range, ask for one quantile at a time, or use the sums in `seconds`",
+            "{} has too many values: they need more than {most}; narrow the query with a time range, compute one quantile at a time, or use the sums in `seconds`",
             self.name
         ))
     }
@@ -298,8 +304,8 @@ impl Aggregate<Given, Value> for Quantile {
     }
 }
 
-/// The smallest value that, with its weight and that of all smaller ones, makes up the part `q` of the whole weight
-/// (nearest rank). Each step halves what is left, so the work grows with the number of values only.
+/// The smallest value whose weight, together with that of all smaller values, is at least `q` of the total weight
+/// (nearest rank). Each step halves the candidates, so the work is linear in the number of values.
 fn nearest(values: &mut [(i64, u32)], q: f64) -> Option<i64> {
     let weight = |part: &[(i64, u32)]| part.iter().map(|(_, weight)| u64::from(*weight)).sum::<u64>();
     let mut left = rank(q, weight(values));
@@ -319,7 +325,7 @@ fn nearest(values: &mut [(i64, u32)], q: f64) -> Option<i64> {
     part.first().map(|(value, _)| *value)
 }
 
-/// Which of `count` values in order it is, from 1 on. What binary fractions add to a whole number is no rank more.
+/// The rank of quantile `q` among `count` sorted values, from 1. Rounding errors must not raise the rank.
 fn rank(q: f64, count: u64) -> u64 {
     let exact = q * count as f64;
     let whole = exact.round();
@@ -440,7 +446,7 @@ mod tests {
             (format!("SELECT quantile(x, q) FROM {rows}"), "the same in every row, got 0.1 and 0.9"),
             ("SELECT p95('slow')".to_owned(), "p95 takes numbers, got the text 'slow'"),
             ("SELECT p95(x'00ff')".to_owned(), "a blob of 2 bytes"),
-            ("SELECT p50(1, -1)".to_owned(), "a weight of p50 is a whole number from 0 on, got -1"),
+            ("SELECT p50(1, -1)".to_owned(), "invalid weight in p50: expected a whole number from 0 on, got -1"),
             ("SELECT p50(1, 0.5)".to_owned(), "got 0.5"),
             ("SELECT p50(1, NULL)".to_owned(), "got NULL"),
             ("SELECT p50()".to_owned(), "wrong number of arguments"),

@@ -5,8 +5,8 @@
 //! lets through nothing but reading; the schema is not trusted; no database can be attached; one statement
 //! at a time, and only if SQLite calls it read-only; and time, memory, rows and the size of values are bounded.
 //!
-//! The clock is looked at every so many steps of SQLite's machine, and whenever a temporary file is read or written (`scratch`):
-//! a sort is one step, however long it takes.
+//! The clock is looked at every so many steps of SQLite's machine, and whenever a temporary file is read or written
+//! (`scratch`): a sort is one step, however long it takes.
 
 use crate::{Error, Reader, Result, schema, scratch};
 use rusqlite::config::DbConfig;
@@ -31,7 +31,7 @@ pub(crate) const CACHE: i32 = -65_536;
 /// No deadline.
 const NEVER: u64 = u64::MAX;
 
-/// Pragmas that only tell something, whatever their argument.
+/// Pragmas that only read, whatever their argument.
 const TELLING_PRAGMAS: [&str; 12] = [
     "table_info",
     "table_xinfo",
@@ -46,16 +46,16 @@ const TELLING_PRAGMAS: [&str; 12] = [
     "database_list",
     "collation_list",
 ];
-/// Pragmas that tell something without an argument, and set it with one.
+/// Pragmas that read without an argument and write with one.
 const TELLING_WITHOUT_ARGUMENT: [&str; 6] =
     ["application_id", "user_version", "schema_version", "page_count", "page_size", "encoding"];
 
-/// Bounds what SQLite takes of memory in this process, bytes, for all readers together: half of it for what is sorted and kept
-/// aside, half for the rest. A query that wants more fails with [`Error::TooMuchMemory`]; those that fit go on.
+/// Limits SQLite's memory in this process, bytes, for all readers together: half for sorting and temporary data, half
+/// for the rest. A query that needs more fails with [`Error::TooMuchMemory`]; others continue.
 pub fn limit_memory(most: u64) {
     scratch::limit(most / 2);
     let limit = i64::try_from(most.div_ceil(2)).unwrap_or(i64::MAX);
-    // It is the process's, whichever connection says it. One that cannot even be opened in memory has bigger problems.
+    // The limit applies to the process, whichever connection sets it. Failing to open an in-memory database is ignored.
     let _ = Connection::open_in_memory().and_then(|db| db.pragma_update(None, "hard_heap_limit", limit));
 }
 
@@ -64,10 +64,10 @@ pub fn limit_memory(most: u64) {
 pub struct Limits {
     /// Time to work on it, the caller's work on the rows included; what [`Reader::off_the_clock`] does is not.
     pub time: Duration,
-    /// Rows; the query stops quietly after these and says so in [`Outcome::more`].
+    /// Maximum rows; the query stops after these and sets [`Outcome::more`].
     pub rows: u64,
-    /// The largest text or blob it may make, bytes. The clock is not looked at inside a function, and some take a time that
-    /// grows with the square of this: searching 64 MB for 32 MB takes days.
+    /// The largest text or blob it may make, bytes. The clock is not looked at inside a function, and some take a time
+    /// that grows with the square of this: searching 64 MB for 32 MB takes days.
     pub value: i32,
 }
 
@@ -86,7 +86,7 @@ pub enum Value<'a> {
     Int(i64),
     /// A floating-point number.
     Real(f64),
-    /// Text; bytes that are no UTF-8 are replaced.
+    /// Text; bytes that are not UTF-8 are replaced.
     Text(Cow<'a, str>),
     /// Bytes.
     Blob(&'a [u8]),
@@ -109,7 +109,7 @@ pub(crate) struct Guard {
     opened: Instant,
     /// Nanoseconds after `opened`.
     deadline: AtomicU64,
-    /// What the authorizer refused last.
+    /// The last action the authorizer refused.
     refused: Mutex<Option<String>>,
 }
 
@@ -197,8 +197,8 @@ fn refusal(action: AuthAction<'_>) -> Option<String> {
 }
 
 impl Reader {
-    /// Runs one SELECT (or EXPLAIN, or a PRAGMA that only tells something) and hands each row, with the
-    /// names of its columns, to `on_row`, which may break off.
+    /// Runs one SELECT (or EXPLAIN, or a PRAGMA that only reads) and passes each row, with the column names, to
+    /// `on_row`, which may stop.
     pub fn query<F>(&self, sql: &str, limits: &Limits, on_row: F) -> Result<Outcome>
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
@@ -206,7 +206,7 @@ impl Reader {
         self.query_with(sql, &[], limits, on_row)
     }
 
-    /// The same with values for parameters of the statement, by name (`:from_ns`). What it does not use is passed over.
+    /// The same with values for named parameters (`:from_ns`). Parameters that the statement does not use are ignored.
     pub fn query_with<F>(&self, sql: &str, values: &[(&str, i64)], limits: &Limits, on_row: F) -> Result<Outcome>
     where
         F: FnMut(&[String], &[Value<'_>]) -> ControlFlow<()>,
@@ -227,8 +227,7 @@ impl Reader {
         outcome
     }
 
-    /// Does something whose time does not count against a query's limit: waiting for whoever reads the output, for example
-    /// a pager that waits for its user.
+    /// Runs work whose time does not count against the query's limit, such as waiting for a pager to read the output.
     pub fn off_the_clock<T>(&self, work: impl FnOnce() -> T) -> T {
         let before = self.guard.now();
         let done = work();
@@ -267,7 +266,7 @@ impl Reader {
             if on_row(&columns, &values).is_break() {
                 break;
             }
-            // SQLite looks at the clock every so many steps only, and a row may take few of them.
+            // SQLite checks the clock only every so many steps, and a row may take few steps.
             if self.guard.is_late() {
                 return Err(Error::TimedOut { limit: limits.time });
             }
@@ -298,10 +297,10 @@ impl Reader {
             other => other.to_string(),
         };
         let hint = self.hint(&message, sql);
-        Error::Sql { message, hint }
+        Error::Sql { message: overflow_in_sum(&message, sql).unwrap_or(message), hint }
     }
 
-    /// What the file has, for who asks for something it has not.
+    /// The existing views or columns, for an error about a missing one.
     fn hint(&self, message: &str, sql: &str) -> Option<String> {
         if message.starts_with("no such table") {
             return Some(format!("the run file has {}", schema::VIEWS.join(", ")));
@@ -323,8 +322,15 @@ impl Reader {
     }
 }
 
-/// Refuses what compiled but is no query. VACUUM is told by not being read-only; nothing at all by having
-/// no columns.
+/// Advice for a SUM() that does not fit into 64 bits, for example of addresses.
+fn overflow_in_sum(message: &str, sql: &str) -> Option<String> {
+    let is_word = |c: char| c.is_alphanumeric() || c == '_';
+    let sums = sql.split(|c: char| !is_word(c)).any(|word| word.eq_ignore_ascii_case("sum"));
+    (message == "integer overflow" && sums)
+        .then(|| "SQLite: integer overflow in SUM(); use TOTAL() for a floating-point sum".to_owned())
+}
+
+/// Refuses what compiles but is not a query: VACUUM is not read-only, and an empty statement has no columns.
 fn check(statement: &Statement<'_>) -> Result<()> {
     if !statement.readonly() {
         return Err(Error::Refused { what: "writing".into() });

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows of what the kernel tells of threads: times off the CPU, who had the CPU, waits for another one.
+//! Rows from the scheduler: times off the CPU, which thread had the CPU, waits for another CPU.
 //!
-//! What began before the run is cut at its beginning: the time before is not the run's, and the moment a thread
-//! became ready is counted from the row's end, which must stay true.
+//! Times that started before the run are cut at its start. Ready time is counted from the end of the row and stays
+//! valid.
 
 use crate::context::{Interned, know_process};
 use crate::names;
@@ -23,7 +23,7 @@ const INSERT_MOVED: &str = "INSERT INTO moved_wait_ (tid, start, duration, pid, 
     ON CONFLICT (tid, start) DO UPDATE SET duration = excluded.duration, pid = excluded.pid, cpu = excluded.cpu
     WHERE excluded.duration > duration";
 
-/// What repeats from one time off the CPU to the next.
+/// Properties that repeat from one time off the CPU to the next.
 #[derive(PartialEq, Eq, Hash)]
 struct OffKey {
     pid: u32,
@@ -65,7 +65,7 @@ impl HostRows {
         Ok(())
     }
 
-    /// Stores who had a CPU. A run told twice is stored as the longer of the two.
+    /// Stores who had a CPU. If the same run is reported twice, the longer one is stored.
     pub(crate) fn insert_runs(&mut self, db: &Connection, origin_ns: u64, rows: &[CpuRun]) -> rusqlite::Result<()> {
         let mut insert = db.prepare_cached(INSERT_RUN)?;
         for row in rows {
@@ -73,7 +73,7 @@ impl HostRows {
             if duration == 0 {
                 continue;
             }
-            // Each CPU has an idle task of its own, and all of them are nobody.
+            // Each CPU has its own idle task; all of them are stored as one.
             let idle = row.pid == 0;
             let key = if idle { (0, 0, *b"idle\0\0\0\0\0\0\0\0\0\0\0\0") } else { (row.pid, row.tid, row.name) };
             let runner = self.runners.id_of(key, |id, (pid, tid, name)| {
@@ -98,7 +98,7 @@ impl HostRows {
         Ok(())
     }
 
-    /// Forgets everything, because the transaction that stored some of it was rolled back.
+    /// Clears the cache, because the transaction that stored some of these values was rolled back.
     pub(crate) fn forget(&mut self) {
         self.contexts.forget();
         self.wakers.forget();
@@ -166,13 +166,13 @@ fn bounded(n: u64) -> i64 {
     stored(n).min(i64::MAX / 2)
 }
 
-/// The part of a time that lies in the run.
+/// Cuts a time span to the run.
 fn cut(start_ns: u64, duration_ns: u64, origin_ns: u64) -> (u64, u64) {
     let before = origin_ns.saturating_sub(start_ns);
     (start_ns + before, duration_ns.saturating_sub(before))
 }
 
-/// The part of a time off the CPU that lies in the run.
+/// Cuts a time off the CPU to the run.
 pub(crate) fn cut_off_cpu(row: &mut OffCpu, origin_ns: u64) {
     let before = origin_ns.saturating_sub(row.start_ns);
     if before > 0 {

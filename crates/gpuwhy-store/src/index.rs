@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sums over short slots of a run that has ended, kept in memory by who asks often.
+//! Time index: sums over short time slots of an ended run, kept in memory by servers.
 //!
-//! Summing calls by stack, or finding the longest of a moment, looks at every row of a part. Whoever asks again and again, as
-//! a server does, looks once and then adds up slots; only rows of the broken slots at both ends of a part are read again.
-//! The answers are the same.
+//! Summing calls by stack, or finding the longest, reads every row of a time range. A server that gets many requests
+//! reads the rows once and then adds up slots; only the partial slots at both ends of a range are read again. The
+//! answers are the same.
 
 use crate::hash::FastMap;
 use crate::{Limits, Reader, Result, Value};
@@ -51,7 +51,7 @@ pub struct TimeIndex {
 pub(crate) struct Slots {
     /// How long a slot is, ns.
     width: u64,
-    /// Slots the run has; a row that begins after its end is none of an honest run's.
+    /// Number of slots; rows that start after the end of the run are invalid.
     most: usize,
     slots: Vec<FastMap<i64, Raw>>,
     all: FastMap<i64, Raw>,
@@ -82,7 +82,7 @@ impl Slots {
         self.kept <= MOST
     }
 
-    /// Sums of the whole slots of a part, and what is left of it at both ends.
+    /// Sums of the whole slots of a range, and the partial slots at both ends.
     pub(crate) fn sum(&self, from: u64, to: Option<u64>) -> (FastMap<i64, Raw>, Vec<Piece>) {
         if from == 0 && to.is_none() {
             return (self.all.clone(), Vec::new());
@@ -113,7 +113,7 @@ impl Slots {
         usize::try_from(slot).unwrap_or(usize::MAX).min(self.slots.len())
     }
 
-    /// Whole slots before a moment that may have a row of a context that counts and reaches beyond it.
+    /// Whole slots before a time that may have a row, of a wanted context, that reaches beyond it.
     pub(crate) fn reaching(&self, moment: u64, wanted: impl Fn(i64) -> bool) -> Vec<(u64, u64)> {
         let before = self.slots[..self.place(moment.div_ceil(self.width))].iter().enumerate();
         let span = |slot: usize| (slot as u64 * self.width, ((slot as u64 + 1) * self.width).min(moment));
@@ -127,11 +127,11 @@ impl Slots {
             .collect()
     }
 
-    /// Pieces of time that have the `most` longest rows of a part, and how long those are at least. Rows that began before the
-    /// part and reach into it are in it. `wanted` says which contexts count.
+    /// The slots that hold the `most` longest rows of a range, and a lower bound of their length. Rows that start
+    /// before the range and reach into it count. `wanted` selects contexts.
     pub(crate) fn longest(&self, from: u64, to: u64, most: usize, wanted: impl Fn(i64) -> bool) -> (Vec<Piece>, u64) {
-        // The longest row of a context in a whole slot is one row of the part: of as many as are wanted, the shortest is a bound
-        // for all. Those of broken slots, and of slots before, may lie outside of it.
+        // The longest row of each context in a whole slot is in the range, so the shortest of the `most` longest is a
+        // lower bound. Rows of partial and earlier slots may be outside the range.
         let (mut found, mut inside): (Vec<(u64, usize)>, Vec<u64>) = (Vec::new(), Vec::new());
         let whole = self.place(from.div_ceil(self.width))..self.place(to / self.width);
         for (slot, sums) in self.slots[..self.place(to.div_ceil(self.width))].iter().enumerate() {
@@ -155,8 +155,7 @@ impl Slots {
 }
 
 impl Reader {
-    /// Sums up every slot; `None` where that would take too much memory. Of a run that is still written it would soon be
-    /// wrong.
+    /// Builds the index; `None` if it would need too much memory. Only for ended runs: others would soon make it stale.
     pub fn time_index(&self, limits: &Limits) -> Result<Option<TimeIndex>> {
         let run_ns = self.session()?.duration_ns;
         let width = (run_ns / SLOTS).clamp(SHORTEST, LONGEST);
@@ -174,7 +173,7 @@ impl Reader {
         Ok(Some(index))
     }
 
-    /// Hands over each row of a part: its time, context and sums. Ends when told that it is enough.
+    /// Passes the time, context and sums of each row of a range to a function, until it stops.
     pub(crate) fn each_context(
         &self,
         table: &str,
@@ -203,7 +202,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Sums by context of a table's rows in a part; `table` is its name and what is summed as `arg0`.
+    /// Sums by context over a table's rows in a range; `table` is its name and the column summed as `arg0`.
     pub(crate) fn sum_contexts(
         &self,
         table: (&str, &str),

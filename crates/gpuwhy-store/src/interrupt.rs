@@ -7,8 +7,7 @@ use crate::Reader;
 pub struct Interrupter(rusqlite::InterruptHandle);
 
 impl Interrupter {
-    /// The statement that runs now fails; one that begins later does not, so who wants a reader to stop says it again until it
-    /// has.
+    /// Makes the running statement fail, but not later ones: repeat it until the reader has stopped.
     pub fn interrupt(&self) {
         self.0.interrupt();
     }

@@ -18,7 +18,7 @@ pub struct LedgerRow {
     pub pid: u32,
     /// Thread.
     pub tid: u32,
-    /// Since when the thread is watched, `CLOCK_MONOTONIC` nanoseconds: tells the lives of a thread id apart.
+    /// When recording of the thread started, `CLOCK_MONOTONIC` nanoseconds; distinguishes threads that reuse an id.
     pub since_ns: u64,
     /// The state.
     pub state: String,
@@ -50,7 +50,7 @@ pub struct LedgerEntry {
 pub(crate) struct Waiting(BTreeMap<(u32, u32, u64), Vec<LedgerRow>>);
 
 impl Waiting {
-    /// Keeps rows; those of a thread take the place of earlier ones. Returns how many there was no room for.
+    /// Adds rows, replacing earlier rows of the same thread. Returns how many did not fit.
     pub(crate) fn set(&mut self, rows: &[LedgerRow]) -> u64 {
         let mut newer: BTreeMap<(u32, u32, u64), Vec<LedgerRow>> = BTreeMap::new();
         for row in rows {

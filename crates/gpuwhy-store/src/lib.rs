@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The run file: one SQLite database that holds everything about one run.
 //!
-//! What is promised (docs/run-file.md is the full text):
-//! - **Written by one, read by many.** [`Writer`] creates a new file, never touches an old one's content,
-//!   and refuses a path another gpuwhy writes to. [`Reader`] works while it does. Only answers are
-//!   added to a file later ([`add_findings`]).
-//! - **Nothing committed is lost.** Killed in any way, the file opens with everything up to the last
-//!   [`Writer::commit`]. A full disk costs the calls since then, and those are counted.
-//! - **Two records of the same events.** Every call and every time off the CPU is a row; and exact per-second
-//!   aggregates, taken before anything is thinned or lost to the disk, are kept beside them ([`aggregate`]).
-//! - **Reading cannot change it.** SQL from outside goes through [`Reader::query`], which SQLite itself
-//!   keeps read-only, bounded in time and rows, with [`functions`] that SQLite lacks.
+//! Guarantees (docs/run-file.md has the full text):
+//! - **One writer, many readers.** [`Writer`] creates a new file, never changes an old one's content, and refuses a
+//!   path that another gpuwhy writes to. [`Reader`] works during the recording. Later, only findings are added
+//!   ([`add_findings`]).
+//! - **Nothing committed is lost.** However gpuwhy is killed, the file opens with everything up to the last
+//!   [`Writer::commit`]. A full disk loses only later calls, and those are counted.
+//! - **Two records of the same events.** Every call and every time off the CPU is a row. In addition there are exact
+//!   per-second sums, taken before anything is thinned or lost to the disk ([`aggregate`]).
+//! - **Reading cannot change it.** SQL from users goes through [`Reader::query`], which is read-only as enforced by
+//!   SQLite, limited in time and rows, and adds [`functions`] that SQLite lacks.
 //!
-//! [`merge`] makes one file of several runs, [`repair`] one of what a killed gpuwhy left, [`share`] one for others.
+//! [`merge`] combines several runs, [`repair`] completes the file of a killed gpuwhy, [`share`] makes a copy for
+//! others.
 //!
-//! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file holds nanoseconds since the run began.
+//! Callers give times as `CLOCK_MONOTONIC` nanoseconds; the file has nanoseconds from the start of the run.
 
 pub mod aggregate;
 mod alerts;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the scheduler and the processes did in a part of a run: how long threads waited, who had the CPUs meanwhile, and
-//! which processes came and went.
+//! What the scheduler and processes did in a time range: how long threads waited, who had the CPUs meanwhile, and which
+//! processes started or ended.
 
 use crate::buckets::{Bucket, LOOK_BACK, signed};
 use crate::facts::unsigned;
@@ -42,9 +42,9 @@ pub struct ProcessEvent {
     pub pid: u32,
     /// Its name; of a fork that of the new process.
     pub name: Option<String>,
-    /// Of a fork the new process, of an exit its code.
+    /// For a fork, the new process; for an exit, its code.
     pub arg0: Option<i64>,
-    /// Of an exit the signal that ended it, or 0.
+    /// For an exit, the signal that ended the process, or 0.
     pub arg1: Option<i64>,
 }
 
@@ -57,7 +57,7 @@ struct Off {
     weight: u64,
 }
 
-/// The view cpu_held, of a part: there it would be made of the whole run first.
+/// The view cpu_held limited to a time range; the view itself would be computed for the whole run first.
 const HELD: &str = "
 WITH waits AS (
     SELECT start AS at, duration AS ns, pid, tid, cpu FROM moved_wait_ WHERE start < ?2 AND start + duration > ?1
@@ -98,7 +98,7 @@ impl Reader {
         let contexts = self.waiting_threads(pids)?;
         let mut parts = vec![(from.saturating_sub(LOOK_BACK), to)];
         if let Some(index) = index {
-            // Which slots have a wait that reaches into the part is known, however long ago it began.
+            // The index knows which slots have a wait that reaches into the range, however early it started.
             parts = index.off.reaching(from, |context| contexts.contains_key(&context));
             parts.push((from, to));
         }
@@ -147,7 +147,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Who had a CPU while threads of `pids`, or any traced ones, were ready for it in a part, longest first.
+    /// Who had a CPU in a time range while threads of `pids`, or any traced threads, were ready for it, longest first.
     pub fn cpu_holders(&self, (from_ns, to_ns): (u64, u64), pids: &[u32]) -> Result<Vec<CpuHolder>> {
         let span = [signed(from_ns), signed(to_ns), signed(from_ns.saturating_sub(LOOK_BACK))];
         let rows = self.rows(HELD, span, |row| {
@@ -169,7 +169,7 @@ impl Reader {
         Ok(holders)
     }
 
-    /// Processes that were started, became another program or ended in a part, in order; with `pids` only what those did.
+    /// Processes that started, exec'ed or ended in a time range, in order; with `pids`, only those.
     pub fn process_events(&self, (from_ns, to_ns): (u64, u64), pids: &[u32]) -> Result<Vec<ProcessEvent>> {
         let events = self.rows(PROCESSES, [signed(from_ns), signed(to_ns)], |row| {
             let (what, pid, arg0, arg1) = (row.get(1)?, row.get(2)?, row.get(3)?, row.get(4)?);

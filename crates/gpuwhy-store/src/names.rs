@@ -35,7 +35,7 @@ const SYSCALLS: &[(libc::c_long, &str)] = calls! {
     SYS_mq_timedsend SYS_mq_timedreceive SYS_mq_open SYS_bpf SYS_perf_event_open SYS_finit_module SYS_keyctl
 };
 
-/// Calls that newer architectures never had, or have no constant for.
+/// System calls that newer architectures lack or have no constant for.
 #[cfg(target_arch = "x86_64")]
 const OLD_SYSCALLS: &[(libc::c_long, &str)] = calls! {
     SYS_open SYS_creat SYS_stat SYS_lstat SYS_access SYS_rename SYS_renameat SYS_mkdir SYS_rmdir SYS_link SYS_unlink
@@ -93,7 +93,7 @@ pub(crate) fn syscall(number: u16) -> String {
     known.map_or_else(|| format!("syscall {number}"), |(_, name)| name.trim_start_matches("SYS_").to_owned())
 }
 
-/// The number a name of [`syscall`] stands for on this architecture.
+/// The number of a name from [`syscall`] on this architecture.
 pub(crate) fn syscall_number(name: &str) -> Option<u16> {
     let number = match name.strip_prefix("syscall ") {
         Some(number) => return number.parse().ok(),
@@ -102,7 +102,7 @@ pub(crate) fn syscall_number(name: &str) -> Option<u16> {
     u16::try_from(number).ok()
 }
 
-/// The number a text of [`file`] stands for; 0 where it cannot be told.
+/// The number of a text from [`file`]; 0 if unknown.
 pub(crate) fn file_number(wait: Wait, text: &str) -> u32 {
     let named = |names: &[(u32, &str)]| names.iter().find(|(_, name)| *name == text).map(|(number, _)| *number);
     let number = match wait {
@@ -116,7 +116,7 @@ pub(crate) fn file_number(wait: Wait, text: &str) -> u32 {
     number.unwrap_or(0)
 }
 
-/// What [`gpuwhy_model::OffCpu::file`] says, in words; `None` where it says nothing.
+/// [`gpuwhy_model::OffCpu::file`] as text; `None` if it is 0 or unknown.
 pub(crate) fn file(wait: Wait, number: u32) -> Option<String> {
     let named = |names: &[(u32, &str)]| names.iter().find(|(n, _)| *n == number).map(|(_, name)| (*name).to_owned());
     if number == 0 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a run is about, typed: its session, its ops, its loss, its processes and libraries.
+//! Overview of a run: session, ops, loss, processes and libraries.
 
 use crate::aggregate::OpTotals;
 use crate::facts::unsigned;
@@ -15,9 +15,9 @@ use std::collections::btree_map::Entry;
 pub struct Session {
     /// The gpuwhy that wrote it.
     pub version: String,
-    /// The beginning by the wall clock, Unix nanoseconds.
+    /// Start by the wall clock, Unix nanoseconds.
     pub start_unix_ns: u64,
-    /// The same moment on `CLOCK_MONOTONIC`.
+    /// The same time on `CLOCK_MONOTONIC`.
     pub start_monotonic_ns: u64,
     /// The end by the wall clock; `None` while it runs, or when gpuwhy was killed.
     pub stop_unix_ns: Option<u64>,
@@ -35,7 +35,7 @@ pub struct Session {
     pub events_seen: u64,
     /// Events in the file: those with a row of their own and those that are the weight of another's.
     pub events_stored: u64,
-    /// Of them, those that are the weight of another's row.
+    /// Of these, events represented by the weight of a similar row.
     pub thinned: u64,
     /// How large the file might become, bytes; `None` for any size.
     pub max_size: Option<u64>,
@@ -43,7 +43,7 @@ pub struct Session {
     pub events_lost: u64,
     /// Events left out of the per-second sums.
     pub seconds_missing: u64,
-    /// What tracing cost, JSON.
+    /// The cost of tracing, JSON.
     pub own_cost: Option<String>,
 }
 
@@ -54,15 +54,15 @@ pub struct OpSummary {
     pub op: String,
     /// Exact symbol.
     pub function: String,
-    /// `runtime`, `driver`, or `kernel` for what is no call.
+    /// `runtime`, `driver`, or `kernel` for events that are not calls.
     pub layer: String,
-    /// What it does: `alloc`, `copy`, …
+    /// Its class: `alloc`, `copy`, …
     pub class: String,
     /// The sums.
     pub totals: OpTotals,
 }
 
-/// Loss of one cause and op, over the whole run or the part asked for.
+/// Loss by cause and op, over the whole run or a time range.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LossRow {
     /// Name of the cause.
@@ -109,7 +109,7 @@ pub struct LibraryInfo {
     pub functions: u32,
     /// When they were attached, nanoseconds since the run began.
     pub attached_at: u64,
-    /// What is worth knowing.
+    /// A note, if any.
     pub note: Option<String>,
 }
 
@@ -164,12 +164,12 @@ impl Reader {
         Ok(summaries)
     }
 
-    /// What was lost, by cause and op, most first.
+    /// Lost events, by cause and op, most first.
     pub fn loss(&self) -> Result<Vec<LossRow>> {
         self.loss_between([i64::MIN, i64::MAX])
     }
 
-    /// The same of the seconds that a part of the run touches.
+    /// The same for the seconds that a time range touches.
     pub fn loss_of(&self, from_ns: u64, to_ns: Option<u64>) -> Result<Vec<LossRow>> {
         self.loss_between(crate::facts::seconds(from_ns, to_ns))
     }
@@ -189,7 +189,7 @@ impl Reader {
         })
     }
 
-    /// Every process that has an event or was told of, by pid.
+    /// Every process that has an event or a process record, by pid.
     pub fn processes(&self) -> Result<Vec<Process>> {
         let sql = "SELECT pid, name, started, ended, parent, container, command FROM processes ORDER BY pid";
         self.rows(sql, [], |row| {
@@ -208,7 +208,7 @@ impl Reader {
     /// Processes that are in one communicator with each other, set by set.
     pub fn ranks(&self) -> Result<Vec<Vec<u32>>> {
         let version = self.rows("PRAGMA user_version", [], |row| row.get::<_, i32>(0))?;
-        // Files of earlier versions do not tell of communicators.
+        // Files of earlier versions do not have communicators.
         if version.iter().all(|version| *version < 3) {
             return Ok(Vec::new());
         }

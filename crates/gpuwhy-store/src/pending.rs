@@ -15,7 +15,7 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
 
-/// The machine and its software, as far as known.
+/// Known facts about the machine and its software.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Machine {
     /// GPU model; several are separated by commas.
@@ -49,11 +49,11 @@ pub struct LibraryRow {
     pub functions: u32,
     /// When they were attached, `CLOCK_MONOTONIC` nanoseconds.
     pub attached_ns: u64,
-    /// What is worth knowing (why a function has none).
+    /// A note, for example why functions are missing.
     pub note: Option<String>,
 }
 
-/// What is known of a process; what is not leaves what is stored.
+/// Facts about a process; `None` leaves the stored value.
 #[derive(Debug, Default)]
 pub(crate) struct ProcessFacts {
     pub(crate) name: Option<String>,
@@ -88,7 +88,7 @@ pub struct StackText {
 }
 
 impl Pending {
-    /// What is known of a process, to be added to.
+    /// The pending facts of a process.
     pub(crate) fn process(&mut self, pid: u32) -> &mut ProcessFacts {
         self.processes.entry(pid).or_default()
     }
@@ -194,12 +194,12 @@ impl Pending {
     }
 }
 
-/// Numbers the children of a parent that have one name (`pt_data_worker:0`, `pt_data_worker:1`), in the order they
-/// were started. A child named like its parent is no worker of it but a copy on its way to become something else.
+/// Numbers children with the same parent and name (`pt_data_worker:0`, `pt_data_worker:1`) in the order they started. A
+/// child named like its parent is not a worker but a fork that is about to exec.
 ///
-/// Done when something is learned of a process and not in the view, where a window over all processes would keep
-/// SQLite from finding a name by its pid. Numbers stay, since later siblings start later; only the first of them has
-/// none until the second comes.
+/// Done when facts about a process arrive, not in the view, where a window over all processes would keep SQLite from
+/// looking up a name by pid. Numbers do not change, since later siblings start later; only the first sibling has no
+/// number until the second starts.
 fn number_siblings(db: &Connection) -> rusqlite::Result<()> {
     db.prepare_cached(
         "UPDATE process_ AS p SET number = n.number FROM (
@@ -285,7 +285,7 @@ pub(crate) fn sums_from_row(row: &rusqlite::Row<'_>, first: usize) -> rusqlite::
     })
 }
 
-/// A count, size or duration as SQLite can hold it: above 2^63 it is no longer a true one anyway.
+/// A count, size or duration as an SQLite integer; values above 2^63 are invalid anyway.
 pub(crate) fn stored(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Taking a path for a new run file: what stands there is moved aside, never overwritten or followed.
+//! Claiming a path for a new run file: an existing file is renamed, never overwritten or followed.
 //!
 //! gpuwhy runs as root in folders of users, so nothing here follows a symbolic link at the path itself.
 //!
-//! Who writes is told by a lock on the file's first byte that belongs to the open descriptor (an "open file
-//! description" lock). Not `flock`: on NFS that covers the whole file and would stand in SQLite's way, whose
-//! own locks are POSIX locks on bytes at 1 GiB. Those the kernel drops for the whole process when *any*
-//! descriptor of the file is closed in it. Hence two rules: the locked descriptor stays open until SQLite has
-//! closed the file ([`Claim`] is dropped last), and a file this process writes is recognised by its inode,
-//! without opening it ([`WRITTEN_HERE`]).
+//! A file being written has an "open file description" lock on its first byte. `flock` is not used, because on NFS it
+//! locks the whole file and would conflict with SQLite's own POSIX locks on bytes at 1 GiB. The kernel drops those for
+//! the whole process when *any* descriptor of the file is closed in it. Hence two rules: the locked descriptor stays
+//! open until SQLite has closed the file ([`Claim`] is dropped last), and a file that this process writes is recognised
+//! by its inode, without opening it ([`WRITTEN_HERE`]).
 
 use crate::{Error, Result, side_files, utc};
 use std::ffi::CString;
@@ -23,7 +22,7 @@ use std::sync::{Mutex, PoisonError};
 /// Device and inode of every run file this process writes.
 static WRITTEN_HERE: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 
-/// The user a run file shall belong to: with sudo, the one who called it.
+/// Owner of a run file: with sudo, the user who called it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
     /// User id.
@@ -44,7 +43,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Says in the file's head that it is in WAL mode; nobody must have it open.
+    /// Marks the file as WAL mode in its header; the file must not be open anywhere.
     pub(crate) fn mark_wal(&self) -> io::Result<()> {
         self.file.write_all_at(&[2, 2], 18)
     }
@@ -67,7 +66,7 @@ pub(crate) fn claim(path: &Path, owner: Option<Owner>) -> Result<Claim> {
         .read(true)
         .write(true)
         .create_new(true)
-        // Command lines and paths are for who recorded them; who may read more decides `chmod`.
+        // Command lines and paths are private to the user who recorded them; they can chmod the file.
         .mode(0o600)
         .custom_flags(libc::O_NOFOLLOW | libc::O_CLOEXEC)
         .open(&path)
@@ -100,7 +99,7 @@ fn resolve(path: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Refuses what must not be moved: a file in use, and anything that is no file (a name like /dev/null).
+/// Refuses to move a file in use, or anything that is not a regular file, such as /dev/null.
 fn refuse_if_written(path: &Path) -> Result<()> {
     let Ok(found) = fs::symlink_metadata(path) else {
         return Ok(());
@@ -128,8 +127,8 @@ pub(crate) fn is_written_here(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| written().contains(&identity(&found)))
 }
 
-/// Whether a gpuwhy writes the file at `path` now, as far as the file system can tell. Before SQLite opens the file in
-/// this process, or after it has closed it: closing the descriptor that is opened here drops SQLite's locks.
+/// Whether a gpuwhy is writing the file at `path`, if the file system supports locks. Call it only while SQLite does
+/// not have the file open in this process: closing the descriptor opened here drops SQLite's locks.
 pub fn is_written(path: &Path) -> io::Result<bool> {
     let found = fs::metadata(path)?;
     if WRITTEN_HERE.lock().unwrap_or_else(PoisonError::into_inner).contains(&identity(&found)) {
@@ -164,11 +163,10 @@ fn is_locked(file: &File) -> bool {
     done == 0 && asked.l_type != libc::F_UNLCK as i16
 }
 
-/// What a run file consists of while it is written, or when its writer was killed: the last part of such a
-/// run is in the -wal.
+/// The files of a run that is being written, or whose writer was killed: the newest events are in the -wal.
 const PARTS: [&str; 4] = ["", side_files::ENDS[0], side_files::ENDS[1], side_files::ENDS[2]];
 
-/// Renames the file at `path` and what belongs to it to a free name that tells when it was last written.
+/// Renames the file at `path` and its side files to a free name with the time it was last written.
 fn move_aside(path: &Path) -> Result<Option<PathBuf>> {
     let modified = PARTS.iter().filter_map(|end| Some(found(path, end)?.mtime())).max();
     let Some(modified) = modified else {
@@ -182,7 +180,7 @@ fn move_aside(path: &Path) -> Result<Option<PathBuf>> {
     Ok(Some(target))
 }
 
-/// `stem-STAMP.db` beside `path`, or `stem-STAMP-2.db` and so on where that is taken.
+/// `stem-STAMP.db` in the folder of `path`, or `stem-STAMP-2.db` and so on if that exists.
 fn free_name(path: &Path, stamp: &str) -> PathBuf {
     let named = |number: String| {
         let mut name = path.file_stem().unwrap_or_default().to_owned();
@@ -214,7 +212,7 @@ pub(crate) fn rename_no_replace(from: &Path, to: &Path) -> io::Result<()> {
         return Ok(());
     }
     match io::Error::last_os_error() {
-        // Not every file system knows the flag; that the target is free was checked a moment ago.
+        // Not every file system supports the flag; the target was just checked to be free.
         e if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::ENOSYS)) => fs::rename(from, to),
         e => Err(e),
     }

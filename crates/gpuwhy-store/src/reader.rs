@@ -5,11 +5,12 @@ use crate::guarded::{CACHE, Guard};
 use crate::place::{self, with_end};
 use crate::{Error, Result, functions, schema, scratch, side_files};
 use rusqlite::{Connection, ErrorCode, OpenFlags};
+use std::ffi::CString;
 use std::fmt::Write;
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,12 +36,13 @@ impl Reader {
         Ok(Self { db, path: path.into(), guard, lacks_wal })
     }
 
-    /// From now on every question fails after this long in all: the file, and its views, may be anybody's.
+    /// Sets a total time limit for all later queries: the file and its views are untrusted.
     pub fn give_up_after(&self, time: Duration) {
         self.guard.give_up_after(time);
     }
 
-    /// Whether this is the file of a killed gpuwhy without the -wal that belongs to it: the run's last seconds may be missing.
+    /// Whether this is the file of a killed gpuwhy without the -wal that belongs to it: the run's last seconds may be
+    /// missing.
     pub fn lacks_wal(&self) -> bool {
         self.lacks_wal
     }
@@ -50,7 +52,7 @@ impl Reader {
         &self.path
     }
 
-    /// Turns what SQLite said into what it means for this file.
+    /// Maps an SQLite error to an error of this file.
     pub(crate) fn error(&self, source: rusqlite::Error) -> Error {
         read_error(&self.path, source)
     }
@@ -59,15 +61,16 @@ impl Reader {
 /// Opens a run file read-only and checks its marks; nothing else is locked yet.
 pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     match std::fs::metadata(path) {
-        // A pipe would keep whoever opens it waiting for its other end.
+        // Opening a pipe would block until its other end is opened.
         Ok(found) if !found.is_file() => return Err(Error::NotSqlite { path: path.into() }),
         // SQLite would take its -wal for that of another file, and remove it.
         Ok(found) if found.len() == 0 => return Err(Error::Empty { path: path.into() }),
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(Error::NotFound { path: path.into() }),
+        Ok(found) if !may_read(path) => return Err(Error::NotPermitted { path: path.into(), owner: found.uid() }),
         _ => {}
     }
     if is_without_wal(path) {
-        // Nobody writes it. SQLite would make an empty -wal, and what is missing could not be told any more.
+        // No gpuwhy is writing it. SQLite would create an empty -wal and hide that events are missing.
         let db = open_checked(path, true)?;
         let empty = "SELECT NOT EXISTS (SELECT 1 FROM call_) AND NOT EXISTS (SELECT 1 FROM off_)
             AND (SELECT stop_unix_ns IS NULL FROM session_)";
@@ -78,11 +81,18 @@ pub(crate) fn open_read_only(path: &Path) -> Result<Connection> {
     let had_wal = with_end(path, "-wal").symlink_metadata().is_ok();
     match open_checked(path, false) {
         Ok(db) if !had_wal && in_wal_mode(&db, path)? => Err(side_files::appeared(path)),
-        // In a folder we may not write to, a file left in WAL mode cannot get its -shm. Without a -wal
-        // nobody writes it and the main file is complete, so it can be read as it stands.
+        // In a read-only folder, SQLite cannot create the -shm of a file in WAL mode. Without a -wal, no gpuwhy is
+        // writing it and the main file is complete, so it can be read as immutable.
         Err(Error::CannotRead { .. }) if !has_wal(path) => open_checked(path, true),
         other => other,
     }
+}
+
+/// Asked without opening it: closing any descriptor of a file drops SQLite's locks in this process.
+fn may_read(path: &Path) -> bool {
+    let Ok(name) = CString::new(path.as_os_str().as_bytes()) else { return false };
+    // SAFETY: reads a string that ends in a zero byte.
+    unsafe { libc::faccessat(libc::AT_FDCWD, name.as_ptr(), libc::R_OK, libc::AT_EACCESS) == 0 }
 }
 
 /// Whether SQLite has found a -wal.
@@ -109,7 +119,7 @@ fn open_checked(path: &Path, immutable: bool) -> Result<Connection> {
     Ok(db)
 }
 
-/// The version of a run file; an error for what is none, or is too new.
+/// The version of a run file; an error if it is not one, or is too new.
 pub(crate) fn check_marks(db: &Connection, path: &Path) -> Result<i32> {
     let marks = || -> rusqlite::Result<(i32, i32)> {
         let application = db.pragma_query_value(None, "application_id", |row| row.get(0))?;
@@ -121,7 +131,7 @@ pub(crate) fn check_marks(db: &Connection, path: &Path) -> Result<i32> {
             Err(Error::Newer { path: path.into(), version })
         }
         (schema::APPLICATION_ID, version @ 1..) => {
-            // A run file has its one session from the moment it has anything; a view of that name could do anything.
+            // Every run file has exactly one session. A view of that name could execute anything.
             let sql = "SELECT COUNT(*) FROM sqlite_schema WHERE name = 'session_' AND type = 'table'";
             let table: i64 = db.query_row(sql, [], |row| row.get(0)).map_err(|source| read_error(path, source))?;
             if table != 1 {
@@ -148,13 +158,13 @@ fn immutable_uri(path: &Path) -> String {
     uri + "?immutable=1"
 }
 
-/// Whether a file needs a -wal beside it and has none: that of a killed gpuwhy, copied alone.
+/// Whether a file needs a -wal but has none: the file of a killed gpuwhy, copied without it.
 pub(crate) fn is_without_wal(path: &Path) -> bool {
-    // While somebody writes it, it must not be opened here: closing the descriptor would drop SQLite's locks in this process.
+    // A file being written must not be opened here: closing the descriptor would drop SQLite's locks in this process.
     if with_end(path, "-wal").symlink_metadata().is_ok() || place::is_written_here(path) {
         return false;
     }
-    // The two bytes that say how to read and to write the file; 2 stands for WAL.
+    // The read and write versions in the header; 2 means WAL.
     let mut versions = [0; 2];
     let read = File::open(path).and_then(|file| file.read_exact_at(&mut versions, 18));
     read.is_ok() && versions == [2, 2]

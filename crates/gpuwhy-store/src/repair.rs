@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One closed file out of what a killed gpuwhy left: the run file and its -wal.
 //!
-//! In place, SQLite itself moves what the -wal holds into the file, so that being stopped in between costs nothing. With an
-//! output both files are copied first and the originals stay as they are.
+//! In place, SQLite itself moves what the -wal holds into the file, so that being stopped in between costs nothing.
+//! With an output both files are copied first and the originals stay as they are.
 
 use crate::reader::{check_marks, read_error};
 use crate::{Error, Owner, Reader, Result, place, side_files};
@@ -16,18 +16,18 @@ use std::os::unix::fs::{OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// How long to wait for whoever reads the file.
+/// How long to wait for readers of the file.
 const BUSY: Duration = Duration::from_secs(5);
-/// What is wrong with a file is told in so many lines.
+/// Maximum number of reported problems.
 const MOST_DAMAGE: u32 = 5;
 
-/// What to repair, and where to.
+/// What to repair, and where to write the result.
 pub struct RepairRequest<'a> {
-    /// The run file; its -wal lies beside it, if there is one.
+    /// The run file; its -wal, if any, is in the same folder.
     pub path: &'a Path,
     /// The file to be made; `None` to repair in place.
     pub output: Option<&'a Path>,
-    /// Whom the file to be made shall belong to; `None` for whoever runs gpuwhy.
+    /// Owner of the new file; `None`: the current user.
     pub owner: Option<Owner>,
 }
 
@@ -48,22 +48,22 @@ pub struct Repaired {
     pub lost: u64,
     /// Processes.
     pub processes: u64,
-    /// How long the run took, as far as the file knows.
+    /// Length of the run, up to the last stored event.
     pub duration_ns: u64,
     /// Whether the run has an end; if not, its gpuwhy was killed.
     pub has_end: bool,
-    /// What SQLite finds wrong with the file.
+    /// Damage found by SQLite.
     pub damage: Vec<String>,
 }
 
-/// Whether a path names a part of a run file that is no run file of its own, and the run file it belongs to.
+/// For the path of a -wal, -shm or -journal, the run file it belongs to.
 pub fn main_file(path: &Path) -> Option<PathBuf> {
     let text = path.as_os_str().as_bytes();
     let name = ["-wal", "-shm", "-journal"].iter().find_map(|end| text.strip_suffix(end.as_bytes()))?;
     (!name.is_empty()).then(|| OsStr::from_bytes(name).into())
 }
 
-/// Makes one closed file of a run file and its -wal.
+/// Combines a run file and its -wal into one file.
 pub fn repair(request: &RepairRequest<'_>) -> Result<Repaired> {
     let path = request.path;
     let refuse = |what: String| Error::CannotRepair { path: path.into(), what };
@@ -75,13 +75,13 @@ pub fn repair(request: &RepairRequest<'_>) -> Result<Repaired> {
         Ok(_) => {}
     }
     if place::is_written(path).map_err(|e| refuse(e.to_string()))? {
-        return Err(refuse("it is still being recorded; wait until that gpuwhy has ended".into()));
+        return Err(refuse("it is still being recorded; wait for that gpuwhy to end".into()));
     }
     side_files::check(path)?;
     let lacks_wal = crate::reader::is_without_wal(path);
     let wal_bytes = fs::metadata(place::with_end(path, "-wal")).ok().map(|wal| wal.len());
     if lacks_wal {
-        // Says so if nothing is left.
+        // An error if the file has no events without its -wal.
         Reader::open(path)?;
     }
     let copied = request.output.map(|output| Copied::of(path, output, request.owner)).transpose()?;
@@ -106,13 +106,13 @@ pub fn repair(request: &RepairRequest<'_>) -> Result<Repaired> {
     })
 }
 
-/// Moves everything into the main file, which is no longer in WAL mode then; what is wrong with it.
+/// Moves everything into the main file and ends WAL mode; returns the damage found.
 fn close_into_one(path: &Path) -> Result<Vec<String>> {
     let failed = |source| read_error(path, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags).map_err(failed)?;
     db.busy_timeout(BUSY).map_err(failed)?;
-    // The file may be anybody's: nothing in its schema is to act on its own.
+    // The file is untrusted: nothing in its schema may execute.
     for (setting, value) in [
         (DbConfig::SQLITE_DBCONFIG_DEFENSIVE, true),
         (DbConfig::SQLITE_DBCONFIG_TRUSTED_SCHEMA, false),
@@ -124,13 +124,13 @@ fn close_into_one(path: &Path) -> Result<Vec<String>> {
     db.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).map_err(failed)?;
     let mode: String = db.query_row("PRAGMA journal_mode = DELETE", [], |row| row.get(0)).map_err(failed)?;
     if mode != "delete" {
-        let what = "another program has it open; close that, or make a repaired copy with -o".to_owned();
+        let what = "another program has it open; close that program, or write a repaired copy with -o".to_owned();
         return Err(Error::CannotRepair { path: path.into(), what });
     }
     damage(&db).map_err(failed)
 }
 
-/// What SQLite finds wrong with a file. It gives up at what it cannot read at all, which is an answer, too.
+/// Damage found by SQLite. If SQLite cannot read the file at all, that error is the result.
 fn damage(db: &Connection) -> rusqlite::Result<Vec<String>> {
     let mut check = db.prepare(&format!("PRAGMA quick_check({MOST_DAMAGE})"))?;
     let mut lines = Vec::new();
@@ -148,7 +148,7 @@ fn damage(db: &Connection) -> rusqlite::Result<Vec<String>> {
     Ok(lines)
 }
 
-/// A copy of a run file and its -wal beside the place where the result shall be. Dropped before its end, it leaves nothing.
+/// A temporary copy of a run file and its -wal in the folder of the output. Dropping it removes the copy.
 struct Copied {
     hidden: PathBuf,
     output: PathBuf,
@@ -186,7 +186,7 @@ impl Copied {
 impl Drop for Copied {
     fn drop(&mut self) {
         for end in ["", "-wal", "-shm", "-journal"] {
-            // After the end there is none of them, and an error in removing would only hide the first.
+            // Errors are ignored: after success there is nothing to remove, and otherwise the first error matters.
             let _ = fs::remove_file(place::with_end(&self.hidden, end));
         }
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Space set aside on the run file's disk. On a full disk it is given back when the run ends, so that the
-//! file can still say how much was lost.
+//! Space reserved on the run file's disk. On a full disk it is freed when the run ends, so that the file can still
+//! record how much was lost.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Sizes to ask for, bytes: enough for what [`crate::Writer::finish`] writes, less where the disk is tiny.
+/// Sizes to try, bytes: enough for what [`crate::Writer::finish`] writes, less on a tiny disk.
 const SIZES: [libc::off_t; 2] = [1 << 20, 1 << 18];
 
 /// A file without a name in `folder` that takes up space until it is dropped, however the process ends.
@@ -23,7 +23,7 @@ pub(crate) fn take(folder: &Path) -> Option<File> {
     SIZES.iter().any(got).then_some(file)
 }
 
-/// What is free on a folder's disk, bytes; 0 where that cannot be told.
+/// Free space on a folder's disk, bytes; 0 if unknown.
 pub(crate) fn free_bytes(folder: &Path) -> u64 {
     let Ok(path) = CString::new(folder.as_os_str().as_bytes()) else { return 0 };
     // SAFETY: a struct for which zeroes are valid.

@@ -16,7 +16,7 @@ const SMALL_STEPS: i64 = 64;
 const INSERT_CALL: &str =
     "INSERT OR IGNORE INTO call_ (start, duration, context, arg0, arg1, weight) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 
-/// What rows refer to, as far as it is in the file already.
+/// Ids of what rows refer to, if already in the file.
 #[derive(Default)]
 pub(crate) struct RowWriter {
     contexts: Contexts,
@@ -72,7 +72,7 @@ impl RowWriter {
         told::insert_tensors(db, &mut self.contexts, origin_ns, events)
     }
 
-    /// Stores what waits of what libraries tell.
+    /// Stores pending library reports.
     pub(crate) fn told(&mut self, db: &Connection, origin_ns: u64, told: &Told) -> rusqlite::Result<()> {
         told.write(db, &mut self.contexts, origin_ns)
     }
@@ -86,7 +86,7 @@ impl RowWriter {
         self.tensors(db, origin_ns, &rows.tensors)
     }
 
-    /// Forgets what is in the file, because the transaction that stored some of it was rolled back.
+    /// Clears the cached ids, because the transaction that stored some of them was rolled back.
     pub(crate) fn forget(&mut self) {
         self.contexts.forget();
         self.host.forget();

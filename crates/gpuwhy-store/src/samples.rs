@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is looked up every second, and each thread's sums: waiting for a commit, then rows.
+//! Samples and per-thread sums: pending until a commit, then rows.
 
 use crate::context::know_process;
 use crate::pending::stored;
@@ -24,7 +24,7 @@ pub(crate) struct Waiting {
 }
 
 impl Waiting {
-    /// Keeps a second's samples. Returns how many older ones had to go for it.
+    /// Keeps the samples of a second. Returns how many older ones were dropped for them.
     pub(crate) fn add(&mut self, mut samples: Samples) -> u64 {
         // Told once, so never dropped.
         self.gpus.extend(samples.new_gpus.drain(..).map(|gpu| (gpu.gpu, gpu)));
@@ -75,7 +75,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    /// Negative before the run: threads are older, and a driver may tell of the past.
+    /// Negative before the run: threads may be older, and a driver may report past samples.
     fn since_start(&self, ns: u64) -> i64 {
         ns.wrapping_sub(self.origin_ns).cast_signed()
     }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! SQLite's temporary files, for readers: in memory, bounded, and with an eye on the clock.
+//! SQLite's temporary files for readers: in memory, with limits on size and time.
 //!
-//! A sort that does not fit SQLite's cache goes to temporary files, which SQLite bounds neither in size nor in time: with a limit
-//! of 1 s one went on for 17 s and filled 4.4 GB of a disk. Kept in memory by SQLite itself (`temp_store`) it would be one step of
-//! its machine, during which nothing asks for the time. So readers open their files through a file system of their own, which
-//! hands everything on to SQLite's but temporary files. Those are kept here; what would make them too large fails, and so does every
-//! read and write after the query's deadline. What is sorted between two of these fits SQLite's cache.
+//! A sort that does not fit SQLite's cache uses temporary files, which SQLite limits neither in size nor in time: with
+//! a limit of 1 s, one ran for 17 s and filled 4.4 GB of a disk. With `temp_store` in memory, the sort would be a
+//! single step of SQLite's virtual machine, during which nothing checks the time. So readers use their own SQLite file
+//! system (VFS), which forwards everything except temporary files to the default one. Temporary files are kept here:
+//! writes beyond the size limit fail, and so does every read and write after the query's deadline. The data sorted
+//! between two of these fits SQLite's cache.
 
 use rusqlite::ffi;
 use std::cell::Cell;
@@ -19,14 +20,14 @@ use std::time::Instant;
 const NAME: &CStr = c"gpuwhy-scratch";
 /// Memory is taken in pieces of so many bytes.
 const PIECE: usize = 64 << 10;
-/// What temporary files may take in this process if nobody says otherwise, bytes.
+/// Default limit for all temporary files of this process, bytes.
 const USUAL_MOST: u64 = 1 << 30;
 
 static MOST: AtomicU64 = AtomicU64::new(USUAL_MOST);
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// When what this thread asks has to end.
+    /// The deadline of this thread's query.
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -35,7 +36,7 @@ pub(crate) fn limit(most: u64) {
     MOST.store(most, Ordering::Relaxed);
 }
 
-/// Temporary files of this thread's queries fail after this moment; what was set before is given back.
+/// Sets the time after which temporary files of this thread's queries fail; returns the previous one.
 pub(crate) fn fail_after(deadline: Option<Instant>) -> Option<Instant> {
     DEADLINE.replace(deadline)
 }
@@ -68,11 +69,11 @@ fn register() -> bool {
     unsafe { ffi::sqlite3_vfs_register(ours, 0) == ffi::SQLITE_OK }
 }
 
-/// What SQLite allocates for a file; it knows the first field only.
+/// The file object that SQLite allocates; SQLite knows only the first field.
 #[repr(C)]
 struct ScratchFile {
     base: ffi::sqlite3_file,
-    /// From `Box::into_raw`, given back in `close`.
+    /// From `Box::into_raw`, freed in `close`.
     pieces: *mut Pieces,
 }
 
@@ -84,7 +85,7 @@ struct Pieces {
 }
 
 impl Pieces {
-    /// Makes the file at least so long; `false` if all temporary files together would be too large.
+    /// Grows the file to at least this size; `false` if all temporary files together would be too large.
     fn reach(&mut self, length: usize) -> bool {
         while self.pieces.len() * PIECE < length {
             let room =
@@ -104,7 +105,7 @@ impl Pieces {
         self.pieces.truncate(pieces);
         TAKEN.fetch_sub((freed * PIECE) as u64, Ordering::Relaxed);
         self.length = self.length.min(length);
-        // What is written beyond the end later must find zeroes before it.
+        // A later write beyond the end must find zeroes before it.
         if let Some(last) = self.pieces.last_mut() {
             let kept = self.length - (pieces - 1) * PIECE;
             last[kept..].fill(0);
@@ -203,10 +204,11 @@ unsafe extern "C" fn open(
     ffi::SQLITE_OK
 }
 
-/// The pieces of a file that [`open`] made.
+/// The fields of a file that [`open`] created.
 ///
 /// # Safety
-/// `file` is such a file, not closed yet, and nobody else uses it meanwhile: SQLite uses a file from one thread at a time.
+/// `file` is such a file, not closed yet, and not used elsewhere meanwhile: SQLite uses a file from one thread at a
+/// time.
 unsafe fn pieces<'a>(file: *mut ffi::sqlite3_file) -> &'a mut Pieces {
     // SAFETY: the caller's promise.
     unsafe { &mut *(*file.cast::<ScratchFile>()).pieces }
@@ -223,8 +225,8 @@ unsafe extern "C" fn read(file: *mut ffi::sqlite3_file, to: *mut c_void, amount:
     if is_late() {
         return ffi::SQLITE_INTERRUPT;
     }
-    // SAFETY: one of our files, and a buffer of `amount` bytes that SQLite owns and that may not be initialised, so it is before
-    // anything refers to it.
+    // SAFETY: one of our files, and a buffer of `amount` bytes that SQLite owns and that may not be initialised, so it
+    // is before anything refers to it.
     let (pieces, to) = unsafe {
         to.cast::<u8>().write_bytes(0, amount);
         (pieces(file), std::slice::from_raw_parts_mut(to.cast::<u8>(), amount))
@@ -255,7 +257,7 @@ unsafe extern "C" fn size(file: *mut ffi::sqlite3_file, to: *mut i64) -> c_int {
     ffi::SQLITE_OK
 }
 
-/// Nothing to be made durable, and nobody to lock out.
+/// Nothing to sync and nothing to lock.
 unsafe extern "C" fn with_number(_: *mut ffi::sqlite3_file, _: c_int) -> c_int {
     ffi::SQLITE_OK
 }

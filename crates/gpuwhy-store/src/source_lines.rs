@@ -5,7 +5,8 @@ use crate::{Reader, Result};
 use gpuwhy_model::SourceLine;
 use rusqlite::{Connection, params};
 
-/// What becomes of a line that is there already: where files of one name differ, nobody can say which one a stack means.
+/// If the line exists with a different text, it is cleared: with different files of one name, it is unknown which one a
+/// stack means.
 pub(crate) const CONFLICT: &str = "ON CONFLICT (file, line) DO UPDATE SET
     text = CASE WHEN text IS excluded.text THEN text END, around = CASE WHEN around IS excluded.around THEN around END";
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows of what libraries tell beside their calls.
+//! Rows of library reports: allocator events, transfers, communicators and function names.
 //!
-//! Reports of the allocator are many and are written as they come. The rest is little: it waits in memory for the next
-//! commit, and outlives one that fails.
+//! Allocator reports are many and written as they arrive. The rest is little: it waits in memory for the next commit,
+//! and is kept if that fails.
 
 use crate::alerts::{self, AlertRow};
 use crate::context::{Contexts, know_process};
@@ -57,14 +57,14 @@ pub(crate) fn insert_tensors(
     Ok(())
 }
 
-/// What the governor did.
+/// An action of the governor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GovernorRow {
     /// When, `CLOCK_MONOTONIC` ns.
     pub at_ns: u64,
-    /// Of which process; `None` for what is done to all.
+    /// The process affected; `None` for all.
     pub pid: Option<u32>,
-    /// To which function; `None` for what is no function.
+    /// The op affected; `None` if the action does not affect one op.
     pub op: Option<OpId>,
     /// `sample`, `detach`, `attach`, …
     pub action: String,
@@ -72,7 +72,7 @@ pub struct GovernorRow {
     pub reason: String,
 }
 
-/// What waits for the next commit.
+/// Rows waiting for the next commit.
 #[derive(Default)]
 pub(crate) struct Told {
     transfers: Vec<Transfer>,
@@ -92,7 +92,7 @@ fn keep<T>(waiting: &mut Vec<T>, row: T) -> bool {
 }
 
 impl Told {
-    /// Each of these says whether there was room.
+    /// Each of these returns whether there was room.
     pub(crate) fn transfer(&mut self, row: Transfer) -> bool {
         keep(&mut self.transfers, row)
     }

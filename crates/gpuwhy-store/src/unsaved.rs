@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows that no commit has made durable yet. While all is well that is what the open transaction has, so that nothing is
-//! lost when it is rolled back; while the disk fails it is what is kept of the run, within bounds.
+//! Rows that no commit has made durable yet. While all is well that is what the open transaction has, so that nothing
+//! is lost when it is rolled back; while the disk fails it is what is kept of the run, within bounds.
 
 use crate::aggregate::SECOND;
 use gpuwhy_model::ops::{self, KernelOp};
@@ -21,12 +21,12 @@ const THIN: Thinning = Thinning { longest: 1024, mix_stacks: true };
 pub(crate) struct Tally {
     /// Outermost calls and times off the CPU, by weight.
     pub(crate) events: u64,
-    /// Of them, those that are the weight of another's row.
+    /// Of these, events represented by the weight of a similar row.
     pub(crate) thinned: u64,
 }
 
 impl Tally {
-    /// Counts a call. One inside another is stored beside the program's own but is none of them.
+    /// Counts a call. A call inside another is stored but not counted as an event.
     #[inline]
     pub(crate) fn call(&mut self, call: &Call) {
         let calls = if call.flags.inner { 0 } else { call.calls() };
@@ -49,7 +49,7 @@ impl Tally {
     }
 }
 
-/// What was given up: events by second and op, and rows that are none.
+/// What was dropped: events by second and op, and rows that are not events.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct GivenUp {
     pub(crate) events: BTreeMap<(u64, OpId), u64>,
@@ -57,7 +57,7 @@ pub(crate) struct GivenUp {
 }
 
 impl GivenUp {
-    /// Counts a call; one inside another is no event of its own.
+    /// Counts a call; a call inside another is not an event.
     pub(crate) fn call(&mut self, call: &Call, origin_ns: u64) {
         if call.flags.inner {
             self.evidence += 1;
@@ -168,8 +168,8 @@ impl Unsaved {
         self.tensors.append(&mut part.tensors);
     }
 
-    /// Stays within its bounds: evidence goes first, then bursts become few rows, then what is fast goes, the oldest first.
-    /// What is slow goes only when there is nothing else. `exact` as in [`thin::offs`].
+    /// Stays within its limits: drops evidence first, then thins bursts, then drops fast events, oldest first. Slow
+    /// events are dropped only if nothing else is left. `exact` as in [`thin::offs`].
     pub(crate) fn bound(&mut self, exact: impl Fn(u32) -> bool, origin_ns: u64) -> GivenUp {
         let mut gone = GivenUp::default();
         if self.bytes() <= MOST_KEPT {
@@ -220,7 +220,7 @@ impl Unsaved {
             return gone;
         }
         gone.evidence = self.give_up_evidence();
-        // A balance that is not whole tells nothing: its rows go before others.
+        // An incomplete balance is useless, so its rows are dropped before others.
         if self.rows() > most {
             self.tensors.drain(..).for_each(|event| gone.tensor(&event, origin_ns));
         }
@@ -260,7 +260,7 @@ impl Unsaved {
     }
 }
 
-/// Keeps as much memory as was needed this time, so that it is not asked for again twice a second.
+/// Keeps as much memory as was needed this time, so that it is not reallocated twice a second.
 fn empty<T>(rows: &mut Vec<T>) {
     let used = rows.len().max(SPARE_ROWS);
     rows.clear();

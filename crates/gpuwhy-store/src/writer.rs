@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writing a run file.
 //!
-//! One transaction is open between two commits. What is in it is kept in memory, too, until a commit has succeeded: if
-//! anything fails (disk full, I/O error), the transaction is rolled back as a whole and the run goes on in memory. Each
-//! commit tries again, in parts, so that what fits is stored. What an earlier commit stored is never touched.
+//! One transaction is open between two commits. Its rows are also kept in memory until a commit succeeds: on any
+//! failure (disk full, I/O error), the transaction is rolled back and the run continues in memory. Each commit retries,
+//! in parts, so that what fits is stored. Rows of earlier commits are never changed.
 //!
-//! Counts are of *events*, that is outermost calls and times off the CPU, by their weight; where rows are meant, it says so.
+//! Counts are of *events*: outermost calls and times off the CPU, by weight. Counts of rows say so.
 
 mod keeping;
 mod told;
@@ -39,14 +39,14 @@ const BUSY: Duration = Duration::from_secs(1);
 /// SQLite's unit, bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// What is known when a run begins.
+/// Facts known when a run starts.
 #[derive(Debug, Clone, Default)]
 pub struct NewRun {
     /// gpuwhy's version.
     pub version: String,
-    /// The beginning by the wall clock, Unix nanoseconds.
+    /// Start by the wall clock, Unix nanoseconds.
     pub start_unix_ns: u64,
-    /// The same moment on `CLOCK_MONOTONIC`, nanoseconds: the zero of the file's times.
+    /// The same time on `CLOCK_MONOTONIC`, nanoseconds: the origin of the file's times.
     pub start_monotonic_ns: u64,
     /// The traced command, if gpuwhy started one.
     pub command: Option<String>,
@@ -56,20 +56,20 @@ pub struct NewRun {
     pub machine: Machine,
     /// How large the file may become with its -wal, bytes; `None` for any size.
     pub max_size: Option<u64>,
-    /// Whom the file shall belong to; `None` for whoever runs gpuwhy.
+    /// Owner of the file; `None`: the current user.
     pub owner: Option<Owner>,
 }
 
-/// What is known when a run ends.
+/// Facts known when a run ends.
 #[derive(Debug, Clone, Default)]
 pub struct RunEnd {
     /// The end by the wall clock, Unix nanoseconds.
     pub stop_unix_ns: u64,
-    /// The same moment on `CLOCK_MONOTONIC`, nanoseconds.
+    /// The same time on `CLOCK_MONOTONIC`, nanoseconds.
     pub stop_monotonic_ns: u64,
     /// Why it ended: `exit`, `interrupted`, `duration`, …
     pub stop_reason: String,
-    /// What tracing cost, JSON.
+    /// The cost of tracing, JSON.
     pub own_cost: Option<String>,
 }
 
@@ -77,7 +77,7 @@ pub struct RunEnd {
 pub struct Created {
     /// To write it.
     pub writer: Writer,
-    /// Where the file that had its name was moved.
+    /// New path of the existing file, if it was renamed.
     pub moved_to: Option<PathBuf>,
 }
 
@@ -90,13 +90,13 @@ pub struct Finished {
     pub size_bytes: u64,
     /// Events stored.
     pub stored: u64,
-    /// Of them, those that are the weight of another's row.
+    /// Of these, events represented by the weight of a similar row.
     pub thinned: u64,
-    /// What was lost in writing, by cause; also in the file.
+    /// Events lost in writing, by cause; also in the file.
     pub lost: Vec<(LossCause, u64)>,
     /// The same by op.
     pub lost_by_op: BTreeMap<OpId, u64>,
-    /// What could not be done; the file is readable all the same.
+    /// A problem at the end; the file is still readable.
     pub problem: Option<Error>,
 }
 
@@ -122,13 +122,13 @@ struct Counts {
     lost_before: u64,
     /// Lost because the disk failed.
     write_failed: u64,
-    /// Lost because the file had no room left.
+    /// Lost because the file was full.
     size_cap: u64,
     /// Left out of `seconds`.
     unsummed: u64,
     /// Seconds of samples that were dropped.
     samples_missing: u64,
-    /// Calls whose sums the open transaction already holds, out of memory.
+    /// Calls whose sums are already in the open transaction and no longer in memory.
     summed_in_open: u64,
 }
 
@@ -145,7 +145,7 @@ pub struct Writer {
     sums: Aggregator,
     pending: Pending,
     counts: Counts,
-    /// What the writer itself has given up, by op.
+    /// Events dropped by the writer, by op.
     given_up: BTreeMap<OpId, u64>,
     origin_ns: u64,
     /// Space to end the run with when the disk is full.
@@ -186,7 +186,7 @@ impl Writer {
 
     /// Stores calls, in any order; sorts them in place by start. Larger batches make a denser file.
     ///
-    /// An error says that the disk has begun to fail, not that anything is lost: do not give the calls again.
+    /// An error means that the disk started to fail, not that calls are lost: do not pass them again.
     pub fn write_calls(&mut self, calls: &mut [Call]) -> Result<()> {
         calls.sort_by_key(|call| call.start_ns);
         let mut outcome = Ok(());
@@ -209,8 +209,8 @@ impl Writer {
         outcome.and(self.end_batch())
     }
 
-    /// Stores times off the CPU, in any order; sorts them in place by start. What began before the run is cut at
-    /// its beginning, in place, too. They are events like calls: counted, summed, and lost in the same way.
+    /// Stores times off the CPU, in any order; sorts them in place by start, and cuts times that started before the run
+    /// at its start. They are events like calls: counted, summed, and lost in the same way.
     pub fn write_off_cpu(&mut self, offs: &mut [OffCpu]) -> Result<()> {
         offs.iter_mut().for_each(|off| host::cut_off_cpu(off, self.origin_ns));
         offs.sort_by_key(|off| off.start_ns);
@@ -231,8 +231,8 @@ impl Writer {
         outcome.and(self.end_batch())
     }
 
-    /// Stores who had a CPU for which a traced thread waited. Evidence, not events: what there is no room for is counted
-    /// as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
+    /// Stores who had a CPU for which a traced thread waited. These rows are evidence, not events: if they do not fit,
+    /// they are counted as `evidence_lost`, and `cpu_held` covers less of `cpu_waits`.
     pub fn write_cpu_runs(&mut self, runs: &[CpuRun]) -> Result<()> {
         let (from, shortest) = (self.unsaved.runs.len(), self.shortest_evidence());
         self.unsaved.runs.extend(runs.iter().filter(|run| run.duration_ns >= shortest));
@@ -257,7 +257,7 @@ impl Writer {
         }
     }
 
-    /// Says where threads' time went so far. The rows of a thread take the place of all its earlier ones.
+    /// Sets the ledger so far. The rows of a thread replace all its earlier ones.
     pub fn ledger(&mut self, rows: &[LedgerRow]) {
         let refused = self.pending.ledger.set(rows);
         if refused > 0 {
@@ -265,7 +265,7 @@ impl Writer {
         }
     }
 
-    /// Adds what was looked up in a second. While the disk fails, ten minutes of it are kept.
+    /// Adds the samples of a second. While the disk fails, ten minutes of samples are kept.
     pub fn add_samples(&mut self, samples: Samples) {
         self.counts.samples_missing += self.pending.host.add(samples);
     }
@@ -317,7 +317,7 @@ impl Writer {
         self.pending.add_library(library, attached);
     }
 
-    /// Puts a stack's frames into words. Its id is what [`Call::stack`] says.
+    /// Adds the frames of a stack as text. Its id is that of [`Call::stack`].
     pub fn add_stack(&mut self, id: u64, text: StackText) {
         self.pending.add_stack(id.cast_signed(), text);
     }
@@ -327,7 +327,7 @@ impl Writer {
         self.pending.add_source_line(line);
     }
 
-    /// Replaces what is known of the machine (some of it is learned from the traced program).
+    /// Replaces the facts about the machine (some come from the traced program).
     pub fn set_machine(&mut self, machine: Machine) {
         self.pending.set_machine(machine);
     }
@@ -348,14 +348,14 @@ impl Writer {
         lost_before + write_failed + size_cap
     }
 
-    /// Events without a row in the file, as of now. What an open transaction holds counts only while the disk fails.
+    /// Events without a row in the file, at present. Those in the open transaction count only while the disk fails.
     pub fn missing(&self) -> Missing {
         let waiting = if self.failing { self.unsaved.by_op() } else { BTreeMap::new() };
         Missing { lost: self.given_up.clone(), waiting }
     }
 
-    /// Makes everything so far durable: after `kill -9` the file opens and has it. While it cannot, the run goes on in
-    /// memory; the error says how much is kept there.
+    /// Makes everything so far durable, even against `kill -9`. If that fails, the run continues in memory; the error
+    /// says how much is kept there.
     pub fn commit(&mut self) -> Result<()> {
         if self.failing {
             return self.retry();
@@ -367,8 +367,8 @@ impl Writer {
         Ok(())
     }
 
-    /// Moves what was committed from the -wal into the main file, as far as nobody reads it: whoever copies that file alone
-    /// has everything up to here. What cannot be moved now stays in the -wal, and is no loss.
+    /// Moves committed data from the -wal to the main file, unless readers prevent it, so that a copy of that file
+    /// alone has everything up to here. What cannot be moved now stays in the -wal and is not lost.
     pub fn checkpoint(&mut self) {
         if !self.failing {
             let _ = self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
@@ -474,7 +474,7 @@ impl Writer {
 fn open_new(claim: &Claim, run: &NewRun) -> Result<Connection> {
     let failed = |source| write_error(&claim.path, 0, source);
     make_empty_run(&claim.path, run).map_err(failed)?;
-    // From here on SQLite would use what it finds beside the file.
+    // From here on, SQLite would use side files that it finds.
     let (sides, journal) = side_files::take(&claim.path, run.owner)?;
     claim.mark_wal().map_err(|source| Error::CannotCreate { path: claim.path.clone(), source })?;
     let db = open_for_writing(&claim.path, SizeCap(run.max_size)).map_err(failed)?;

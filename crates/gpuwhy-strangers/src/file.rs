@@ -8,10 +8,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// The kernel says "again" when a path was renamed while it was followed; somebody may do that all the time.
+/// The kernel returns EAGAIN if a path was renamed while it was resolved, which a program may do continuously: retry
+/// this often.
 const TRIES: usize = 16;
 
-/// What a path led to at one moment. Nothing was opened: devices and pipes do not notice.
+/// The target of a path at one time. It was not opened, so devices and pipes are not affected.
 #[derive(Debug)]
 pub struct Seen {
     place: OwnedFd,
@@ -25,16 +26,16 @@ impl Seen {
         Ok(Self { place: place.into(), metadata })
     }
 
-    /// What it is.
+    /// Its file type.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Opens it for reading, whatever became of its path since. Only a regular file: never a device, never waiting for
-    /// somebody to write to a pipe.
+    /// Opens it for reading, even if the path has changed since. Only regular files, so it never opens a device and
+    /// never waits for a writer of a pipe.
     pub fn open(&self) -> io::Result<File> {
         if !self.metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
         }
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let path = format!("/proc/self/fd/{}", self.place.as_raw_fd());
@@ -42,12 +43,13 @@ impl Seen {
     }
 }
 
-/// What a path leads to as gpuwhy sees it. Links through `/proc` (`/proc/PID/root`, `/proc/PID/fd/3`) are not followed.
+/// Resolves a path in gpuwhy's file system. Links through `/proc` (`/proc/PID/root`, `/proc/PID/fd/3`) are not
+/// followed.
 pub fn look_at(path: &Path) -> io::Result<Seen> {
     Seen::new(follow(CWD, path, ResolveFlags::NO_MAGICLINKS, path)?)
 }
 
-/// What a path leads to as a process sees it: from its root, out of which no link leads.
+/// Resolves a path in the file system of a process: from its root, which no link can leave.
 pub fn look_in_root_of(pid: u32, path: &str) -> io::Result<Seen> {
     let root = format!("/proc/{pid}/root");
     let in_root = fs::openat(CWD, &root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;

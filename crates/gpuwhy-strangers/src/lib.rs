@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reading what belongs to processes that gpuwhy does not trust.
+//! Reads files and memory of untrusted processes.
 //!
-//! gpuwhy has root's rights where its targets have none, and a target chooses what root reads: how long its command
-//! line is, what lies behind the paths in its mappings, how long a page of its memory takes to arrive. So:
+//! gpuwhy has root's rights, and an untrusted target controls what root reads: the length of its command line, the
+//! targets of the paths in its mappings, the time until a page of its memory arrives. So:
 //!
-//! - Files of `/proc` have a largest size each, by [`ProcFile`]; the rest is cut off.
-//! - A path is first looked at without opening what it leads to ([`look_at`], [`look_in_root_of`], …), and only a
-//!   [`Seen`] regular file can be opened. Opening a device can do things: `/dev/watchdog` reboots the machine.
-//! - Memory ([`Memory`]) is read into buffers of the reader's own size, by a call that SIGKILL always ends.
+//! - Each file of `/proc` has a size limit ([`ProcFile`]); the rest is cut off.
+//! - A path is first resolved without opening its target ([`look_at`], [`look_in_root_of`], …), and only a [`Seen`]
+//!   regular file can be opened. Opening a device can have effects: `/dev/watchdog` reboots the machine.
+//! - Memory ([`Memory`]) is read into buffers whose size the reader chooses, by a call that SIGKILL can always end.
 //!
-//! What this crate cannot bound is time: any of these calls may wait for a file system that its owner wrote. Whoever
-//! cannot wait asks a process made for that (gpuwhy-capture's `lookups`).
+//! This crate cannot limit time: any of these calls may wait for a file system controlled by the target. Code that
+//! cannot wait uses a separate reader process (gpuwhy-capture's `lookups`).
 //!
-//! `clippy.toml` of the crates that look into processes refuses `std::fs::read` and its like.
+//! `clippy.toml` of the crates that read processes forbids `std::fs::read` and similar functions.
 
 mod file;
 mod memory;

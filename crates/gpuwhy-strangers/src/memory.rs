@@ -3,17 +3,17 @@
 
 use std::io;
 
-/// A process's memory. Addresses and sizes found there are the process's claims: the caller bounds them.
+/// A process's memory. Addresses and sizes found there are untrusted: the caller must limit them.
 ///
-/// Read with `process_vm_readv`, not `/proc/PID/mem`: a page may lie in a file system whose owner lets it never arrive,
-/// and of the two only this can always be ended by SIGKILL.
+/// Read with `process_vm_readv`, not `/proc/PID/mem`: a page may be in a file system that never delivers it, and only
+/// `process_vm_readv` can always be ended by SIGKILL.
 #[derive(Debug, Clone, Copy)]
 pub struct Memory {
     pid: u32,
 }
 
 impl Memory {
-    /// Of a process that is there; needs the right to trace it.
+    /// The memory of a process; needs the right to trace it.
     pub fn of(pid: u32) -> io::Result<Self> {
         let memory = Self { pid };
         // An empty read looks at neither the process nor our rights, one of an address that is never mapped does both.

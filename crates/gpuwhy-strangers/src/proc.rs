@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// A file of `/proc/PID`. What is in some of them, the process says itself.
+/// A file of `/proc/PID`. The process itself controls the content of some.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProcFile {
     /// The command line, which lies in the process's own memory and may be as large as that.
@@ -16,7 +16,7 @@ pub enum ProcFile {
     Stat,
     /// Figures by name. Groups, of which there may be 65,536, stand after what gpuwhy reads.
     Status,
-    /// What is mapped; up to 65,530 lines by the kernel's own limit.
+    /// The mappings; up to 65,530 lines by the kernel's default limit.
     Maps,
     /// Which cgroups it is in.
     Cgroup,
@@ -40,7 +40,7 @@ impl ProcFile {
         }
     }
 
-    /// The most bytes of it that are read.
+    /// Maximum bytes to read.
     pub const fn limit(self) -> usize {
         match self {
             Self::Comm | Self::Io => 1 << 10,
@@ -53,7 +53,7 @@ impl ProcFile {
     }
 }
 
-/// A file of a process, at most [`ProcFile::limit`] bytes of it. Mappings end with a whole line.
+/// Reads a file of a process, at most [`ProcFile::limit`] bytes. Mappings end with a whole line.
 pub fn read_proc(pid: u32, file: ProcFile) -> io::Result<Vec<u8>> {
     let mut bytes = read_file(Path::new(&format!("/proc/{pid}/{}", file.name())), file.limit())?;
     if file == ProcFile::Maps && bytes.len() == file.limit() {
@@ -63,7 +63,7 @@ pub fn read_proc(pid: u32, file: ProcFile) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file of the kernel's (`/proc`, `/sys`), at most so many bytes of it.
+/// Reads a file of the kernel (`/proc`, `/sys`), at most `most` bytes.
 pub fn read_file(path: &Path, limit: usize) -> io::Result<Vec<u8>> {
     read_at_most(&open_file(path)?, limit)
 }
@@ -73,13 +73,14 @@ pub fn open_file(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// The same as text; what is no UTF-8 becomes U+FFFD.
+/// The same as text; invalid UTF-8 becomes U+FFFD.
 pub fn read_text(path: &Path, limit: usize) -> io::Result<String> {
     let bytes = read_file(path, limit)?;
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }
 
-/// What is left of an open file, at most so many bytes of it. Does not ask for its size: the kernel's files have none.
+/// Reads the rest of an open file, at most `most` bytes. It does not query the size, because the kernel's files have
+/// none.
 pub fn read_at_most(mut file: &File, limit: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; limit.min(4 << 10)];
     let mut filled = 0;

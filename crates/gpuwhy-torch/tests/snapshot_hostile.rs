@@ -76,7 +76,7 @@ fn a_refused_opcode_deep_inside_a_real_file_stops_everything() {
 fn foreign_and_broken_files_say_what_they_are() {
     let error = |bytes: &[u8]| read(bytes).unwrap_err().to_string();
     assert!(error(b"").contains("ends at byte 0"));
-    assert!(error(b"{\"traceEvents\": []}").contains("0x7b is no pickle opcode"));
+    assert!(error(b"{\"traceEvents\": []}").contains("0x7b is not a pickle opcode"));
     assert!(error(b"\x80\x04]K\x01a.").contains("not a PyTorch memory snapshot"));
     assert!(error(b"\x80\x04}.").contains("not a PyTorch memory snapshot"));
     assert!(error(b"\x80\x09.").contains("pickle protocol 9"));

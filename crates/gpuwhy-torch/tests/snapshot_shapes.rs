@@ -195,13 +195,13 @@ fn a_cut_off_file_is_analysed_as_far_as_it_goes() {
     assert_eq!(device.reserved_bytes, 1_245_708_288, "segments come first in the file");
     assert!(device.trace_entries > 2000 && !device.reconciled);
     assert!(report.warnings[0].contains(&format!("ends at byte {}", cut.len())), "{:?}", report.warnings);
-    assert_eq!(report.warnings[1..], ["the recording's end is missing: peaks cover only what was read"]);
+    assert_eq!(report.warnings[1..], ["the end of the recording is missing: peaks cover only what was read"]);
 }
 
 /// Wherever a file is cut, the recording is said to lack its end just when it does.
 #[test]
 fn a_recordings_missing_end_is_said_once_and_only_where_it_is_missing() {
-    const MISSING: &str = "the recording's end is missing: peaks cover only what was read";
+    const MISSING: &str = "the end of the recording is missing: peaks cover only what was read";
     let on = |device: u64, base| {
         let kind = Kind { small: true, device, ..LARGE };
         let blocks =
@@ -232,7 +232,7 @@ fn a_recordings_missing_end_is_said_once_and_only_where_it_is_missing() {
             let missing = report.warnings.iter().filter(|w| *w == MISSING).count();
             assert_eq!(missing, usize::from(end < ended), "cut at {end} of {ended}: {:?}", report.warnings);
             told += missing;
-            for wrong in ["began late", "does not add up", "no allocation history", "playing the allocations"] {
+            for wrong in ["began late", "does not add up", "no allocation history", "replaying the allocations"] {
                 assert!(!report.warnings.iter().any(|w| w.contains(wrong)), "cut at {end}: {:?}", report.warnings);
             }
             let last = report.devices.last().unwrap();

@@ -175,8 +175,8 @@ fn a_capacity_below_what_was_reserved_is_not_believed() {
     let report = analyse(fixture("base").as_slice(), &options, None).unwrap();
     assert!(report.findings.is_empty(), "{:?}", kinds(&report));
     assert_eq!(report.devices[0].headroom_bytes, None);
-    let said = "cuda:0: the GPU's memory was given as 1,000,000,000 bytes, but 1,245,708,288 were reserved at the peak: \
-                give the real size";
+    let said = "cuda:0: the GPU's memory was given as 1,000,000,000 bytes, but the peak reserved 1,245,708,288: give \
+                the real size";
     assert_eq!(report.warnings, [said]);
 }
 

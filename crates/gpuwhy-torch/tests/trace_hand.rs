@@ -334,7 +334,7 @@ fn warm_up_does_not_decide_what_kind_of_idle_it_is() {
     let report = report(&file(&events));
     assert!(report.devices[0].steady.is_some());
     assert_eq!(kinds(&report), ["launch_bound"]);
-    assert!(report.findings[0].title.contains("after warm-up"), "{}", report.findings[0].title);
+    assert!(report.findings[0].effect[0].contains("after warm-up"), "{:?}", report.findings[0].effect);
 }
 
 #[test]
@@ -347,9 +347,9 @@ fn the_largest_part_is_not_most_of_it() {
         events.push(kernel("k", &format!("{}", at + 1000), "10", 7, i + 1));
     }
     let summary = report(&file(&events)).findings[0].root_cause.detail.clone();
-    assert!(summary.starts_with("the largest part of it (33 %): CPU runs aten::op"), "{summary}");
+    assert!(summary.starts_with("largest cause: the CPU runs aten::op") && summary.ends_with(" (33 %)"), "{summary}");
     let summary = report(&file(&launched(&[500; 20]))).findings[0].root_cause.detail.clone();
-    assert!(summary.starts_with("most of it: CPU runs aten::mm"), "{summary}");
+    assert!(summary.starts_with("main cause: the CPU runs aten::mm"), "{summary}");
 }
 
 #[test]
@@ -382,7 +382,7 @@ fn sums_over_devices_are_shares_of_all_their_time() {
     let report = report(&file(&events));
     let finding = report.findings.iter().find(|finding| finding.kind == "pageable_copies").unwrap();
     assert_eq!((finding.lost_ns, finding.share), (8 * 120_000, 120_000.0 / 200_000.0));
-    assert!(finding.title.ends_with("960 µs of 1.60 ms on 8 GPUs (60 %)"), "{}", finding.title);
+    assert!(finding.effect[0].ends_with("960 µs of 1.60 ms on 8 GPUs (60 %)"), "{:?}", finding.effect);
 }
 
 #[test]
@@ -394,7 +394,10 @@ fn other_accelerators_are_not_called_cpu_only() {
         cpu("mtia_runtime", "launch", 0, 5, ""),
     ]));
     let said = mtia.warnings.join("\n");
-    assert!(said.contains("3 events of categories that are not analysed: 2 mtia_ccp_events, 1 mtia_runtime"), "{said}");
+    assert!(
+        said.contains("3 events of categories that gpuwhy does not analyse: 2 mtia_ccp_events, 1 mtia_runtime"),
+        "{said}"
+    );
     assert!(said.contains("no GPU events") && !said.contains("CPU only"), "{said}");
 }
 
@@ -419,10 +422,10 @@ fn foreign_files_are_refused_by_name() {
     for (json, error) in [
         ("", "the file is empty"),
         ("  \n", "the file is empty"),
-        ("\u{0}\u{1}\u{2}", "not with JSON"),
+        ("\u{0}\u{1}\u{2}", "which is not JSON"),
         (r#"{"nodes": [], "schema": 1}"#, "nodes, schema"),
-        ("[[1, 2], [3]]", "no trace events"),
-        (r#"[{"a": 1}, {"b": 2}]"#, "no trace events"),
+        ("[[1, 2], [3]]", "other than trace events"),
+        (r#"[{"a": 1}, {"b": 2}]"#, "other than trace events"),
         (r#"{"schemaVersion": 1, "device"#, "ends before its list"),
     ] {
         let said = try_report(json.as_bytes()).map(|_| ()).unwrap_err().to_string();

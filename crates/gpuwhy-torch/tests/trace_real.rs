@@ -144,7 +144,7 @@ fn a_quick_look_keeps_the_exact_figures() {
         assert_eq!(full.devices[0].account, quick.devices[0].account);
         assert_eq!(full.steps.count, quick.steps.count);
         assert_eq!(full.copies, quick.copies);
-        assert!(quick.warnings.iter().any(|w| w.starts_with("quick")));
+        assert!(quick.warnings.iter().any(|w| w.starts_with("--quick")));
     }
 }
 

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An explanation on the screen: the verdict, the findings, what is well, the machine, the GPUs, where the time of
-//! the threads that matter went, and what cannot be known.
+//! An explanation on the screen. Short: what was traced, the verdict, up to three findings, the checks that passed. Full:
+//! all findings, figures of the checks, the machine, the GPUs and the threads as well.
 
+use crate::finding_view::{self, Detail, paint};
 use crate::per_process;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::wrap::wrap;
-use gpuwhy_model::{Finding, Severity, units};
+use gpuwhy_model::{Severity, units};
 use gpuwhy_why::State;
 use gpuwhy_why::process_calls::ProcessCalls;
 use gpuwhy_why::report::{GpuReport, JobReport, Report, ThreadReport};
@@ -14,16 +15,12 @@ use unicode_width::UnicodeWidthStr;
 
 /// Prose is no wider than this, however wide the terminal.
 pub(crate) const PROSE: usize = 100;
-/// A finding is no wider than this, save its chain.
+/// A line of a list of jobs is no wider than this.
 const BLOCK: usize = 110;
-/// Where the second column of a finding begins.
-const HANG: usize = 10;
-/// Who and what of a link have this much room beside its time, or stand above it.
-const LEAST_SAID: usize = 44;
-/// Threads whose time is shown: those that launch, then the busiest, if they ran this share of the time.
+/// Threads shown: those that launch, then the busiest, if they ran at least this share of the time.
 const THREADS: usize = 4;
 const LEAST_RUNNING: f64 = 0.02;
-/// States shown of each, and the least share of its time that is worth a line.
+/// States shown per thread, and the least share of its time that gets a line.
 const STATES: usize = 6;
 const LEAST_SHARE: f64 = 0.01;
 /// No name is longer than this on a screen.
@@ -34,54 +31,96 @@ const NAME: usize = 40;
 pub struct ExplainView<'a> {
     /// The explanation.
     pub report: &'a Report,
-    /// Calls by process, where they were asked for.
+    /// Calls by process; empty unless asked for.
     pub per_process: &'a [ProcessCalls],
-    /// The run file, for commands that are suggested.
+    /// The run file, for suggested commands.
     pub run: &'a str,
+    /// Short, or everything.
+    pub detail: Detail,
 }
 
 impl ExplainView<'_> {
-    /// All of it, for a terminal of so many columns.
+    /// The lines for a terminal of `width` columns.
     pub fn lines(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
         if !report.jobs.is_empty() {
             return self.jobs(width, style);
         }
-        let mut lines = verdict(&report.verdict, width, style);
-        for finding in &report.findings {
-            lines.push(String::new());
-            lines.extend(finding_lines(finding, width, style));
+        let mut lines = header(report, width, style);
+        lines.extend(verdict(&report.verdict, width, style));
+        lines.extend(finding_view::lines(&report.findings, self.detail, width, style));
+        if self.detail == Detail::Full {
+            section(&mut lines, "Healthy", list(&report.healthy, width), style);
+            section(&mut lines, "Machine", list(&report.context, width), style);
+            section(&mut lines, "GPUs", gpu_lines(&report.gpus, width, style), style);
+            section(&mut lines, "Threads", thread_lines(report, width, style), style);
         }
-        section(&mut lines, "Checked and healthy", list(&report.healthy, width), style);
-        section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
-        section(&mut lines, "", thread_lines(report, width, style), style);
-        self.end(lines, width, style)
+        self.end(&mut lines, width, style);
+        if self.detail == Detail::Short {
+            section(&mut lines, "", outlook(report, self.run, width, style), style);
+        }
+        lines
     }
 
-    /// Several jobs: each in a line, the worst first, and how to look at one.
+    /// Several jobs: one line each, worst first, and the command that explains one.
     fn jobs(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
         let mut lines = job_lines(&report.jobs, self.run, width, style);
-        section(&mut lines, "The machine", list(&report.context, width), style);
-        section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
-        self.end(lines, width, style)
+        if self.detail == Detail::Full {
+            section(&mut lines, "Machine", list(&report.context, width), style);
+            section(&mut lines, "GPUs", gpu_lines(&report.gpus, width, style), style);
+        }
+        self.end(&mut lines, width, style);
+        lines
     }
 
-    /// What every explanation ends with.
-    fn end(&self, mut lines: Vec<String>, width: usize, style: Style) -> Vec<String> {
-        let report = self.report;
-        section(&mut lines, "", per_process::lines(self.per_process, width, style), style);
-        let unknown = list(&report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
-        section(&mut lines, "What cannot be known", unknown, style);
-        lines
+    /// Calls by process, and what lost events mean for the answer.
+    fn end(&self, lines: &mut Vec<String>, width: usize, style: Style) {
+        section(lines, "", per_process::lines(self.per_process, width, style), style);
+        let unknown = list(&self.report.loss.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
+        section(lines, "What cannot be known", unknown, style);
     }
 }
 
-/// Several jobs, the worst first, and the command to look at one.
+/// `python3 train.py (pid 15828) · 6.20 s traced`, and an empty line.
+fn header(report: &Report, width: usize, style: Style) -> Vec<String> {
+    let Some(main) = report.processes.first() else { return Vec::new() };
+    let more = report.processes.iter().skip(1).filter(|process| process.launches > 0).count();
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let name = units::safe(&main.name, 2 * NAME);
+    let who = if name == format!("pid {}", main.pid) { name } else { format!("{name} (pid {})", main.pid) };
+    let from = if report.from_ns > 0 {
+        format!(", from {} to {}", units::time(report.from_ns), units::time(report.to_ns))
+    } else {
+        String::new()
+    };
+    let text = format!("{who}{more} · {} traced{from}", units::time(report.wall_ns));
+    let mut lines: Vec<String> = wrap(&text, width.min(PROSE), 2).iter().map(|line| style.dim(line)).collect();
+    lines.push(String::new());
+    lines
+}
+
+/// The end of a short screen: the checks that passed, and the command that shows everything.
+pub fn outlook(report: &Report, run: &str, width: usize, style: Style) -> Vec<String> {
+    let names: Vec<&str> = report.healthy.iter().filter_map(|check| check.split(':').next()).collect();
+    let mut lines = Vec::new();
+    if !names.is_empty() {
+        lines.extend(wrap(&units::safe(&format!("Healthy: {}.", names.join(", ")), 500), width.min(PROSE), 2));
+    }
+    let findings = match finding_view::hidden(&report.findings, Detail::Short) as u64 {
+        0 => String::new(),
+        1 => "1 more finding, ".to_owned(),
+        n => format!("{} more findings, ", units::count(n)),
+    };
+    let run = units::safe(run, 500);
+    let more = format!("More: gpuwhy explain --full {run} ({findings}checks, machine, GPUs, threads)");
+    lines.extend(wrap(&more, width.min(PROSE), 2).iter().map(|line| style.dim(line)));
+    lines
+}
+
+/// Several jobs, worst first, and the command that explains one.
 pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
-    let mut lines =
-        vec![style.bold(&format!("{} jobs were recorded; the worst first", units::count(jobs.len() as u64)))];
+    let mut lines = vec![style.bold(&format!("{} jobs recorded, worst first", units::count(jobs.len() as u64)))];
     lines.push(String::new());
     let names: Vec<String> = jobs.iter().map(job_name).collect();
     let room = names.iter().map(|name| name.width()).max().unwrap_or(0);
@@ -92,18 +131,18 @@ pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> V
         let line = format!("{label} {name}{pad}  {}", units::safe(&job.summary, 200));
         let mut shown = wrap(&line, width.min(BLOCK), label.len() + 1).into_iter();
         let first = shown.next().unwrap_or_default();
-        lines.push(first.replacen(label.trim_end(), &severity(label.trim_end(), worst, style), 1));
+        lines.push(first.replacen(label.trim_end(), &paint(label.trim_end(), worst, style), 1));
         lines.extend(shown);
     }
     if let Some(first) = jobs.first() {
         lines.push(String::new());
         let run = units::safe(run, 500);
-        lines.push(style.dim(&format!("look at one: gpuwhy explain --db {run} --pid {}", first.pid)));
+        lines.push(style.dim(&format!("More: gpuwhy explain --db {run} --pid {}", first.pid)));
     }
     lines
 }
 
-/// `python3 train.py 4821`; of several ranks how many.
+/// `python3 train.py 4821`; with several ranks their number.
 fn job_name(job: &JobReport) -> String {
     let ranks = if job.ranks > 1 { format!(" ({} ranks)", job.ranks) } else { String::new() };
     format!("{} {}{ranks}", units::safe(&job.name, NAME), job.pid)
@@ -113,79 +152,6 @@ fn job_name(job: &JobReport) -> String {
 pub fn verdict(text: &str, width: usize, style: Style) -> Vec<String> {
     let lines = wrap(&units::safe(text, 4000), width.min(PROSE), 0);
     lines.iter().map(|line| style.bold(line)).collect()
-}
-
-/// A finding in one line: how bad it is, and its title.
-pub fn title_line(finding: &Finding, style: Style) -> String {
-    let label = severity(&format!("[{}]", finding.severity.label()), finding.severity, style);
-    format!("{label} {}", units::safe(&finding.title, 200))
-}
-
-/// A finding as [`Finding::to_text`] lays it out, fitted to the terminal.
-pub(crate) fn finding_lines(finding: &Finding, width: usize, style: Style) -> Vec<String> {
-    let (text, width) = (finding.to_text(), width.min(BLOCK));
-    let mut lines = text.lines();
-    let label = format!("[{}]", finding.severity.label());
-    let kind = units::safe(&finding.kind, 40);
-    let head = lines.next().unwrap_or_default();
-    let title = head.strip_suffix(kind.as_str()).unwrap_or(head).trim_end();
-    let room = width.saturating_sub(kind.width() + 2);
-    let mut shown = wrap(title, room, label.width() + 1);
-    if let Some(last) = shown.last_mut() {
-        let gap = width.saturating_sub(last.width() + kind.width()).clamp(2, 88);
-        *last = format!("{last}{}{}", " ".repeat(gap), style.dim(&kind));
-    }
-    if let Some(rest) = shown.first().and_then(|first| first.strip_prefix(&label)) {
-        shown[0] = format!("{}{rest}", severity(&label, finding.severity, style));
-    }
-    let mut lines: Vec<&str> = lines.collect();
-    let rest = lines.split_off(finding.chain.len().min(lines.len()));
-    shown.extend(chain_lines(finding, &lines, width));
-    shown.extend(rest.into_iter().flat_map(|line| wrap(line, width, HANG)));
-    shown
-}
-
-/// A chain as the text has it where that fits. Else who and what wrap beside the times and states, and where that leaves them
-/// too little room, above.
-fn chain_lines(finding: &Finding, lines: &[&str], width: usize) -> Vec<String> {
-    if lines.iter().all(|line| line.trim_end().width() <= width) {
-        return lines.iter().map(|line| line.trim_end().to_owned()).collect();
-    }
-    let timed = finding.chain.iter().any(|link| link.ns > 0);
-    let parts: Vec<(&str, String)> = finding
-        .chain
-        .iter()
-        .zip(lines)
-        .map(|(link, line)| {
-            let (time, state) =
-                (if link.ns > 0 { units::time(link.ns) } else { String::new() }, units::safe(&link.state, 80));
-            let said = line.trim_end().strip_suffix(state.as_str()).unwrap_or(line).trim_end();
-            let said = said.strip_suffix(time.as_str()).unwrap_or(said).trim_end();
-            (said, if timed { format!("{time:>7}  {state}").trim_end().to_owned() } else { state })
-        })
-        .collect();
-    let measured = parts.iter().map(|(_, measured)| measured.width()).max().unwrap_or(0);
-    let room = width.saturating_sub(measured + 2);
-    let mut shown = Vec::new();
-    for (said, measured) in parts {
-        let beside = room >= LEAST_SAID;
-        let mut lines = wrap(said, if beside { room } else { width }, HANG + 2);
-        match lines.first_mut().filter(|_| beside) {
-            Some(first) => *first = format!("{first}{}  {measured}", " ".repeat(room.saturating_sub(first.width()))),
-            None => lines.push(format!("{:1$}{2}", "", HANG + 2, measured.trim_start())),
-        }
-        shown.extend(lines.into_iter().map(|line| line.trim_end().to_owned()));
-    }
-    shown
-}
-
-fn severity(text: &str, severity: Severity, style: Style) -> String {
-    match severity {
-        Severity::Critical | Severity::High => style.red(text),
-        Severity::Medium => style.yellow(text),
-        Severity::Low => style.bold(text),
-        Severity::Info => style.green(text),
-    }
 }
 
 /// Adds lines under a heading, if there are any.
@@ -204,8 +170,8 @@ pub(crate) fn list(texts: &[String], width: usize) -> Vec<String> {
     texts.iter().flat_map(|text| wrap(&format!("  {}", units::safe(text, 1000)), width.min(PROSE), 4)).collect()
 }
 
-/// One line a GPU: how long it had no work in all of the time that is explained, what nvidia-smi would say, and how gpuwhy
-/// knows. Without shares: those on the screen are of the steady time.
+/// One line per GPU: bounds of its idle time in the whole time range, the rate nvidia-smi shows, and the basis. Without
+/// shares: those on the screen are of the steady state.
 fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
     let heads = [
         ("GPU", Align::Left),
@@ -213,7 +179,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
         ("idle at most", Align::Right),
         ("nvidia-smi", Align::Right),
         ("launches", Align::Right),
-        ("known from", Align::Left),
+        ("basis", Align::Left),
     ];
     let mut table = Table::new(heads.map(|(name, align)| (name.to_owned(), Some(align))));
     for gpu in gpus {
@@ -222,7 +188,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
             format!("{}{of}", gpu.device),
             units::time(gpu.idle_min_ns),
             units::time(gpu.idle_max_ns),
-            gpu.rate_percent.map_or_else(|| "not known".to_owned(), |rate| format!("{rate:.0} %")),
+            gpu.rate_percent.map_or_else(|| "unknown".to_owned(), |rate| format!("{rate:.0} %")),
             units::count(gpu.launches),
             units::safe(&gpu.basis, 200),
         ]);
@@ -230,7 +196,7 @@ fn gpu_lines(gpus: &[GpuReport], width: usize, style: Style) -> Vec<String> {
     if table.is_empty() { Vec::new() } else { table.lines_within(width, &["launches"], style) }
 }
 
-/// Where the time of the threads that matter went, in all of the time that is explained.
+/// Where the time of the most important threads went, in the whole time range.
 fn thread_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let threads = &report.threads;
     let heads = [("thread", Align::Left), ("state", Align::Left), ("ms", Align::Right), ("mostly", Align::Left)];
@@ -256,20 +222,20 @@ fn thread_lines(report: &Report, width: usize, style: Style) -> Vec<String> {
     let hidden = threads.len() - shown.len();
     if hidden > 0 && !lines.is_empty() {
         let threads = if hidden == 1 { "thread" } else { "threads" };
-        let more = format!("… {} more {threads}: the view `ledger` has all", units::count(hidden as u64));
+        let more = format!("… {} more {threads} (view `ledger`)", units::count(hidden as u64));
         lines.push(style.dim(&more));
     }
     lines
 }
 
-/// `python3 4821`, of a thread beside the main one `python3 4821/4830`; one that launches says so.
+/// `python3 4821`; a thread other than the main one: `python3 4821/4830`; a launching thread is marked.
 fn thread_name(thread: &ThreadReport) -> String {
     let name = units::safe(&thread.name, NAME);
     let id = if thread.pid == thread.tid { thread.pid.to_string() } else { format!("{}/{}", thread.pid, thread.tid) };
     if thread.launches > 0 { format!("{name} {id} (launches)") } else { format!("{name} {id}") }
 }
 
-/// The states that matter, most time first; what is left is put together.
+/// The most important states, most time first; the rest is one sum.
 fn states(thread: &ThreadReport) -> Vec<(Option<State>, u64)> {
     let of = |state: &State| thread.ledger.get(state.name()).copied().unwrap_or(0);
     let mut all: Vec<(Option<State>, u64)> = State::ALL.iter().map(|state| (Some(*state), of(state))).collect();
@@ -283,7 +249,7 @@ fn states(thread: &ThreadReport) -> Vec<(Option<State>, u64)> {
     all
 }
 
-/// In CUDA, which op; without a CPU, who had it.
+/// For CUDA time the op; for ready time the program that had the CPU.
 fn mostly(thread: &ThreadReport, state: State) -> Option<String> {
     match state {
         State::RunningCuda => {
@@ -292,10 +258,10 @@ fn mostly(thread: &ThreadReport, state: State) -> Option<String> {
         }
         State::Ready => {
             let ready = thread.ledger.get(state.name()).copied().unwrap_or(0);
-            // Who had it a moment only explains nothing.
+            // A program that had it only briefly explains nothing.
             let held = thread.held_by.first().filter(|held| held.ns >= ready / 10)?;
             let name = units::safe(&held.name, NAME);
-            Some(format!("{name} {} had the CPU {} of it", held.pid, units::time(held.ns)))
+            Some(format!("{name} {} had the CPU for {}", held.pid, units::time(held.ns)))
         }
         _ => None,
     }

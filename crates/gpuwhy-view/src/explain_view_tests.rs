@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 use super::*;
-use gpuwhy_model::{Confidence, Fix, Link, RootCause};
-use gpuwhy_why::report::{HeldBy, LossReport};
+use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause};
+use gpuwhy_why::report::{HeldBy, LossReport, ProcessReport};
 use std::collections::BTreeMap;
 
 const SECOND: u64 = 1_000_000_000;
@@ -15,7 +15,7 @@ fn starved() -> Finding {
     Finding {
         kind: "input_starved".into(),
         severity: Severity::High,
-        title: "GPU starved 37.2 s of 120 s (31 %): waiting for data workers".into(),
+        title: "Data loading is too slow".into(),
         lost_ns: 37_200_000_000,
         lost_bytes: 0,
         share: 0.31,
@@ -34,8 +34,8 @@ fn starved() -> Finding {
 }
 
 fn report() -> Report {
-    let verdict = "nvidia-smi shows 97 %, but the GPU had no work at least 48 % of the time. 31 % because the 4 data \
-        workers could not keep up.";
+    let verdict = "The GPU was idle at least 48 % of the time: 31 % because the data workers cannot keep up. \
+        nvidia-smi shows 97 %.";
     let ledger = [("blocked_pipe", 37_200), ("running_cuda", 60_000), ("ready", 22_000), ("blocked_disk", 100)];
     let thread = ThreadReport {
         pid: 4821,
@@ -49,7 +49,7 @@ fn report() -> Report {
     };
     Report {
         verdict: verdict.into(),
-        healthy: vec!["disk and network: cost 0 %".into()],
+        healthy: vec!["disk and network: no time lost".into(), "locks: no time lost".into()],
         context: vec!["8 cores, 2.1 idle on average".into()],
         wall_ns: 120 * SECOND,
         gpus: vec![GpuReport {
@@ -67,63 +67,108 @@ fn report() -> Report {
     }
 }
 
-fn shown(report: &Report, width: usize, style: Style) -> Vec<String> {
-    ExplainView { report, per_process: &[], run: "run.db" }.lines(width, style)
+fn shown(report: &Report, detail: Detail, width: usize, style: Style) -> Vec<String> {
+    ExplainView { report, per_process: &[], run: "run.db", detail }.lines(width, style)
+}
+
+fn full(report: &Report, width: usize, style: Style) -> Vec<String> {
+    shown(report, Detail::Full, width, style)
+}
+
+#[test]
+fn the_first_screen_is_the_answer() {
+    let mut report = report();
+    report.processes = vec![ProcessReport { pid: 4821, name: "python3 train.py".into(), launches: 7, command: None }];
+    report.findings.push(Finding { severity: Severity::Low, ..starved() });
+    let expected = "\
+python3 train.py (pid 4821) · 120 s traced
+
+The GPU was idle at least 48 % of the time: 31 % because the data workers cannot keep up. nvidia-smi
+shows 97 %.
+
+HIGH      Data loading is too slow                                                     37.2 s · 31 %
+          python3 4821 waits for the next batch (train.py:138)
+          4 data workers decode
+          Fix: num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4
+          → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6  (saves up to 31.0 s)
+
+What cannot be known
+  3 events were lost
+
+Healthy: disk and network, locks.
+More: gpuwhy explain --full run.db (1 more finding, checks, machine, GPUs, threads)";
+    assert_eq!(shown(&report, Detail::Short, 100, Style::PLAIN).join("\n"), expected);
+    (report.from_ns, report.to_ns) = (SECOND, 121 * SECOND);
+    report.findings[0].confidence = Confidence::Low;
+    report.findings[0].confidence_reason = "the scheduler was not recorded".into();
+    let text = shown(&report, Detail::Short, 100, Style::PLAIN).join("\n");
+    assert!(text.contains("· 120 s traced, from 1.00 s to 121 s\n"), "{text}");
+    assert!(text.contains("\n          Not certain: the scheduler was not recorded\n"), "{text}");
 }
 
 #[test]
 fn everything_stands_in_its_order_and_its_column() {
-    let lines = shown(&report(), 100, Style::PLAIN);
+    let lines = full(&report(), 100, Style::PLAIN);
     let text = lines.join("\n");
     let expected = "\
-nvidia-smi shows 97 %, but the GPU had no work at least 48 % of the time. 31 % because the 4 data
-workers could not keep up.
+The GPU was idle at least 48 % of the time: 31 % because the data workers cannot keep up. nvidia-smi
+shows 97 %.
 
-[HIGH] GPU starved 37.2 s of 120 s (31 %): waiting for data workers                    input_starved
-  chain   python3 4821 waits for the next batch, train.py:138                 37.2 s   blocked, pipe
-          ← pt_data_worker:0–3 decode on the CPU, data.py:51                  34.1 s   running
-  cause   4 data workers decode
-  effect  launches 1,200/s → 640/s
-  fix     num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6
-          num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 : saves up to 31.0 s
+[HIGH] Data loading is too slow (37.2 s · 31 %)                                        input_starved
+  chain      python3 4821 waits for the next batch, train.py:138              37.2 s   blocked, pipe
+             ← pt_data_worker:0–3 decode on the CPU, data.py:51               34.1 s   running
+  cause      4 data workers decode
+  effect     launches 1,200/s → 640/s
+  fix        num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 →
+             6 num_workers 4 → 6 num_workers 4 → 6 num_workers 4 → 6  (saves up to 31.0 s)
 
-Checked and healthy
-  disk and network: cost 0 %
+Healthy
+  disk and network: no time lost
+  locks: no time lost
 
-The machine
+Machine
   8 cores, 2.1 idle on average
 
-GPU  idle at least  idle at most  nvidia-smi  launches  known from
+GPUs
+GPU  idle at least  idle at most  nvidia-smi  launches  basis
 0           57.0 s        60.0 s        97 %     1,234  NVML's samples
 
+Threads
 thread                        state              ms  mostly
 python3 4821/4830 (launches)  running, CUDA  60,000  cudaStreamSync
                               blocked, pipe  37,200
-                              ready, no CPU  22,000  cpu_hog 99 had the CPU 20.0 s of it
+                              ready, no CPU  22,000  cpu_hog 99 had the CPU for 20.0 s
 ";
-    assert!(text.contains("\n… 1 more thread: the view"), "{text}");
+    assert!(text.contains("\n… 1 more thread (view `ledger`)"), "{text}");
     assert!(text.ends_with("\n\nWhat cannot be known\n  3 events were lost"), "{text}");
     assert!(text.starts_with(expected), "{text}");
 }
 
 #[test]
 fn a_narrow_terminal_breaks_prose_and_titles() {
-    let lines = shown(&report(), 50, Style::PLAIN);
-    assert_eq!(lines[0], "nvidia-smi shows 97 %, but the GPU had no work at");
+    let lines = full(&report(), 50, Style::PLAIN);
+    assert_eq!(lines[0], "The GPU was idle at least 48 % of the time: 31 %");
     let title = lines.iter().position(|line| line.starts_with("[HIGH]")).unwrap();
-    assert_eq!(lines[title], "[HIGH] GPU starved 37.2 s of 120 s");
-    assert_eq!(lines[title + 1], "       (31 %): waiting for data");
-    assert_eq!(lines[title + 2], format!("       workers{:23}input_starved", ""));
-    assert!(lines.iter().any(|line| line == "  fix     num_workers 4 → 6 num_workers 4 → 6"), "{lines:#?}");
+    assert_eq!(lines[title], "[HIGH] Data loading is too slow");
+    assert_eq!(lines[title + 1], format!("       (37.2 s · 31 %){:15}input_starved", ""));
+    assert!(lines.iter().any(|line| line == "  fix        num_workers 4 → 6 num_workers 4 → 6"), "{lines:#?}");
+    let short = shown(&report(), Detail::Short, 50, Style::PLAIN);
+    assert!(short.contains(&format!("HIGH      Data loading is too slow{:3}37.2 s · 31 %", "")), "{short:#?}");
+    assert!(short.iter().all(|line| line.width() <= 50), "{short:#?}");
 }
 
 #[test]
 fn colours_go_by_severity_and_only_where_wanted() {
-    assert!(!shown(&report(), 100, Style::PLAIN).concat().contains('\x1b'));
-    let text = shown(&report(), 100, Style::COLOUR).join("\n");
-    assert!(text.contains("\x1b[31m[HIGH]\x1b[0m GPU starved"), "{text:?}");
-    let low = Finding { severity: Severity::Medium, ..starved() };
-    assert!(title_line(&low, Style::COLOUR).starts_with("\x1b[33m[MEDIUM]\x1b[0m GPU"));
+    for detail in [Detail::Short, Detail::Full] {
+        assert!(!shown(&report(), detail, 100, Style::PLAIN).concat().contains('\x1b'));
+    }
+    let text = full(&report(), 100, Style::COLOUR).join("\n");
+    assert!(text.contains("\x1b[31m[HIGH]\x1b[0m Data loading"), "{text:?}");
+    let text = shown(&report(), Detail::Short, 100, Style::COLOUR).join("\n");
+    assert!(text.contains("\x1b[31mHIGH\x1b[0m      Data loading"), "{text:?}");
+    let medium = Report { findings: vec![Finding { severity: Severity::Medium, ..starved() }], ..report() };
+    let text = full(&medium, 100, Style::COLOUR).join("\n");
+    assert!(text.contains("\x1b[33m[MEDIUM]\x1b[0m Data"), "{text:?}");
 }
 
 #[test]
@@ -139,12 +184,15 @@ fn names_from_the_traced_world_are_defused() {
     report.threads[0].held_by[0].name.clone_from(&evil);
     report.threads[0].cuda.insert(evil.clone(), 100);
     report.findings[0].title.clone_from(&evil);
-    report.findings[0].kind = evil;
-    assert!(!shown(&report, 100, Style::PLAIN).concat().contains('\x1b'));
+    report.findings[0].kind.clone_from(&evil);
+    report.processes = vec![ProcessReport { name: evil, ..Default::default() }];
+    for detail in [Detail::Short, Detail::Full] {
+        assert!(!shown(&report, detail, 100, Style::PLAIN).concat().contains('\x1b'));
+    }
 }
 
 #[test]
 fn an_empty_report_is_its_verdict() {
-    let report = Report { verdict: "Nothing was traced in this span.".into(), ..Default::default() };
-    assert_eq!(shown(&report, 80, Style::PLAIN), ["Nothing was traced in this span."]);
+    let report = Report { verdict: "Nothing was traced in this time range.".into(), ..Default::default() };
+    assert_eq!(full(&report, 80, Style::PLAIN), ["Nothing was traced in this time range."]);
 }

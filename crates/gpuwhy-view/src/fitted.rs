@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A table within a number of columns: no word and no number is broken. Text wraps in its cell; where that is not enough,
-//! columns go that matter least.
+//! Fits a table into a number of columns without breaking words or numbers: text wraps in its cell; where that is not
+//! enough, the least important columns are dropped.
 
 use crate::style::Style;
 use crate::table::{Align, Table, is_number};
@@ -9,12 +9,12 @@ use unicode_width::UnicodeWidthStr;
 
 /// Between two columns.
 const GAP: usize = 2;
-/// A column of text is at least this wide before others go for it, and at all.
+/// Width of a text column below which other columns are dropped, and its minimum.
 const TEXT: usize = 20;
 const LEAST_TEXT: usize = 10;
 
 impl Table {
-    /// The lines, none wider than `width` if that can be: text wraps, then the columns named in `spare` go, the first first.
+    /// The lines, none wider than `width` if possible: text wraps, then the columns in `spare` are dropped, in that order.
     pub fn lines_within(&self, width: usize, spare: &[&str], style: Style) -> Vec<String> {
         let natural: Vec<usize> = (0..self.heading.len()).map(|i| self.widest(i)).collect();
         if total(&natural) <= width {
@@ -36,7 +36,7 @@ impl Table {
         self.draw(&shown, &widths, style)
     }
 
-    /// As asked, else right for a column that holds only numbers.
+    /// The given alignment, else right for a column with only numbers.
     fn align(&self, column: usize) -> Align {
         let numbers =
             || !self.rows.is_empty() && self.rows.iter().filter_map(|row| row.get(column)).all(|cell| is_number(cell));
@@ -48,7 +48,7 @@ impl Table {
         cells.chain([self.heading[column].0.width()]).max().unwrap_or(0)
     }
 
-    /// How wide the columns must be: the widest text gives way first, but is at least `least` wide. `None` where that does not fit.
+    /// Column widths that fit: the widest text column shrinks first, down to `least`. `None` if they do not fit.
     fn fit(&self, shown: &[usize], width: usize, least: usize) -> Option<Vec<usize>> {
         let mut widths: Vec<usize> = shown.iter().map(|i| self.narrowest(*i)).collect();
         while total(&widths) > width {
@@ -80,7 +80,7 @@ fn total(widths: &[usize]) -> usize {
     widths.iter().sum::<usize>() + GAP * widths.len().saturating_sub(1)
 }
 
-/// A row as lines: as many as its tallest cell needs.
+/// A row as lines, as many as its tallest cell needs.
 fn one_row(row: &[String], shown: &[usize], widths: &[usize], aligns: &[Align]) -> Vec<String> {
     let cell = |(i, width): (&usize, &usize)| match row.get(*i) {
         Some(text) => wrap(text, *width, 0).iter().flat_map(|line| in_pieces(line, *width)).collect(),
@@ -107,7 +107,7 @@ fn one_row(row: &[String], shown: &[usize], widths: &[usize], aligns: &[Align]) 
     (0..tall).map(draw).collect()
 }
 
-/// A word that is too long, such as a path, goes on below after a slash, a dot or an underscore; one without is left whole.
+/// Breaks a word that is too long, such as a path, after a slash, dot, underscore, comma or colon; without one it stays whole.
 fn in_pieces(word: &str, width: usize) -> Vec<String> {
     let (mut pieces, mut rest) = (Vec::new(), word);
     while rest.width() > width {
@@ -140,7 +140,7 @@ mod tests {
     #[test]
     fn text_wraps_in_its_cell_and_numbers_stay() {
         let heads = [("thread", Align::Left), ("cached, no leak", Align::Right), ("mostly", Align::Left)];
-        let table = table(&heads, &[&["python3", "201 MB", "pt_data_worker 20221 had the CPU 264 ms of it"]]);
+        let table = table(&heads, &[&["python3", "201 MB", "pt_data_worker 20221 had the CPU for 264 ms"]]);
         assert_eq!(table.lines_within(200, &[], Style::PLAIN), table.lines(Style::PLAIN));
         assert_eq!(
             table.lines_within(42, &[], Style::PLAIN),
@@ -148,13 +148,13 @@ mod tests {
                 "thread   cached,  mostly",
                 "         no leak",
                 "python3   201 MB  pt_data_worker 20221 had",
-                "                  the CPU 264 ms of it",
+                "                  the CPU for 264 ms",
             ]
         );
     }
 
     #[test]
-    fn what_matters_least_goes_where_wrapping_is_not_enough() {
+    fn the_least_important_columns_are_dropped_where_wrapping_is_not_enough() {
         let heads = [("op", Align::Left), ("calls", Align::Right), ("p95", Align::Right), ("p99", Align::Right)];
         let table = table(&heads, &[&["cudaLaunchKernel", "123,456", "847 ns", "4.74 µs"]]);
         assert_eq!(

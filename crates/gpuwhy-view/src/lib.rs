@@ -3,6 +3,7 @@
 //! is somebody else's business.
 
 pub mod explain_view;
+pub mod finding_view;
 mod fitted;
 pub mod memory_compare;
 pub mod memory_live;
@@ -12,6 +13,7 @@ mod paths;
 mod per_process;
 pub mod profile_memory;
 pub mod profile_trace;
+pub mod profile_view;
 pub mod stacks_view;
 pub mod style;
 pub mod table;
@@ -20,6 +22,7 @@ mod wrap;
 pub use explain_view::ExplainView;
 pub use memory_view::{MemorySection, MemoryView};
 pub use ops_table::{OpRow, OpsTable};
+pub use profile_view::{ProfileFile, ProfileReport, ProfileView};
 pub use stacks_view::StacksReport;
 pub use style::Style;
 pub use table::{Align, Table, TableLayout};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several runs' memory side by side: the verdict, a column a run, and the lines that differ.
+//! The memory of several runs side by side: the verdict, a column for each run, and the lines that differ.
 
 use crate::explain_view::{list, section, verdict};
 use crate::style::Style;
@@ -9,16 +9,16 @@ use gpuwhy_model::units;
 
 /// Lines shown.
 const LINES: usize = 10;
-/// No run's name is longer than this on a screen; no line's is shorter than this when room is short, nor longer than that.
+/// Longest name of a run; width of the column of lines, at least and at most.
 const NAME: usize = 14;
 const SHORTEST: usize = 20;
 const LONGEST: usize = 44;
-/// What a column takes: a run's name, or `1.05 GB shrank`; with the two blanks before it.
+/// Width of a run's column: its name, or `1.05 GB shrank`, and the two blanks before it.
 const COLUMN: usize = NAME + 2;
-/// What the names of the figures take.
+/// Width of the column with the names of the figures.
 const FIGURES: usize = 18;
 
-/// All of it, for a terminal of so many columns.
+/// The lines for a terminal of this width.
 pub fn lines(comparison: &Comparison, width: usize, style: Style) -> Vec<String> {
     let mut lines = verdict(&comparison.verdict, width, style);
     for columns in blocks(comparison.runs.len(), width, FIGURES) {
@@ -26,14 +26,14 @@ pub fn lines(comparison: &Comparison, width: usize, style: Style) -> Vec<String>
     }
     let at_end = |run: &LineInRun| run.at_end;
     let at_peak = |run: &LineInRun| run.at_peak;
-    by_line(&mut lines, comparison, "In use at the last look, by line", at_end, (width, style));
+    by_line(&mut lines, comparison, "In use when last checked, by line", at_end, (width, style));
     by_line(&mut lines, comparison, "In use at the peak, by line", at_peak, (width, style));
     let notes = list(&comparison.notes, width).into_iter().map(|line| style.yellow(&line)).collect();
-    section(&mut lines, "To know when comparing", notes, style);
+    section(&mut lines, "Notes on this comparison", notes, style);
     lines
 }
 
-/// Columns that fit beside each other: the reference is in every block.
+/// Splits the runs into blocks that fit the width. The reference is in every block.
 fn blocks(runs: usize, width: usize, name: usize) -> Vec<Vec<usize>> {
     let fit = (width.saturating_sub(2 + name) / COLUMN).max(2);
     let others: Vec<usize> = (1..runs).collect();
@@ -59,13 +59,13 @@ fn figures(comparison: &Comparison, columns: &[usize]) -> Table {
         };
         table.push([name.to_owned()].into_iter().chain(columns.iter().map(cell)).collect());
     };
-    let known = |bytes: Option<f64>| bytes.map_or_else(|| "not known".to_owned(), |n| units::bytes(n.round() as u64));
-    row("peak allocated", &|run| units::bytes(run.peak_allocated));
+    let known = |bytes: Option<f64>| bytes.map_or_else(|| "unknown".to_owned(), |n| units::bytes(n.round() as u64));
+    row("peak in use", &|run| units::bytes(run.peak_allocated));
     row("peak reserved", &|run| units::bytes(run.peak_reserved));
     if comparison.runs.iter().any(|run| run.peak_direct > 0) {
-        row("past PyTorch", &|run| units::bytes(run.peak_direct));
+        row("outside PyTorch", &|run| units::bytes(run.peak_direct));
     }
-    row("at the last look", &|run| units::bytes(run.allocated_at_end));
+    row("last checked", &|run| units::bytes(run.allocated_at_end));
     row("length", &|run| units::time(run.wall_ns));
     row("steps", &|run| run.steps.map_or_else(|| "none found".to_owned(), units::count));
     row("growth", &|run| growth(run.growth).to_owned());
@@ -82,7 +82,7 @@ fn growth(growth: RunGrowth) -> &'static str {
         RunGrowth::Settled => "settled",
         RunGrowth::Bounded => "bounded",
         RunGrowth::Steady => "none",
-        RunGrowth::Unknown => "not known",
+        RunGrowth::Unknown => "unknown",
     }
 }
 
@@ -112,7 +112,7 @@ fn by_line(
     }
 }
 
-/// Bytes, and how the line differs from the reference, where these bytes show it.
+/// Bytes, and how the line differs from the reference, if these bytes show it.
 fn cell(run: &LineInRun, bytes: u64, reference: u64) -> String {
     let mark = match run.change {
         Change::Unknown => return "no data".to_owned(),
@@ -126,7 +126,7 @@ fn cell(run: &LineInRun, bytes: u64, reference: u64) -> String {
     format!("{bytes}{mark}")
 }
 
-/// The line, with its number in the other runs where it moved, and as much of its function as there is room for.
+/// The line, with its number in the other runs if it moved, and as much of its function as fits.
 fn name(line: &LineChange, room: usize) -> String {
     let Some(place) = &line.line else { return "no Python line".to_owned() };
     let mut text = place.clone();
@@ -178,15 +178,14 @@ mod tests {
                 function: Some("Trainer.a_function_with_a_name_that_does_not_end".into()),
                 in_runs: (0..runs).map(at).collect(),
             }],
-            notes: vec!["the runs are of different length".into()],
+            notes: vec!["the runs differ in length".into()],
         }
     }
 
     #[test]
-    fn a_column_a_run_and_what_changed() {
+    fn each_run_has_a_column_with_its_changes() {
         let text = lines(&comparison(3), 80, Style::PLAIN).join("\n");
-        for part in
-            ["peak allocated", "8.40 MB", "leaks", "no data", "840 MB new", "trainer.py:31→33", "different length"]
+        for part in ["peak in use", "8.40 MB", "leaks", "no data", "840 MB new", "trainer.py:31→33", "differ in length"]
         {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }

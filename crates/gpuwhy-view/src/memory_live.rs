@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory of a run that goes on, on a screen that is redrawn: who has how much, its recent minutes, what grows, when
-//! memory runs out, and what is known about leaks.
+//! `memory --live`: the memory of a run that is being recorded, on a screen that is redrawn. Shows each process's memory
+//! with its recent minutes, the lines that grow, the time until memory is full, and leaks.
 
 use crate::explain_view::PROSE;
 use crate::style::Style;
@@ -11,20 +11,19 @@ use gpuwhy_memory::report::Source;
 use gpuwhy_model::units;
 use unicode_width::UnicodeWidthStr;
 
-/// Processes and lines shown.
+/// Processes, lines and refusals shown.
 const SPACES: usize = 8;
 const LINES: usize = 8;
 const OOMS: usize = 3;
-/// No name is longer than this on a screen.
+/// Longest name on a screen; a process's in the table, which fits 80 columns.
 const NAME: usize = 44;
-/// Nor a process's in the table: it fits 80 columns.
 const PROCESS: usize = 18;
-/// Less time than this until memory is full is alarming, ns.
+/// A row turns red if memory is full in less than this, ns.
 const SOON_NS: u64 = 600_000_000_000;
-/// Eighths of a character's height.
+/// Bars in steps of an eighth of a character's height.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// As many lines as fit the screen; the most important come first.
+/// As many lines as fit the screen, the most important first.
 pub fn lines(picture: &Picture, head: &str, size: (usize, usize), style: Style) -> Vec<String> {
     let (rows, width) = size;
     let mut lines = vec![style.bold(&units::safe(head, width))];
@@ -33,7 +32,7 @@ pub fn lines(picture: &Picture, head: &str, size: (usize, usize), style: Style) 
     let ooms = picture.ooms.iter().rev().take(OOMS).flat_map(|oom| wrap(&oom_line(oom), width.min(PROSE), 2));
     lines.extend(ooms.map(|line| style.red(&line)));
     if picture.oom_count > OOMS as u64 {
-        lines.push(style.red(&format!("memory ran out {} times in all", units::count(picture.oom_count))));
+        lines.push(style.red(&format!("memory ran out {} times in total", units::count(picture.oom_count))));
     }
     lines.push(String::new());
     lines.extend(spaces(&picture.spaces, width, style));
@@ -53,9 +52,9 @@ pub fn lines(picture: &Picture, head: &str, size: (usize, usize), style: Style) 
 
 fn verdict(picture: &Picture, width: usize, style: Style) -> Vec<String> {
     let (text, of) = match (&picture.verdict, picture.verdict_at_ns) {
-        (Some(text), Some(at)) => (units::safe(text, 1000), format!(" (of the first {})", units::time(at))),
-        _ if picture.spaces.is_empty() => ("No GPU memory has been allocated yet.".to_owned(), String::new()),
-        _ => ("Whether anything leaks is not known yet.".to_owned(), String::new()),
+        (Some(text), Some(at)) => (units::safe(text, 1000), format!(" (first {})", units::time(at))),
+        _ if picture.spaces.is_empty() => ("No GPU memory allocated yet.".to_owned(), String::new()),
+        _ => ("Not checked for leaks yet.".to_owned(), String::new()),
     };
     let width = width.min(PROSE);
     let plain = wrap(&text, width, 0);
@@ -68,11 +67,11 @@ fn verdict(picture: &Picture, width: usize, style: Style) -> Vec<String> {
     lines
 }
 
-/// A refusal in one line.
+/// A refused allocation in one line.
 pub fn oom_line(oom: &LiveOom) -> String {
     let at = oom.line.as_deref().map(|line| format!(" at {}", units::safe(line, NAME))).unwrap_or_default();
     format!(
-        "out of memory at {}: process {} asked for {} on {}{at}, {} were in use",
+        "out of memory at {}: process {} asked for {} on {}{at}, {} in use",
         units::time(oom.at_ns),
         oom.pid,
         units::bytes(oom.asked),
@@ -81,11 +80,11 @@ pub fn oom_line(oom: &LiveOom) -> String {
     )
 }
 
-/// A space in one line, for where there is no screen.
+/// A space in one line, for output without a screen.
 pub fn space_line(space: &LiveSpaceReport) -> String {
     let who = format!("{} {} on {}{}", units::safe(&space.name, NAME), space.pid, device(space.device), by(space));
     if space.ended {
-        return format!("{who}: ended, at most {} in use", units::bytes(space.peak_allocated));
+        return format!("{who}: ended, peak {}", units::bytes(space.peak_allocated));
     }
     let mut line =
         format!("{who}: {} in use, {} reserved", units::bytes(space.allocated), units::bytes(space.reserved));
@@ -101,7 +100,7 @@ pub fn space_line(space: &LiveSpaceReport) -> String {
     line
 }
 
-/// A line that grows in one line.
+/// A growing line of code in one line.
 pub fn growing_line(line: &GrowingLine) -> String {
     let leak = if line.leaks { ", a leak" } else { "" };
     format!("{} +{} in {}{leak}", name(line), units::bytes(line.grown_bytes), units::time(line.over_ns))
@@ -114,7 +113,7 @@ fn device(device: Option<u32>) -> String {
 fn by(space: &LiveSpaceReport) -> &'static str {
     match space.source {
         Source::Torch => "",
-        Source::Driver => ", straight from the driver",
+        Source::Driver => ", directly from the driver",
     }
 }
 
@@ -160,7 +159,7 @@ fn spaces(spaces: &[LiveSpaceReport], width: usize, style: Style) -> Vec<String>
     lines
 }
 
-/// What was in use in the recent minutes as a row of bars, from nothing to the most that was reserved; and the whole device.
+/// Memory in use in the recent minutes as a row of bars, from 0 to peak reserved, and the whole device.
 fn recent(space: &LiveSpaceReport, width: usize, style: Style) -> Option<String> {
     let points = &space.recent;
     let (first, last) = (points.first()?, points.last()?);
@@ -192,7 +191,7 @@ fn growing(rows: &[GrowingLine], style: Style) -> Vec<String> {
         ("grown", Align::Right),
         ("in", Align::Right),
         ("held now", Align::Right),
-        ("pieces", Align::Right),
+        ("allocs", Align::Right),
         ("", Align::Left),
         ("line", Align::Left),
     ];
@@ -260,13 +259,13 @@ mod tests {
             oom_count: 1,
             verdict: Some("train.py:31 leaks 524 kB a step since step 4.".into()),
             verdict_at_ns: Some(10_000_000_000),
-            notes: vec!["from 5 s on the budget was tight".into()],
+            notes: vec!["from 5 s on only some stacks".into()],
             ..Picture::default()
         }
     }
 
     #[test]
-    fn everything_that_matters_is_on_the_screen_and_nothing_drives_it() {
+    fn the_screen_is_complete_and_harmless_to_a_terminal() {
         let text = lines(&picture(), "gpuwhy memory  run.db", (24, 80), Style::PLAIN).join("\n");
         for part in [
             "leaks 524 kB",
@@ -279,7 +278,7 @@ mod tests {
             "+63.0 MB",
             "leak",
             "train.py:31 step",
-            "budget was tight",
+            "only some stacks",
         ] {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
@@ -290,18 +289,18 @@ mod tests {
         assert!(!text.contains('\x1b'), "{text:?}");
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(80), "{widest:?} columns:\n{text}");
-        let long = "train.py:31 leaks 524 kB a step since step 4, and what is said of it nearly fills it.";
+        let long = "train.py:31 leaks 524 kB a step since step 4, and this sentence nearly fills its line.";
         let long = Picture { verdict: Some(long.into()), ..picture() };
         let shown = lines(&long, "gpuwhy memory  run.db", (24, 90), Style::PLAIN);
-        assert_eq!(shown[3], "(of the first 10.0 s)", "{shown:#?}");
+        assert_eq!(shown[3], "(first 10.0 s)", "{shown:#?}");
         let narrow = lines(&picture(), "gpuwhy memory  run.db", (4, 80), Style::PLAIN);
-        assert_eq!(narrow.len(), 4, "no more than the screen has");
+        assert_eq!(narrow.len(), 4, "no more lines than the screen has");
     }
 
     #[test]
-    fn before_there_is_anything_that_is_said() {
+    fn an_empty_screen_says_so() {
         let text = lines(&Picture::default(), "gpuwhy memory", (24, 80), Style::PLAIN).join("\n");
-        assert!(text.contains("No GPU memory has been allocated yet."), "{text}");
+        assert!(text.contains("No GPU memory allocated yet."), "{text}");
     }
 
     #[test]
@@ -313,7 +312,7 @@ mod tests {
         );
         assert!(!said.contains('\x1b'), "{said:?}");
         let ended = LiveSpaceReport { ended: true, ..picture.spaces[0].clone() };
-        assert!(space_line(&ended).ends_with("on cuda:0: ended, at most 148 MB in use"));
+        assert!(space_line(&ended).ends_with("on cuda:0: ended, peak 148 MB"));
         assert_eq!(growing_line(&picture.growing[0]), "train.py:31 step +63.0 MB in 20.0 s, a leak");
     }
 }

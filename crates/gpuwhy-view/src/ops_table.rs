@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The table that redraws while tracing and stands at the end: one row an op.
+//! The op table, redrawn while tracing and shown at the end with --verbose: one row per op.
 
 use crate::style::Style;
 use crate::table::{Align, Table};
@@ -13,7 +13,7 @@ pub struct OpRow {
     pub op: String,
     /// Calls made by the program.
     pub calls: u64,
-    /// Calls a second, lately.
+    /// Recent calls per second.
     pub per_second: f64,
     /// Calls that returned an error.
     pub errors: u64,
@@ -33,14 +33,14 @@ pub struct OpRow {
     pub bytes: u64,
     /// Calls that were made but lost.
     pub lost: u64,
-    /// What the kernel tells of the host, no call of CUDA's or PyTorch's.
+    /// A kernel event, not a call of CUDA's or PyTorch's.
     #[serde(skip)]
     pub host: bool,
 }
 
-/// The column with the time that all threads together were in an op, in a second of the run.
+/// Column: time in the op per second of the run, summed over all threads.
 const TIME: &str = "time/s";
-/// What that column is.
+/// Legend of that column.
 pub const TIME_NOTE: &str = "time/s: time in the op during each second of the run, summed over all threads";
 
 /// All of them, drawn.
@@ -51,13 +51,13 @@ pub struct OpsTable {
 }
 
 impl OpsTable {
-    /// Calls first, then what the kernel tells of all threads, which sums up to more; of both, most time first.
+    /// Calls first, then kernel events, which are summed over all threads; within both, most time first.
     pub fn sort(&mut self) {
         self.rows.sort_by(|a, b| (a.host, b.total_ns, b.calls, &a.op).cmp(&(b.host, a.total_ns, a.calls, &b.op)));
     }
 
-    /// The table as lines, with at most `max_rows` ops; what does not fit is counted in the last line. On a narrow terminal the
-    /// columns that say least go.
+    /// The table as lines with at most `max_rows` ops; the last line counts the rest. On a narrow terminal the least important
+    /// columns are dropped.
     pub fn lines(&self, max_rows: usize, width: usize, style: Style) -> Vec<String> {
         let heads = ["op", "calls", "loss", "calls/s", "p50", "p95", "p99", "max", TIME, "bytes"];
         let mut table = Table::new(
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dearest_op_comes_first_and_the_rest_is_counted() {
+    fn the_most_expensive_op_comes_first_and_the_rest_is_counted() {
         let mut table =
             OpsTable { rows: vec![row("cudaMalloc", 3, 10), row("cudaStreamSync", 2, 90), row("cudaFree", 4, 5)] };
         table.sort();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Paths as short as they can be without taking one file for another.
+//! The shortest forms of paths that still tell files apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ pub(crate) struct ShortPaths<'a> {
 }
 
 impl<'a> ShortPaths<'a> {
-    /// Base names; with as many folders as it takes where several files have the same.
+    /// File names, with as many parent folders as needed where several files share one.
     pub(crate) fn new(paths: impl Iterator<Item = &'a str>) -> Self {
         let mut alike: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for path in paths {
@@ -21,8 +21,8 @@ impl<'a> ShortPaths<'a> {
             for path in group {
                 let parts = path.split('/').count();
                 let others = || group.iter().filter(|other| *other != path);
-                let told = |parts: &usize| others().all(|other| end(other, *parts) != end(path, *parts));
-                short.insert(*path, end(path, (1..parts).find(told).unwrap_or(parts)));
+                let unique = |parts: &usize| others().all(|other| end(other, *parts) != end(path, *parts));
+                short.insert(*path, end(path, (1..parts).find(unique).unwrap_or(parts)));
             }
         }
         Self { short }
@@ -37,9 +37,9 @@ impl<'a> ShortPaths<'a> {
     }
 }
 
-/// The last so many parts of a path.
+/// The last `parts` parts of a path.
 fn end(path: &str, parts: usize) -> &str {
-    // What Python calls files that are none may hold anything.
+    // Python's names for code without a file, such as `<frozen a/b>`, are not paths.
     if path.starts_with('<') {
         return path;
     }

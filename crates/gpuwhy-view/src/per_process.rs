@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each process's CUDA calls, op by op, and what is remarkable about them, on the screen.
+//! Each process's CUDA calls, op by op, with warnings, on the screen.
 
 use crate::style::Style;
 use crate::table::{Align, Table};
@@ -26,7 +26,7 @@ const COLUMNS: [Column; 13] = [
     ("warnings", |op| op.warnings.join("; ")),
 ];
 
-/// The tables, one a process.
+/// One table per process.
 pub(crate) fn lines(processes: &[ProcessCalls], width: usize, style: Style) -> Vec<String> {
     let mut lines = Vec::new();
     for process in processes {
@@ -58,7 +58,7 @@ fn heading(process: &ProcessCalls) -> String {
     }
 }
 
-/// Columns that are empty for all ops are left out: they are many.
+/// Leaves out columns that are empty for all ops.
 fn table(ops: &[OpCalls]) -> Table {
     let shown = COLUMNS.iter().filter(|(_, text)| ops.iter().any(|op| !text(op).is_empty()));
     let shown: Vec<&Column> = shown.collect();

@@ -1,46 +1,155 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A memory snapshot's report as text: per device what memory is and adds up to, then who holds it.
+//! A memory snapshot as text: a verdict, a small table of who held memory, and on request every table.
 //!
-//! Findings and warnings are not drawn here: whoever shows the whole profile shows them once, for all its parts.
+//! Findings and warnings are drawn by `profile_view`, once for all files.
 
 use crate::{Align, Style, Table};
 use gpuwhy_model::units;
 use gpuwhy_torch::snapshot::{Device, MemoryReport, Row};
 use std::collections::BTreeMap;
 
-/// Rows shown of each list.
+/// Rows of each table.
 const TOP: usize = 10;
+/// Rows of the table on the first screen, and the least share of memory that earns one.
+const SHORT_TOP: usize = 5;
+const LEAST_SHARE: f64 = 0.01;
 /// Characters of names from the file.
 const NAME: usize = 48;
 
-/// The report as lines.
-pub fn lines(report: &MemoryReport, style: Style) -> Vec<String> {
+/// How much memory was in use at the peak and is now, by which line, and what is wrong.
+pub fn verdict(report: &MemoryReport) -> String {
+    let mut sentences: Vec<String> = report.devices.iter().flat_map(|device| device_verdict(report, device)).collect();
+    if sentences.is_empty() {
+        sentences.push("This snapshot has no GPU memory.".to_owned());
+    }
+    let recorded = report.devices.iter().any(|device| device.trace_entries > 0);
+    if recorded && report.findings.is_empty() && report.ooms.is_empty() {
+        sentences.push("No leak, no fragmentation and no failed allocation found.".to_owned());
+    }
+    sentences.join(" ")
+}
+
+fn device_verdict(report: &MemoryReport, device: &Device) -> Vec<String> {
+    let gpu = format!("cuda:{}", device.index);
+    let mut sentences = Vec::new();
+    if report.ooms.iter().any(|oom| oom.by.device == device.index) {
+        sentences.push(format!("PyTorch ran out of memory on {gpu}."));
+    }
+    if device.trace_entries > 0 {
+        let about = if device.peak_allocated_exact { "" } else { "about " };
+        let peak = units::bytes(device.peak_allocated_bytes);
+        let holder = top_line(&report.peak, device.index, device.peak_requested_bytes);
+        sentences.push(format!("Peak {about}{peak} in use on {gpu}{holder}."));
+    }
+    let (now, reserved) = (units::bytes(device.allocated_bytes), units::bytes(device.reserved_bytes));
+    let holder = if device.trace_entries == 0 {
+        top_line(&report.live, device.index, device.requested_bytes)
+    } else {
+        "".into()
+    };
+    sentences.push(format!("Now {now} is in use, {reserved} reserved{holder}."));
+    if let (Some(headroom), Some(capacity)) = (device.headroom_bytes, device.capacity_bytes) {
+        let (headroom, capacity) = (units::bytes(headroom), units::bytes(capacity));
+        sentences.push(format!("At least {headroom} of {capacity} stayed unreserved."));
+    }
+    sentences
+}
+
+/// `, mostly train.py:42`, or `, 23 % of it from train.py:42`.
+fn top_line(rows: &[Row], device: u32, whole: u64) -> String {
+    let mut lines: BTreeMap<String, u64> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.device == device) {
+        if let Some(line) = row.short_line() {
+            let sum = lines.entry(line).or_default();
+            *sum = sum.saturating_add(row.bytes);
+        }
+    }
+    let Some((line, bytes)) = lines.into_iter().max_by_key(|(_, bytes)| *bytes) else { return String::new() };
+    let line = units::safe(&line, NAME);
+    if bytes >= whole.div_ceil(2) {
+        format!(", mostly {line}")
+    } else {
+        format!(", {} from {line}", units::percent(bytes as f64, whole as f64))
+    }
+}
+
+/// The table of the first screen: who held memory at the peak, of the GPU with the highest peak.
+pub(crate) fn short_lines(report: &MemoryReport, width: usize, style: Style) -> Vec<String> {
+    let Some(device) = report.devices.iter().max_by_key(|device| (device.peak_requested_bytes, device.requested_bytes))
+    else {
+        return Vec::new();
+    };
+    let (title, rows, whole) = if device.trace_entries > 0 {
+        ("Live at the peak", &report.peak, device.peak_requested_bytes)
+    } else {
+        ("Live now", &report.live, device.requested_bytes)
+    };
+    let gpu = if report.devices.len() > 1 { format!(" on cuda:{}", device.index) } else { String::new() };
+    let mut table = table([
+        ("bytes", Align::Right),
+        ("share", Align::Right),
+        ("line", Align::Left),
+        ("op", Align::Left),
+        ("category", Align::Left),
+    ]);
+    let large = |row: &&Row| row.device == device.index && row.bytes as f64 >= whole as f64 * LEAST_SHARE;
+    for row in rows.iter().filter(large).take(SHORT_TOP) {
+        let (bytes, share) = (units::bytes(row.bytes), units::percent(row.bytes as f64, whole as f64));
+        table.push(vec![bytes, share, place(row), op(row), row.category.label().to_owned()]);
+    }
+    if table.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![style.bold(&format!("{title}{gpu}"))];
+    lines.extend(table.lines_within(width, &["op"], style));
+    lines
+}
+
+/// The names of the sections that [`lines`] has and the first screen has not.
+pub(crate) fn section_names(report: &MemoryReport) -> Vec<&'static str> {
+    let names = [
+        ("live memory", report.live.is_empty()),
+        ("churn", report.churn.is_empty()),
+        ("largest blocks", report.largest_blocks.is_empty()),
+        ("segments", report.segment_sizes.is_empty()),
+    ];
+    names.into_iter().filter(|(_, empty)| !empty).map(|(name, _)| name).collect()
+}
+
+/// Every table.
+pub fn lines(report: &MemoryReport, width: usize, style: Style) -> Vec<String> {
     let mut out = Vec::new();
+    // Tables are indented.
+    let width = width.saturating_sub(2);
+    let section = |out: &mut Vec<String>, title: &str, table: Table| section(out, width, style, title, &table);
     for device in &report.devices {
-        out.extend(device_lines(device, style));
+        if !out.is_empty() {
+            out.push(String::new());
+        }
+        out.extend(device_lines(device, width, style));
         let of = |rows: &[Row]| -> Vec<Row> { rows.iter().filter(|r| r.device == device.index).cloned().collect() };
         let (peak, live, churn) = (of(&report.peak), of(&report.live), of(&report.churn));
         if device.trace_entries > 0 {
-            section(&mut out, style, "Live at the peak, by line", holders(&peak, device.peak_requested_bytes));
-            section(&mut out, style, "Live at the peak, by category", categories(&peak, device.peak_requested_bytes));
+            section(&mut out, "Live at the peak, by line", holders(&peak, device.peak_requested_bytes));
+            section(&mut out, "Live at the peak, by category", categories(&peak, device.peak_requested_bytes));
         }
-        section(&mut out, style, "Live now, by line", holders(&live, device.requested_bytes));
-        section(&mut out, style, "Live now, by category", categories(&live, device.requested_bytes));
-        section(&mut out, style, "Live now, by file", files(&live, device.requested_bytes));
-        section(&mut out, style, "Allocated and freed again", churned(&churn));
-        section(&mut out, style, "Largest blocks", blocks(&of(&report.largest_blocks)));
-        section(&mut out, style, "Segments held by little", pinned(report, device.index));
-        section(&mut out, style, "Segments", segments(report, device.index));
-        section(&mut out, style, "Out of memory", ooms(report, device.index));
+        section(&mut out, "Live now, by line", holders(&live, device.requested_bytes));
+        section(&mut out, "Live now, by category", categories(&live, device.requested_bytes));
+        section(&mut out, "Live now, by file", files(&live, device.requested_bytes));
+        section(&mut out, "Churn: allocated and freed again", churned(&churn));
+        section(&mut out, "Largest blocks", blocks(&of(&report.largest_blocks)));
+        section(&mut out, "Segments less than half in use", pinned(report, device.index));
+        section(&mut out, "Segments", segments(report, device.index));
+        section(&mut out, "Out of memory", ooms(report, device.index));
     }
     out
 }
 
-fn section(out: &mut Vec<String>, style: Style, title: &str, table: Table) {
+fn section(out: &mut Vec<String>, width: usize, style: Style, title: &str, table: &Table) {
     if !table.is_empty() {
         out.push(String::new());
         out.push(style.bold(title));
-        out.extend(table.lines(style).into_iter().map(|line| format!("  {line}")));
+        out.extend(table.lines_within(width, &["op"], style).into_iter().map(|line| format!("  {line}")));
     }
 }
 
@@ -48,37 +157,37 @@ fn table<const N: usize>(columns: [(&str, Align); N]) -> Table {
     Table::new(columns.map(|(name, align)| (name.to_owned(), Some(align))))
 }
 
-fn device_lines(device: &Device, style: Style) -> Vec<String> {
+fn device_lines(device: &Device, width: usize, style: Style) -> Vec<String> {
     let mut out = vec![style.bold(&format!("Memory of cuda:{}", device.index))];
     let mut table = table([("now", Align::Left), ("", Align::Right), ("", Align::Left)]);
     let mut row = |name: &str, bytes: u64, what: &str| {
         table.push(vec![name.to_owned(), units::bytes(bytes), what.to_owned()]);
     };
-    row("reserved", device.reserved_bytes, "taken from the device");
-    row("allocated", device.allocated_bytes, "in blocks the program holds");
-    row("requested", device.requested_bytes, "what it asked for");
-    row("rounding", device.rounding_bytes, "inside blocks, beyond that");
-    row("stuck", device.stuck_bytes, "free, in segments that are in use");
-    row("releasable", device.releasable_bytes, "what torch.cuda.empty_cache() would return");
-    row("largest fit", device.largest_fit_bytes, "largest allocation without taking more");
+    row("reserved", device.reserved_bytes, "taken from the driver");
+    row("allocated", device.allocated_bytes, "in blocks in use");
+    row("requested", device.requested_bytes, "what the program asked for");
+    row("rounding", device.rounding_bytes, "padding inside blocks");
+    row("stuck", device.stuck_bytes, "free, but inside segments in use");
+    row("releasable", device.releasable_bytes, "torch.cuda.empty_cache() would return it");
+    row("largest fit", device.largest_fit_bytes, "largest allocation without reserving more");
     if device.pending_bytes > 0 {
-        row("pending", device.pending_bytes, "freed, still used by a stream");
+        row("pending", device.pending_bytes, "freed, but still used by a stream");
     }
     if device.private_pool_bytes > 0 {
         let free = units::bytes(device.private_pool_free_bytes);
-        row("private pools", device.private_pool_bytes, &format!("reserved for CUDA graphs, {free} of it free"));
+        row("private pools", device.private_pool_bytes, &format!("reserved for CUDA graphs, {free} free"));
     }
     if let (Some(headroom), Some(capacity)) = (device.headroom_bytes, device.capacity_bytes) {
-        row("headroom", headroom, &format!("of {} at the highest reservation", units::bytes(capacity)));
+        row("headroom", headroom, &format!("never reserved, of {}", units::bytes(capacity)));
     }
-    out.extend(table.lines(style).into_iter().map(|line| format!("  {line}")));
+    out.extend(table.lines_within(width, &[], style).into_iter().map(|line| format!("  {line}")));
     out.extend(peak_lines(device));
     out
 }
 
-/// The peaks and the account, in bytes: these are to be checked, not to be skimmed.
+/// The peaks and the account, to the byte so that they can be checked.
 fn peak_lines(device: &Device) -> Vec<String> {
-    let exact = if device.peak_allocated_exact { "exact" } else { "close: the recording does not cover it all" };
+    let exact = if device.peak_allocated_exact { "exact" } else { "approximate" };
     let mut out = vec![
         format!("  peak requested {:>17} bytes", units::count(device.peak_requested_bytes)),
         format!("  peak allocated {:>17} bytes ({exact})", units::count(device.peak_allocated_bytes)),
@@ -100,13 +209,13 @@ fn peak_lines(device: &Device) -> Vec<String> {
     out
 }
 
-/// A sum that damaged figures can make negative.
+/// The sum; a damaged file can make it negative.
 fn signed(n: i128) -> String {
     let digits = units::count(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
     if n < 0 { format!("−{digits}") } else { digits }
 }
 
-/// `train.py:42 in step`, or what else is known.
+/// `train.py:42 in step`, or less if less is known.
 fn place(row: &Row) -> String {
     let line = match (row.short_line(), &row.function) {
         (Some(line), Some(function)) => format!("{line} in {function}"),
@@ -172,7 +281,7 @@ fn categories(rows: &[Row], whole: u64) -> Table {
     grouped(rows, whole, "category", |row| row.category.label().to_owned())
 }
 
-/// Only where there is more than one: with one, the lines have said it.
+/// Only for several files: with one, the table of lines is enough.
 fn files(rows: &[Row], whole: u64) -> Table {
     let table = grouped(rows, whole, "file", |row| units::safe(row.file.as_deref().unwrap_or("–"), 80));
     if table.len() > 1 { table } else { Table::default() }
@@ -209,7 +318,7 @@ fn pinned(report: &MemoryReport, device: u32) -> Table {
         ("in use", Align::Right),
         ("stuck", Align::Right),
         ("blocks", Align::Right),
-        ("largest from", Align::Left),
+        ("largest block from", Align::Left),
     ]);
     for pin in report.pinned.iter().filter(|pin| pin.by.device == device).take(TOP) {
         let figures = [pin.segment_bytes, pin.held_bytes, pin.stuck_bytes].map(units::bytes);
@@ -231,12 +340,12 @@ fn segments(report: &MemoryReport, device: u32) -> Table {
 
 fn ooms(report: &MemoryReport, device: u32) -> Table {
     let mut table = table([
-        ("asked for", Align::Right),
+        ("requested", Align::Right),
         ("free on device", Align::Right),
         ("reserved", Align::Right),
         ("stuck", Align::Right),
         ("largest fit", Align::Right),
-        ("by", Align::Left),
+        ("line", Align::Left),
     ]);
     for oom in report.ooms.iter().filter(|oom| oom.by.device == device).take(TOP) {
         let figures =
@@ -258,12 +367,12 @@ mod tests {
         analyse(file, &Options { capacity_bytes: Some(80_000_000_000), ..Options::default() }, None).unwrap()
     }
 
-    /// The text as a file, so that a change of it shows; `GPUWHY_BLESS=1` writes it anew.
+    /// Compares with a file, so that changes show up in review; `GPUWHY_BLESS=1` rewrites it.
     #[test]
     fn text_is_as_written_down() {
         for name in ["oom", "vision"] {
             let path = format!("{FOLDER}/{name}/memory.txt");
-            let text = lines(&report(name), Style::PLAIN).join("\n") + "\n";
+            let text = lines(&report(name), usize::MAX, Style::PLAIN).join("\n") + "\n";
             if std::env::var_os("GPUWHY_BLESS").is_some() {
                 std::fs::write(&path, &text).unwrap();
             }
@@ -279,7 +388,7 @@ mod tests {
             row.function = Some("\x1b]0;owned\x07".into());
             row.op = Some("\u{202e}op".into());
         }
-        let text = lines(&report, Style::PLAIN).join("\n");
+        let text = lines(&report, usize::MAX, Style::PLAIN).join("\n");
         assert!(!text.contains(['\x1b', '\x07', '\u{202e}']));
     }
 
@@ -288,7 +397,7 @@ mod tests {
         let mut report = report("oom");
         report.devices[0].reconciled = false;
         report.live[0].category = Category::PreExisting;
-        let text = lines(&report, Style::PLAIN).join("\n");
+        let text = lines(&report, usize::MAX, Style::PLAIN).join("\n");
         assert!(text.contains("NOT reconciled") && text.contains("pre-existing"));
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which lines made the calls: figures of each group, and under them its frames. The same data is the JSON of
+//! Which lines made the calls: the figures of each group and its frames. The same data is the JSON of
 //! `gpuwhy stacks --json` (docs/stacks-json.md).
 
 use crate::paths::ShortPaths;
@@ -8,16 +8,16 @@ use gpuwhy_model::units;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr;
 
-/// Frames of a long stack that are shown before it is cut.
+/// Innermost frames of a long stack that are always shown.
 const INNERMOST: usize = 6;
-/// The least width of the column of functions, so that marks of most stacks stand below each other.
+/// The least width of the function column, so that the marks of most stacks line up.
 const FUNCTION_WIDTH: usize = 29;
 /// No name is longer than this on a screen.
 const NAME: usize = 120;
-/// Processes and waits named for each group.
+/// Processes, ops and waits named for each group.
 const NAMED: usize = 3;
 
-/// Everything there is to say.
+/// The whole report.
 #[derive(Debug, Clone, Serialize)]
 pub struct StacksReport {
     /// The format of the JSON.
@@ -26,42 +26,42 @@ pub struct StacksReport {
     pub run: String,
     /// The op; `None` for all CUDA calls.
     pub op: Option<String>,
-    /// What makes a group: `stack`, `line`, `function` or `library`.
+    /// How calls are grouped: `stack`, `line`, `function` or `library`.
     pub by: String,
     /// What they are sorted by.
     pub sort: String,
     /// What is counted.
     pub unit: CountedUnit,
-    /// The part of the run looked at, nanoseconds since it began.
+    /// The start of the time range, nanoseconds since the run began.
     pub from_ns: Option<u64>,
-    /// Its end.
+    /// The end of the time range.
     pub to_ns: Option<u64>,
-    /// How many in all.
+    /// The number of calls.
     pub calls: u64,
     /// Their time.
     pub total_ns: u64,
-    /// Of them, those with a stack.
+    /// How many of them have a stack.
     pub with_stack: u64,
-    /// Of them, those without.
+    /// The calls without a stack.
     pub without_stack: Option<GroupView>,
-    /// What the reader should know.
+    /// A remark about the whole answer.
     pub note: Option<String>,
     /// The groups, largest first.
     pub groups: Vec<GroupView>,
-    /// Groups left out, and how many calls they have.
+    /// The groups left out.
     pub more: MoreGroups,
 }
 
-/// What was left out.
+/// Groups left out.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct MoreGroups {
-    /// Groups.
+    /// How many.
     pub groups: usize,
     /// Calls in them.
     pub calls: u64,
 }
 
-/// What one of them is.
+/// What is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CountedUnit {
@@ -94,7 +94,7 @@ impl CountedUnit {
 /// A group.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct GroupView {
-    /// The line, function or library; of a stack its `top_line`. `None` if nothing is known of it.
+    /// The line, function or library; of a stack, its `top_line`. `None` if unknown.
     pub name: Option<String>,
     /// How many.
     pub calls: u64,
@@ -108,19 +108,19 @@ pub struct GroupView {
     pub bytes: u64,
     /// Their processes, the one with most time first.
     pub pids: Vec<ProcessView>,
-    /// Where all CUDA calls were asked for: which they are, most time first.
+    /// The ops in the group, most time first; only without `--op`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ops: Vec<OpView>,
-    /// Of times off the CPU: why, most time first.
+    /// Why threads were off the CPU, most time first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waits: Vec<WaitView>,
-    /// Of a stack, its row in `stack_traces`.
+    /// Of a stack, its id in `stack_traces`.
     pub stack_id: Option<i64>,
     /// How many different stacks are in it.
     pub stacks: usize,
-    /// Of a stack or line: the innermost line of your code, or a package's if none is.
+    /// Of a stack or line: the innermost line of your code, else of a package.
     pub top_line: Option<String>,
-    /// Of a stack its frames, innermost first; of a line or function that one.
+    /// Of a stack, its frames, innermost first; of a line or function, only that frame.
     pub frames: Vec<FrameView>,
 }
 
@@ -205,7 +205,7 @@ impl StacksReport {
 
     /// `gpuwhy.db: cudaMalloc, 4,009 calls, total 4.10 s, 3,010 (75 %) with a Python stack`
     fn heading(&self) -> String {
-        let op = self.op.as_deref().map_or_else(|| "all of CUDA".to_owned(), |op| units::safe(op, NAME));
+        let op = self.op.as_deref().map_or_else(|| "all CUDA functions".to_owned(), |op| units::safe(op, NAME));
         let mut line = format!("{}: {op}", units::safe(&self.run, NAME));
         match (self.from_ns, self.to_ns) {
             (Some(from), Some(to)) => line += &format!(" from {} to {}", units::time(from), units::time(to)),
@@ -225,7 +225,7 @@ impl StacksReport {
         match (self.with_stack, units::percent(self.with_stack as f64, self.calls as f64)) {
             (0, _) => "none".into(),
             (n, _) if n == self.calls => "all".into(),
-            // Rounded, a few missing ones would read as none.
+            // Do not round to 100 % while some are missing.
             (_, share) if share == "100 %" => format!("{with} (>99 %)"),
             (_, share) => format!("{with} ({share})"),
         }
@@ -237,7 +237,7 @@ impl StacksReport {
         if group.bytes > 0 {
             parts.push(units::bytes(group.bytes));
         }
-        // Every sample stands for the same time: an average or longest would say nothing.
+        // Every sample stands for the same time, so an average or maximum says nothing.
         if self.unit != CountedUnit::Samples {
             parts.push(format!("avg {}", units::time(group.avg_ns)));
             parts.push(format!("max {}", units::time(group.max_ns)));
@@ -249,7 +249,7 @@ impl StacksReport {
 
     fn body(&self, group: &GroupView, frames: &[Line<'_>], paths: &ShortPaths<'_>, style: Style) -> Vec<String> {
         if frames.is_empty() {
-            let name = group.name.as_ref().map_or("its frames are not known".into(), |name| units::safe(name, NAME));
+            let name = group.name.as_ref().map_or("frames unknown".into(), |name| units::safe(name, NAME));
             return vec![format!("  {name}")];
         }
         let place = |frame: &FrameView| {
@@ -284,15 +284,15 @@ impl StacksReport {
     }
 }
 
-/// What stands in one line under a group.
+/// One line under a group.
 enum Line<'a> {
-    /// A frame, and whether it is the first of your own.
+    /// A frame, and whether it is the innermost frame of your code.
     Frame(&'a FrameView, bool),
-    /// So many frames left out.
+    /// The number of frames left out here.
     More(usize),
 }
 
-/// The frames to show: the innermost, your first and the outermost; what lies between is counted.
+/// The frames to show: the innermost ones, the first of your code and the outermost. The rest is counted.
 fn cut(frames: &[FrameView], full: bool) -> Vec<Line<'_>> {
     let mine = frames.iter().position(|frame| frame.yours);
     let mut lines = Vec::new();
@@ -309,7 +309,7 @@ fn cut(frames: &[FrameView], full: bool) -> Vec<Line<'_>> {
     lines
 }
 
-/// A frame takes no more room than saying that it is left out.
+/// Counts the frames of a gap. A single frame is shown: counting it would take as much room.
 fn close_gap<'a>(lines: &mut Vec<Line<'a>>, left_out: &mut Vec<Line<'a>>) {
     match left_out.len() {
         0 | 1 => lines.append(left_out),
@@ -341,7 +341,7 @@ fn processes(pids: &[ProcessView]) -> String {
         .iter()
         .take(NAMED)
         .map(|process| {
-            // A process without a name is called `pid 7`; that is enough.
+            // A process without a name is called `pid 7`: do not repeat the number.
             let unnamed = process.name == format!("pid {}", process.pid);
             let name = units::safe(&process.name, 40);
             if unnamed { name } else { format!("{name} {}", process.pid) }
@@ -364,7 +364,7 @@ fn parts(group: &GroupView, style: Style) -> Option<String> {
             .iter()
             .take(NAMED)
             .enumerate()
-            // Next to nothing is not worth a word.
+            // Skip shares below 0.1 %.
             .filter(|(at, (_, ns))| *at == 0 || ns.saturating_mul(1000) > group.total_ns)
             .map(|(_, (what, ns))| format!("{what} {}", units::percent(*ns as f64, group.total_ns as f64)))
             .collect();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The text of stacks, letter by letter.
+//! The exact text of `gpuwhy stacks`.
 
 use super::*;
 
@@ -81,7 +81,7 @@ fn what_has_no_stack_and_what_is_left_out_is_said() {
     assert_eq!(
         text(&report),
         "\
-gpuwhy.db: all of CUDA from 1.00 s on, 4,009 calls, total 4.09 s, 4,008 (>99 %) with a Python stack
+gpuwhy.db: all CUDA functions from 1.00 s on, 4,009 calls, total 4.09 s, 4,008 (>99 %) with a Python stack
 note
 
 … 2 more stacks, 12 calls

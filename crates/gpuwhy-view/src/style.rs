@@ -28,7 +28,7 @@ impl Style {
         self.wrap("1", text)
     }
 
-    /// What matters less.
+    /// Less important text.
     pub fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }

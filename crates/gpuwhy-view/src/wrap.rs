@@ -18,10 +18,10 @@ pub(crate) fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
     lines
 }
 
-/// A line of a terminal that is narrower than it: broken at blanks, and what follows is indented a little more.
+/// Breaks a line at blanks for a narrower terminal; the rest is indented a little more.
 pub fn fold(line: &str, width: usize) -> Vec<String> {
     let indent = line.len() - line.trim_start_matches(' ').len();
-    // Where almost nothing is left beside the indent, breaking helps nobody.
+    // With almost no room beside the indent, drop the indent.
     if indent + 2 > width / 2 { wrap(line, width, 2) } else { wrap(line, width, indent + 2) }
 }
 

@@ -1,43 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Idle time, counted by who stood at the end of the chain. It is kept in slices of the run, so that the start of a job can
-//! be told from its steady state afterwards; however long the run, there are at most [`SLICES`].
+//! Idle time summed by cause. It is kept in slices of the run, so that startup can be separated from the steady state
+//! afterwards; there are at most [`SLICES`], however long the run.
 
 use crate::state::State;
 use crate::timeline::ThreadIndex;
 use crate::walk::{Head, Leaf, Piece};
 use std::collections::{BTreeMap, HashMap};
 
-/// Slices kept; when there would be more, each two become one.
+/// Slices kept; when there would be more, every two become one.
 pub(crate) const SLICES: usize = 512;
 /// How long a slice is at first, ns.
 const FIRST_WIDTH_NS: u64 = 50_000_000;
-/// Different causes counted in one slice; what comes after is counted without its details.
+/// Causes kept apart in one slice; further ones are counted without details.
 const CAUSES: usize = 1024;
 /// Stacks counted for one cause.
 const STACKS: usize = 64;
 
-/// What the GPU's idleness looked like from the host.
+/// How an idle interval of the GPU looks from the host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Gap {
     /// A short one after a wait for the GPU: the next launch was not ready because the host had waited.
     AfterSync,
-    /// A longer one after such a wait: whatever the host does then, the GPU has nothing to do meanwhile.
+    /// A longer one after such a wait: the GPU idles while the host does its own work.
     Drained,
     /// Any other.
     Plain,
-    /// None that is known: the GPU had work as far as the host can tell, but the launching thread was held up all the same.
+    /// Not an idle interval: the host saw the GPU busy, but the launching thread was held up.
     Busy,
-    /// NVML says that the GPU idled though work was queued as far as the host knows.
+    /// NVML says that the GPU idled although the host saw queued work.
     ByNvml,
 }
 
-/// What one sum is about.
+/// Key of one sum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Cause {
     pub(crate) gap: Gap,
     /// The thread whose launch was awaited.
     pub(crate) launcher: ThreadIndex,
-    /// What that thread waited for; `None` if it was not waiting for another.
+    /// How that thread waited; `None` if it did not wait for another thread.
     pub(crate) head: Option<State>,
     pub(crate) gil: bool,
     pub(crate) lock: bool,
@@ -45,7 +45,7 @@ pub(crate) struct Cause {
     pub(crate) thread: ThreadIndex,
 }
 
-/// Which stacks something was seen in, by time.
+/// Time by stack.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Votes(HashMap<u64, u64>);
 
@@ -57,7 +57,7 @@ impl Votes {
     }
 
     pub(crate) fn merge(&mut self, other: &Self) {
-        // In a fixed order, as not all may fit.
+        // In a fixed order, because not all may fit.
         for (stack, ns) in other.ranked() {
             self.add(stack, ns);
         }
@@ -75,9 +75,9 @@ impl Votes {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cost {
     pub(crate) ns: u64,
-    /// Where the launching thread was.
+    /// Stacks of the launching thread.
     pub(crate) head_stacks: Votes,
-    /// Where the one at the end of the chain was.
+    /// Stacks of the thread at the chain's end.
     pub(crate) leaf_stacks: Votes,
     /// The threads between, as first seen.
     pub(crate) path: Vec<ThreadIndex>,
@@ -101,23 +101,23 @@ pub(crate) type Costs = HashMap<Cause, Cost>;
 #[derive(Debug, Default)]
 pub(crate) struct Slice {
     pub(crate) launches: u64,
-    /// Idle time that somebody was asked about, ns, all GPUs together; a part of it is an estimate.
+    /// Idle time with a cause, ns, all GPUs together; partly an estimate.
     pub(crate) idle_ns: u64,
     /// Idle for certain.
     pub(crate) certain_ns: u64,
     pub(crate) costs: Costs,
-    /// GPU time that launching threads waited for in calls that wait, ns.
+    /// Time launching threads spent waiting for the GPU in sync calls, ns.
     pub(crate) waited_ns: u64,
     /// How long each launching thread may have waited for the GPU, in calls of any kind, ns.
     pub(crate) for_gpu: BTreeMap<ThreadIndex, u64>,
-    /// Of it, with a collective queued before; and where.
+    /// The part of `waited_ns` behind a queued collective, and its stacks.
     pub(crate) exchanged_ns: u64,
     pub(crate) exchange_stacks: Votes,
     /// Syncs.
     pub(crate) syncs: u64,
     /// Where threads waited for the GPU.
     pub(crate) sync_stacks: Votes,
-    /// Time in allocating and freeing calls of launching threads, with where.
+    /// Allocating and freeing calls of launching threads: time, count, stacks.
     pub(crate) alloc_ns: u64,
     pub(crate) allocs: u64,
     pub(crate) alloc_stacks: Votes,
@@ -154,7 +154,7 @@ impl Slice {
 
 fn add_cost(costs: &mut Costs, mut cause: Cause, cost: &Cost) {
     if costs.len() >= CAUSES && !costs.contains_key(&cause) {
-        // Who of the many it was is the first thing to give up.
+        // First drop which of the many threads it was.
         cause.thread = cause.launcher;
         if let Leaf::Ready(_) = cause.leaf {
             cause.leaf = Leaf::Ready(None);
@@ -205,13 +205,13 @@ impl Slices {
         self.slices = folded;
     }
 
-    /// The slices that a time lies in, each with how much of it, ns: a share of the steady state must not count what lies
-    /// beyond its ends.
+    /// Splits a time range over the slices it lies in, ns each: a share of the steady state must not count time beyond its
+    /// ends.
     fn each(&mut self, from: u64, to: u64, mut take: impl FnMut(&mut Slice, u64)) {
         if from >= to {
             return;
         }
-        // So that all of it lies in a few slices, however long it is.
+        // Folds slices first where the range is long.
         self.at(to - 1);
         let mut at = from;
         while at < to {
@@ -227,7 +227,7 @@ impl Slices {
         self.each(from, to, |slice, ns| slice.certain_ns += ns);
     }
 
-    /// Counts idle time within a window of which only the length is known.
+    /// Counts idle time of known length but unknown place within a window.
     pub(crate) fn certain_within(&mut self, from: u64, to: u64, ns: u64) {
         let share = ns as f64 / to.saturating_sub(from).max(1) as f64;
         self.each(from, to, |slice, part| slice.certain_ns += (part as f64 * share) as u64);

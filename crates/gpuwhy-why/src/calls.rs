@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a CUDA call means for what a GPU has to do: which queue work, which wait for it, which order it.
+//! The effect of CUDA calls on a GPU's queue: which calls queue work, wait for it or order it.
 
 use crate::device::{Launch, SLOWEST_COPY};
 use crate::explain::Explainer;
@@ -39,27 +39,27 @@ pub(crate) struct Done {
     pub(crate) pid: u32,
     pub(crate) thread: ThreadIndex,
     pub(crate) stream: Option<u64>,
-    /// The work queued until then is what is done.
+    /// Work queued until this time is done.
     pub(crate) as_of: u64,
-    /// Whether the call is there to wait; one that frees memory only happens to.
+    /// Whether the call's purpose is to wait; a call that frees memory waits only as a side effect.
     pub(crate) waits: bool,
 }
 
-/// A call of the program that succeeded, and where it belongs.
+/// A successful call of the program, with its GPU and stream.
 struct Made<'a> {
     call: &'a Call,
     op: &'a Op,
     thread: ThreadIndex,
     gpu: u32,
     stream: u64,
-    /// Whether it began in the span that is explained.
+    /// Whether it began in the time range.
     counted: bool,
-    /// Those it stands for besides itself.
+    /// The calls it represents, without itself.
     others: Others,
 }
 
 impl Made<'_> {
-    /// How many calls it stands for.
+    /// How many calls it represents, itself included.
     fn calls(&self) -> u64 {
         self.call.calls()
     }
@@ -69,7 +69,7 @@ impl Made<'_> {
         self.call.duration_ns.saturating_add(self.others.ns)
     }
 
-    /// When it returns, a stream, or all of the process's, has done what was queued before.
+    /// Once it returns, everything queued before is done: on one stream, or on all of the process's.
     fn done(&self, stream: Option<u64>) -> Done {
         Done {
             at: self.call.start_ns.saturating_add(self.call.duration_ns),
@@ -84,7 +84,7 @@ impl Made<'_> {
     }
 }
 
-/// A stream's name within its process, one for each stream however it is spelled.
+/// A stream's number within its process, the same for every spelling of its handle.
 pub(crate) fn stream_of(call: &Call, op: &Op) -> u64 {
     let per_thread = op.function.ends_with("_ptsz") || op.function.ends_with("_ptds");
     match call.stream.unwrap_or(0) {
@@ -98,13 +98,13 @@ pub(crate) fn stream_of(call: &Call, op: &Op) -> u64 {
 }
 
 impl Explainer {
-    /// A call, or what the kernel tells.
+    /// A call, or a kernel event.
     pub(crate) fn call(&mut self, call: &Call) {
         if self.facts.others.contains_key(&call.pid) {
             return self.neighbours_call(call);
         }
         if !call.op.is_cuda() {
-            return self.kernel_told(call);
+            return self.kernel_event(call);
         }
         self.ledger.call(call);
         let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
@@ -112,7 +112,7 @@ impl Explainer {
         let (gpu, numbered) = self.places.find(call.pid, call.device);
         *self.counts.numbered.entry(gpu).or_insert(true) &= numbered;
         if op.class == Class::Graph && op.name.contains("EndCapture") {
-            // Whatever it returns, and with it streams that had joined the one it began in.
+            // Whatever it returns. Streams that joined the capture end with it.
             self.capturing.retain(|(pid, _)| *pid != call.pid);
         }
         if call.ret != 0 && !call.flags.unfinished {
@@ -121,7 +121,7 @@ impl Explainer {
         let counted = self.facts.has(call.start_ns);
         let made = Made { call, op, thread, gpu, stream: stream_of(call, op), counted, others };
         match op.class {
-            // It is not done now but whenever the graph is launched.
+            // The work runs when the graph is launched, not now.
             Class::Launch | Class::Fill | Class::Collective | Class::Copy if self.is_captured(&made) => {}
             Class::Graph if op.name.contains("BeginCapture") => self.captures(&made),
             Class::Launch | Class::Fill => self.queued(&made),
@@ -137,10 +137,10 @@ impl Explainer {
         }
     }
 
-    /// A call of another job's: all that matters is what it has the GPU do.
+    /// Another job's call: only its GPU work matters.
     fn neighbours_call(&mut self, call: &Call) {
         if !call.op.is_cuda() {
-            return self.neighbours_told(call);
+            return self.neighbour_kernel_event(call);
         }
         let Some(op) = call.op.get().filter(|_| !call.flags.inner) else { return };
         if call.ret == 0 || call.flags.unfinished {
@@ -185,7 +185,7 @@ impl Explainer {
         } else if !made.op.has_stream() && is(Direction::DtoH) && !call.flags.unfinished {
             self.done.push(Reverse(made.done(Some(made.stream))));
         } else if !made.op.has_stream() && is(Direction::HtoD) && bytes > SMALL_COPY && !call.flags.unfinished {
-            // It begins when the stream has done what was queued before, but how much of its time that took is not known.
+            // It begins when the stream's earlier work is done; how much of the call that took is unknown.
             self.done.push(Reverse(Done { waits: false, ..made.done(Some(made.stream)) }));
         }
         if made.counted {
@@ -198,7 +198,7 @@ impl Explainer {
 
     fn memory(&mut self, made: &Made<'_>) {
         let call = made.call;
-        // Freeing nothing waits for nothing; freeing something waits for all that the device has to do.
+        // Freeing a null pointer does not wait; freeing memory waits for all work of the device.
         let plain = made.op.name == "cudaFree" || made.op.name == "cuMemFree";
         if plain && call.arg1.is_some_and(|pointer| pointer != 0) {
             self.done.push(Reverse(made.done(None)));
@@ -246,7 +246,7 @@ impl Explainer {
         self.exchanging.remove(&call.pid);
         let name = &made.op.name;
         let done = if name.contains("Event") {
-            // An event that was not seen being recorded may stand for anything.
+            // An event whose recording was not seen may stand for anything.
             let recorded = call.arg0.and_then(|event| self.recorded.get(&(call.pid, event)).copied());
             recorded.map(|(stream, as_of)| Done { as_of, ..made.done(Some(stream)) })
         } else {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From sums to the answer: the steady state, its stories as findings, what is well, and the report.
+//! From sums to the report: the steady state, its stories as findings, the checks that passed.
 
 use crate::blame::{SLICES, Slice, Slices};
 use crate::explain::Explainer;
@@ -17,15 +17,15 @@ use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Confidence, Finding, Severity, units};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// A job that launches nothing for this long at its end, ns, may hang.
+/// A job that launches nothing for this long at its end, ns, may have stalled.
 const LONG_TAIL_NS: u64 = 2_000_000_000;
-/// A process that ends this shortly after the span, ns, ended with it.
+/// A process that ends this soon after the time range, ns, ended with it.
 const ENDING_NS: u64 = 500_000_000;
-/// Less than this is not worth anybody's time, whatever its share of a short run.
+/// A smaller cost, ns, is at most LOW, whatever its share of a short run.
 const WORTH_ACTING_NS: u64 = 100_000_000;
-/// A part of the time as small as this one is hardly ever.
+/// "Hardly ever" is at most one part in so many of the time.
 const HARDLY: u64 = 20;
-/// Stacks of one cause that are looked up.
+/// Stacks looked up for one cause.
 const STACKS_OF_A_CAUSE: usize = 4;
 
 /// Ledgers, by process and thread.
@@ -50,10 +50,10 @@ impl Phases {
         }
         let found = startup::steady(&slices).map(|(first, last)| {
             let steady = at(last + 1).saturating_sub(at(first));
-            // What comes after the job's end is not the job.
+            // Time after the job's end does not count.
             let until = edges.ended.map_or(to, |ended| ended.min(to));
             let tail = until.saturating_sub(at(last + 1));
-            // A job that stops launching and does not end hangs; that is the question, not its end.
+            // A job that stops launching but does not end has stalled: that time belongs to the steady state.
             let hangs = tail > LONG_TAIL_NS && tail > steady / 10;
             let stopped = usize::try_from(until.saturating_sub(from).saturating_sub(1) / width).unwrap_or(usize::MAX);
             let last = match (edges.open_end, hangs) {
@@ -80,7 +80,7 @@ impl Phases {
     }
 }
 
-/// Whether the job went on beyond the ends of what is looked at.
+/// Whether the job ran beyond the ends of the time range.
 #[derive(Clone, Copy)]
 struct Edges {
     open_start: bool,
@@ -112,7 +112,7 @@ pub(crate) fn conclude(
     let edges = Edges::new(&explainer);
     let phases = Phases::new(std::mem::replace(&mut explainer.slices, Slices::new(0)), from, to, edges);
     let gpus = gpu_reports(&explainer);
-    // A stray launch does not make a GPU part of the job.
+    // A few stray launches do not make a GPU part of the job.
     let launches: u64 = gpus.iter().map(|gpu| gpu.launches).sum();
     let used = |gpu: &&GpuReport| gpu.launches >= (launches / 100).max(launches.min(1));
     let worked: BTreeSet<u32> = gpus.iter().filter(used).map(|gpu| gpu.device).collect();
@@ -125,8 +125,8 @@ pub(crate) fn conclude(
     scene.launchers = worth_telling(&explainer.counts.launchers);
     scene.has_neighbours = worked.iter().any(|gpu| explainer.neighbours.are_on(*gpu));
     scene.nvml_factor = nvml_factor(&explainer.counts.nvml_windows, span);
-    let told = stories(&phases.steady.costs, &scene);
-    let mut findings: Vec<Finding> = told.iter().filter_map(|story| finding(story, &scene)).collect();
+    let stories = stories(&phases.steady.costs, &scene);
+    let mut findings: Vec<Finding> = stories.iter().filter_map(|story| finding(story, &scene)).collect();
     let shared_ns = explainer.devices.gpus.values().map(|gpu| gpu.shared_ns).sum();
     findings.extend(gpu_rules::faults(&scene));
     findings.extend(gpu_rules::throttled(&scene));
@@ -151,7 +151,7 @@ pub(crate) fn conclude(
         loss: loss(&explainer),
         processes: processes(&explainer),
         threads: threads(&explainer, ledgers),
-        healthy: verdict::healthy(&scene, &told, ledgers, &explainer.counts),
+        healthy: verdict::healthy(&scene, &stories, ledgers, &explainer.counts),
         context: verdict::context(&scene, &explainer),
         gpus,
         findings,
@@ -161,7 +161,7 @@ pub(crate) fn conclude(
         report.loss.too_much = true;
         report.healthy.clear();
     }
-    report.verdict = verdict::verdict(&report, &scene, &told, lost);
+    report.verdict = verdict::verdict(&report, &scene, &stories, lost);
     report
 }
 
@@ -176,8 +176,8 @@ fn launchers(explainer: &Explainer) -> Vec<(u32, u64)> {
     list
 }
 
-/// NVML's samples come late and in pieces: the first and the last moments of the steady state have none. What was lost is
-/// taken to go on there; the bounds do not count it.
+/// NVML's samples do not cover the beginning and end of the steady state. Losses are extrapolated to them; the bounds do
+/// not count that.
 fn nvml_factor(windows: &[(u32, u64, u64)], (from, to): (u64, u64)) -> f64 {
     let gpus: BTreeSet<u32> = windows.iter().map(|window| window.0).collect();
     let covered: u64 = windows.iter().map(|(_, a, b)| b.min(&to).saturating_sub(*a.max(&from))).sum();
@@ -204,7 +204,7 @@ fn wanted_stacks(phases: &Phases) -> Vec<u64> {
     wanted.into_iter().collect()
 }
 
-/// A story as a finding, if it is worth one.
+/// A story as a finding, if it cost enough.
 fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     let lost_ns = (story.ns / scene.gpus).min(scene.steady_ns);
     let mut severity = Severity::of_share(scene.share(lost_ns));
@@ -221,12 +221,12 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     for fix in &mut fixes {
         fix.saves_ns = (fix.saves_ns / scene.gpus).min(lost_ns);
     }
-    // What saves next to nothing is no advice.
+    // Drop fixes that save next to nothing.
     fixes.retain(|fix| fix.saves_ns >= lost_ns / 20);
     Some(Finding {
         kind: story.kind.name().to_owned(),
         severity,
-        title: format!("{} {}: {}", words::what(story, scene), scene.of_steady(lost_ns), words::reason(story, scene)),
+        title: words::title(story, scene),
         lost_ns,
         lost_bytes: 0,
         share: scene.share(lost_ns),
@@ -241,21 +241,32 @@ fn finding(story: &Story, scene: &Scene<'_>) -> Option<Finding> {
     })
 }
 
-/// What it did to the job, with figures, where there are figures of just that.
+/// Figures of this finding alone, and what its cost means where that is not plain.
 fn effect(story: &Story, scene: &Scene<'_>) -> Vec<String> {
+    let mut effects = Vec::new();
     match story.kind {
-        Kind::LaunchBound => vec![format!("launches {}/s", scene.per_second(scene.steady.launches))],
+        Kind::LaunchBound => effects.push(format!("{} launches/s", scene.per_second(scene.steady.launches))),
         Kind::SyncBound => {
             let quantile = |q| scene.sync_times.quantile(q).map(units::time);
-            let Some((p50, p99)) = quantile(0.5).zip(quantile(0.99)) else { return Vec::new() };
-            vec![format!("waits for the GPU {}/s, p50 {p50}, p99 {p99}", scene.per_second(scene.steady.syncs))]
+            let often = scene.per_second(scene.steady.syncs);
+            let times = quantile(0.5).zip(quantile(0.99));
+            effects.extend(times.map(|(p50, p99)| format!("{often} waits for the GPU/s, p50 {p50}, p99 {p99}")));
         }
-        _ => Vec::new(),
+        _ => {}
     }
+    if story.is_about_pace() {
+        effects.push("the cost is the time the training thread was held up; GPU idle time is unknown".to_owned());
+    } else if scene.has_neighbours {
+        effects.push("the GPU had no work from this job; it may have been busy with another".to_owned());
+    }
+    if scene.gpus > 1 {
+        effects.push(format!("the cost is the mean of {} GPUs", scene.gpus));
+    }
+    effects
 }
 
-/// Processes whose launching threads hardly ever wait for the GPU, which nobody knows how busy it is: what holds such a
-/// thread up sets the job's pace.
+/// Processes whose launching threads hardly ever wait for the GPU, where NVML is missing: what holds such a thread up sets
+/// the job's pace.
 fn paced(explainer: &Explainer, scene: &Scene<'_>) -> BTreeSet<u32> {
     let facts = &explainer.facts;
     let seen = facts.unwatched_ns() <= facts.wall_ns() / HARDLY;
@@ -272,27 +283,26 @@ fn paced(explainer: &Explainer, scene: &Scene<'_>) -> BTreeSet<u32> {
 
 fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
     if !scene.timeline.has_offs {
-        return (Confidence::Low, "the scheduler was not recorded: what the thread waited for is not known".into());
+        return (Confidence::Low, "the scheduler was not recorded: what the thread waited for is unknown".into());
     }
     if story.is_about_pace() {
-        let why = "that the launching thread was held up is measured, and it hardly ever waited for the GPU: so it sets the \
-                   pace. How long the GPU idled meanwhile is not known without NVML";
+        let why = "measured: the training thread was held up and hardly ever waited for the GPU, so it sets the pace; how \
+                   long the GPU was idle meanwhile is unknown without NVML";
         return (Confidence::Medium, why.into());
     }
     let by_nvml = scene.steady.costs.iter().filter(|(cause, _)| cause.gap == crate::blame::Gap::ByNvml);
     let estimated: u64 = by_nvml.map(|(_, cost)| cost.ns).sum();
     if estimated > story.ns / 2 && estimated > scene.steady.idle_ns / 2 {
-        let why =
-            "how long the GPU idled is NVML's measure; which moments those were is spread over what the thread did";
+        let why = "total idle time is from NVML; when exactly it idled is estimated";
         return (Confidence::Medium, why.into());
     }
     if story.root == Kind::Unresolved || story.root == Kind::OutsideProcess {
         return (Confidence::Medium, "the chain ends in something that was not traced".into());
     }
-    (Confidence::High, "measured: each moment in which the GPU had no work is followed to what ended it".into())
+    (Confidence::High, "measured: every idle interval of the GPU is followed to its cause".into())
 }
 
-/// What the start cost, as one finding of little weight: it happens once.
+/// The cost of startup, as a LOW finding: it happens once.
 fn cold_start(phases: &Phases, scene: &Scene<'_>) -> Option<Finding> {
     let (steady_from, _) = phases.span?;
     let lasted = steady_from.saturating_sub(scene.facts.from_ns);
@@ -304,11 +314,12 @@ fn cold_start(phases: &Phases, scene: &Scene<'_>) -> Option<Finding> {
     let costly = most(phases.start.costs.iter().map(|(cause, cost)| (*cause, cost.ns)));
     let line = costly.and_then(|(cause, _)| scene.line(&phases.start.costs.get(&cause)?.leaf_stacks));
     let launcher = costly.map(|(cause, _)| scene.thread(cause.launcher));
-    let detail = "imports, loading of modules and the first touches come before the first steady work".to_owned();
+    let took = units::time(lasted);
+    let detail = format!("{took} before the first steady work: imports, module loading, first touches");
     Some(Finding {
         kind: Kind::ColdStart.name().to_owned(),
         severity: Severity::Low,
-        title: format!("the job began to work steadily after {}", units::time(lasted)),
+        title: "Startup".to_owned(),
         lost_ns,
         lost_bytes: 0,
         share,
@@ -319,7 +330,7 @@ fn cold_start(phases: &Phases, scene: &Scene<'_>) -> Option<Finding> {
         effect: Vec::new(),
         fixes: Vec::new(),
         confidence: Confidence::Medium,
-        confidence_reason: "where the start ends is told by how launches are spread".to_owned(),
+        confidence_reason: "end of startup inferred from the launch rate".to_owned(),
     })
 }
 
@@ -329,7 +340,7 @@ fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
         let numbered = explainer.counts.numbered.get(index).copied().unwrap_or(false);
         let extra = explainer.counts.nvml_extra.get(index).copied().unwrap_or(0);
         let idle_min = gpu.idle_ns.saturating_add(extra).min(wall);
-        // Without the scheduler, a thread that had no CPU looks as if it waited; and two processes' device 0 may be two GPUs.
+        // Without the scheduler, a ready thread looks as if it waited; and two processes' device 0 may be two GPUs.
         let users = explainer.counts.users.iter().filter(|(_, gpu)| gpu == index).count();
         let sure = explainer.timeline.has_offs && (numbered || users < 2);
         let rates: Vec<f64> = explainer
@@ -341,11 +352,11 @@ fn gpu_reports(explainer: &Explainer) -> Vec<GpuReport> {
             .collect();
         let nvml = explainer.counts.nvml_idle.get(index).copied();
         let basis = match (nvml, extra > 0) {
-            (None, _) if explainer.neighbours.are_on(*index) => "this job's outstanding work; no NVML samples",
-            (Some(_), _) if explainer.neighbours.are_on(*index) => "this job's outstanding work and NVML's samples",
-            (Some(_), true) => "the host's outstanding work and NVML's samples",
-            (Some(_), false) => "the host's outstanding work; NVML's samples say no more",
-            (None, _) => "the host's outstanding work; no NVML samples",
+            (None, _) if explainer.neighbours.are_on(*index) => "this job's queued work; no NVML samples",
+            (Some(_), _) if explainer.neighbours.are_on(*index) => "this job's queued work and NVML samples",
+            (Some(_), true) => "the host's queued work and NVML samples",
+            (Some(_), false) => "the host's queued work; NVML samples add nothing",
+            (None, _) => "the host's queued work; no NVML samples",
         };
         GpuReport {
             job: None,
@@ -369,21 +380,22 @@ fn loss(explainer: &Explainer) -> LossReport {
     let mut notes: Vec<String> = Vec::new();
     if events > 0 {
         notes.push(format!(
-            "{} events were lost; in those seconds no idle time is counted by the host's side, and chains may end early",
+            "{} events were lost: in those seconds no idle time is counted from the host's calls, and chains may end early",
             units::count(events)
         ));
     }
     let (thinned, all) = (explainer.counts.thinned, explainer.counts.events);
     if thinned > 0 {
         notes.push(format!(
-            "{} of {} events are told by others like them (--max-size, --budget): counts are exact, times within bursts are estimates",
+            "{} of {} events are represented by similar rows (see `weight`; --max-size, --budget): counts are exact, times within bursts are estimates",
             units::count(thinned),
             units::count(all)
         ));
     }
     if !facts.complete {
         notes.push(
-            "the run has no end (gpuwhy still runs, or was killed): what was going on then is not known".to_owned(),
+            "the run has no end (gpuwhy is still recording, or was killed): what was going on at its end is unknown"
+                .to_owned(),
         );
     }
     if !explainer.timeline.has_offs {
@@ -395,7 +407,7 @@ fn loss(explainer: &Explainer) -> LossReport {
     let blind = facts.unwatched_ns();
     if blind > facts.wall_ns() / 100 {
         notes.push(format!(
-            "launches were not watched for {} (views unwatched and governor): nothing is certain there",
+            "launches were not watched for {} (views `unwatched` and `governor`): nothing is certain in that time",
             units::time(blind)
         ));
     }

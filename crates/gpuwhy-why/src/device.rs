@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much work a GPU has, as far as the host can tell. While no kernel of any traced process is outstanding, the
-//! GPU is idle for certain; while somebody waits for one, it is busy for certain; the rest could be either.
+//! Bounds of a GPU's idle time from the host's calls. While no kernel of any traced process is queued, the GPU is certainly
+//! idle; while a thread waits for one, it is certainly busy; the rest could be either.
 //!
-//! *Idle* means that no kernel runs: copies alone do not make a GPU busy, neither here nor in what NVML tells.
+//! *Idle* means that no kernel runs: copies alone do not make a GPU busy, here as in NVML.
 
 use crate::timeline::ThreadIndex;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 
-/// What was queued before gpuwhy looked is done after this long, ns.
+/// Work queued before the recording is done after this long, ns.
 const UNSEEN_WORK_NS: u64 = 5_000_000_000;
-/// How long a GPU may go on with the work of a process that is gone, ns.
+/// How long a GPU may go on with the work of a process that has ended, ns.
 const CLEARING_NS: u64 = 200_000_000;
-/// A wait shorter than this may be no wait: the work was done already.
+/// A shorter wait may be no wait: the work may have been done already, ns.
 pub(crate) const REAL_WAIT_NS: u64 = 20_000;
-/// Streams that one stream may wait for and this is remembered of.
+/// Streams kept per stream that it waits for.
 const JOINS: usize = 16;
 /// No copy is slower than this, ns a byte: 1 GB/s.
 pub(crate) const SLOWEST_COPY: u64 = 1;
-/// A wait at least this long for nothing that was seen was for something that was not.
+/// A wait at least this long, ns, without queued work seen was for work that was not seen.
 const UNSEEN_WAIT_NS: u64 = 1_000_000;
-/// Pieces that one idle interval is cut into at most.
+/// An idle interval is cut into at most this many pieces.
 const MOST_PIECES: u64 = 4096;
-/// Claims that may still turn out wrong: as many as there can be while a row that stands for others is on its way.
+/// Busy times that may still be revoked: as many as there can be until a row that represents others arrives.
 const CLAIMS: usize = 4096;
-/// How long finished intervals are remembered, ns: NVML's samples come late.
+/// How long finished intervals are kept, ns: NVML's samples come late.
 const REMEMBERED_NS: u64 = 4_000_000_000;
 
 /// A stream of a process.
@@ -38,13 +38,13 @@ pub(crate) struct Idle {
     pub(crate) to: u64,
     /// The thread that ended it by a launch, or the last that launched; `None` before the first launch.
     pub(crate) launcher: Option<ThreadIndex>,
-    /// Whether it began when somebody had waited for the GPU.
+    /// Whether it began after a wait for the GPU.
     pub(crate) after_wait: bool,
     /// Whether it is over.
     pub(crate) whole: bool,
 }
 
-/// Work that somebody waited for: of a process, one stream or all, queued until a moment.
+/// Work that a thread waited for: a process's work on one stream or all, queued until a time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) gpu: u32,
@@ -56,9 +56,9 @@ pub(crate) struct Work {
 /// Kernels launched by one thread in one stream.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Launch {
-    /// When the first of them may have been launched.
+    /// Earliest possible launch of the first.
     pub(crate) first: u64,
-    /// When the last of them was.
+    /// Launch of the last.
     pub(crate) last: u64,
     pub(crate) count: u64,
 }
@@ -70,9 +70,9 @@ pub(crate) struct Gpu {
     kernels: HashMap<StreamKey, u64>,
     /// Bytes copied in a stream after its newest kernel.
     trailing: HashMap<StreamKey, u64>,
-    /// All copies before kernels are done by then: a kernel may have to wait for one, also of another stream.
+    /// All copies before kernels are done by then: a kernel may have to wait for one, even on another stream.
     copied_by: u64,
-    /// Of a stream that was told to wait for others: since when, for which, queued until when.
+    /// For a stream that waits for others: since when, for which, queued until when.
     joins: HashMap<StreamKey, Vec<(u64, u64, u64)>>,
     idle_since: Option<u64>,
     after_wait: bool,
@@ -85,16 +85,16 @@ pub(crate) struct Gpu {
     pub(crate) idle_ns: u64,
     pub(crate) busy_ns: u64,
     busy_until: u64,
-    /// What was called busy of late: when that was known, and how much.
+    /// Recent busy times: when each was known, and its length.
     claims: VecDeque<(u64, u64)>,
-    /// Time in which several processes had work, and since when they have now.
+    /// Time in which several processes had work, and since when they do now.
     pub(crate) shared_ns: u64,
     shared_since: Option<u64>,
-    /// Certain idle intervals of late.
+    /// Recent certain idle intervals.
     recent: VecDeque<(u64, u64)>,
 }
 
-/// Spans in which launches were lost, or somebody else could use the GPU: nothing is certain there.
+/// Times in which launches were lost, or other processes could use the GPU: nothing is certain there.
 #[derive(Debug, Default)]
 pub(crate) struct Unsure {
     everywhere: Vec<(u64, u64)>,
@@ -125,7 +125,7 @@ impl Unsure {
     }
 }
 
-/// Of spans that are in order and do not overlap, those that touch a time.
+/// The spans that touch a time; they must be ordered and must not overlap.
 fn near(spans: &[(u64, u64)], from: u64, to: u64) -> &[(u64, u64)] {
     let first = spans.partition_point(|span| span.1 <= from);
     let last = spans.partition_point(|span| span.0 < to);
@@ -137,7 +137,7 @@ fn overlap(a: u64, b: u64, from: u64, to: u64) -> u64 {
     b.min(to).saturating_sub(a.max(from))
 }
 
-/// All GPUs, by gpuwhy's number of them.
+/// All GPUs, by gpuwhy's number.
 #[derive(Debug, Default)]
 pub(crate) struct Devices {
     pub(crate) gpus: BTreeMap<u32, Gpu>,
@@ -148,7 +148,7 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    /// `started`: gpuwhy saw the job from its beginning.
+    /// `started`: the job was recorded from its beginning.
     pub(crate) fn new(from: u64, to: u64, started: bool, unsure: Unsure) -> Self {
         Self { gpus: BTreeMap::new(), unsure, from, to, started }
     }
@@ -162,8 +162,8 @@ impl Devices {
         })
     }
 
-    /// Kernels are launched. Returns the idle interval this ends: if another thread's wait began one since the first of
-    /// them, it may have been over at once.
+    /// Kernels are launched. Returns the idle interval that this ends. If another thread's wait began one after the first
+    /// launch, it may have been over at once.
     pub(crate) fn launch(&mut self, gpu: u32, stream: StreamKey, made: &Launch, thread: ThreadIndex) -> Option<Idle> {
         let now = made.last;
         let span = self.from..self.to;
@@ -183,7 +183,7 @@ impl Devices {
         self.settle(idle)
     }
 
-    /// Copies are queued by a thread: the first of them perhaps at the first moment, the last at the second.
+    /// Copies are queued by a thread: the first at the earlier time at the soonest, the last at the later one.
     pub(crate) fn copy(
         &mut self,
         gpu: u32,
@@ -193,10 +193,10 @@ impl Devices {
         thread: ThreadIndex,
     ) {
         let state = self.gpu(gpu, now);
-        // Of a job that only copies, who copies is who gives the GPU its work.
+        // In a job that only copies, the copying thread is the one that feeds the GPU.
         state.launcher.get_or_insert(thread);
         if first < now {
-            // Who waited since may have waited for copies that are only told of now.
+            // Waits since then may have been for these copies, which are only known now.
             let revoked: u64 = state.claims.iter().filter(|(at, _)| *at > first).map(|(_, ns)| ns).sum();
             state.claims.retain(|(at, _)| *at <= first);
             state.busy_ns = state.busy_ns.saturating_sub(revoked);
@@ -207,7 +207,7 @@ impl Devices {
         state.copied_by = state.copied_by.max(now).saturating_add(ns);
     }
 
-    /// From `now` on, what a stream does comes after another's work, queued until `as_of`.
+    /// From `now` on, a stream's work comes after another stream's work that was queued until `as_of`.
     pub(crate) fn joins(&mut self, gpu: u32, stream: StreamKey, now: u64, other: u64, as_of: u64) {
         let joins = self.gpu(gpu, now).joins.entry(stream).or_default();
         joins.retain(|(_, known, _)| *known != other);
@@ -216,10 +216,10 @@ impl Devices {
         }
     }
 
-    /// Somebody waited from `start` to `end` and now knows work to be done.
-    /// The work may have been done since `sure_until`, when the thread was not looking any more.
+    /// A thread waited from `start` to `end`; now the work is done. It may have been done since `sure_until`, when the thread
+    /// stopped checking.
     ///
-    /// A wait for work that nobody saw being queued ends the idle interval it fell into, which is returned.
+    /// A wait for work whose queueing was not seen ends the idle interval it fell into, which is returned.
     pub(crate) fn done(&mut self, work: &Work, start: u64, end: u64, sure_until: u64) -> Option<Idle> {
         let (from, to) = (self.from, self.to);
         let Work { gpu, pid, stream, as_of } = *work;
@@ -234,7 +234,7 @@ impl Devices {
         let waited = end.saturating_sub(start) >= REAL_WAIT_NS;
         let mut busy = None;
         if waited_for && waited && start >= state.certain_from {
-            // Copies before the kernels, copies behind them, and the way back to the host may take their time.
+            // Not counted: copies before and after the kernels, and the way back to the host.
             let begin = start.max(state.busy_until).max(state.copied_by.saturating_sub(trailing)).max(from);
             let until = sure_until.min(end.saturating_sub(REAL_WAIT_NS)).saturating_sub(trailing).min(to);
             state.busy_until = state.busy_until.max(until);
@@ -260,7 +260,7 @@ impl Devices {
             state.after_wait = waited && waited_for && sure_until > start;
         }
         if let Some((begin, until)) = busy {
-            // Who else may use the GPU does not matter here; what was lost does.
+            // Other processes on the GPU do not matter here; lost events do.
             let lost: u64 =
                 near(&self.unsure.everywhere, begin, until).iter().map(|(a, b)| overlap(*a, *b, begin, until)).sum();
             let claimed = (until - begin).saturating_sub(lost);
@@ -275,7 +275,7 @@ impl Devices {
         ended.map(idle).and_then(|idle| self.settle(idle))
     }
 
-    /// A process is gone, and its work with it.
+    /// A process has ended, and its work with it.
     pub(crate) fn gone(&mut self, pid: u32, now: u64) {
         let span = self.from..self.to;
         for state in self.gpus.values_mut() {
@@ -283,7 +283,7 @@ impl Devices {
             state.kernels.retain(|key, _| key.0 != pid);
             state.trailing.retain(|key, _| key.0 != pid);
             if state.kernels.len() < before {
-                // What it had queued may still run while the driver clears up.
+                // Its queued work may still run while the driver cleans up.
                 state.certain_from = state.certain_from.max(now.saturating_add(CLEARING_NS));
                 if state.kernels.is_empty() && state.idle_since.is_none() {
                     state.idle_since = Some(now);
@@ -293,14 +293,14 @@ impl Devices {
         }
     }
 
-    /// Idle intervals that have lasted longer than `longest`: their first parts, so that nobody need remember more.
+    /// The first parts of idle intervals that have lasted longer than `longest`, so that no more need be kept.
     pub(crate) fn lasting(&mut self, now: u64, longest: u64) -> Vec<Idle> {
         let mut parts = Vec::new();
         for (gpu, state) in &mut self.gpus {
             while let Some(since) =
                 state.idle_since.filter(|since| *since < now && since.saturating_add(longest) <= now)
             {
-                // In pieces, but never in very many: a damaged file may claim any time.
+                // Never cut into very many pieces: a damaged file may claim any time.
                 let to = since.saturating_add(longest.max((now - since) / MOST_PIECES));
                 let after_wait = state.after_wait;
                 parts.push(Idle { gpu: *gpu, from: since, to, launcher: state.launcher, after_wait, whole: false });
@@ -310,7 +310,7 @@ impl Devices {
         parts.into_iter().filter_map(|idle| self.settle(idle)).collect()
     }
 
-    /// What is idle at the end.
+    /// Intervals still open at the end.
     pub(crate) fn finish(&mut self, end: u64) -> Vec<Idle> {
         let mut rest = Vec::new();
         let span = self.from..self.to;
@@ -324,7 +324,7 @@ impl Devices {
         rest.into_iter().filter_map(|idle| self.settle(idle)).collect()
     }
 
-    /// Cuts an interval to what is asked about and certain, and counts it.
+    /// Clips an interval to the time range and to what is certain, and counts it.
     fn settle(&mut self, mut idle: Idle) -> Option<Idle> {
         let state = self.gpus.get_mut(&idle.gpu)?;
         idle.from = idle.from.max(self.from).max(state.certain_from);
@@ -351,7 +351,7 @@ impl Gpu {
         !self.kernels.is_empty()
     }
 
-    /// Takes note of whether more than one process has work now.
+    /// Notes whether several processes have work now.
     fn note_sharing(&mut self, now: u64, span: &Range<u64>) {
         let first = self.kernels.keys().next().map(|key| key.0);
         let several = self.kernels.keys().any(|key| Some(key.0) != first);
@@ -361,13 +361,13 @@ impl Gpu {
         }
     }
 
-    /// Ends a time of sharing, if there is one, and counts what of it lies in the span.
+    /// Ends a time of sharing, if any, and counts the part within the range.
     fn shared_until(&mut self, now: u64, span: &Range<u64>) {
         let since = self.shared_since.take().unwrap_or(now);
         self.shared_ns += overlap(since, now, span.start, span.end);
     }
 
-    /// Certain idle time between two moments, and the intervals themselves, the open one included.
+    /// Certain idle intervals between two times, the open one included.
     pub(crate) fn idle_between(&self, from: u64, to: u64) -> Vec<(u64, u64)> {
         let open = self.idle_since.map(|since| (since.max(self.certain_from), u64::MAX));
         let all = self.recent.iter().copied().chain(open);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass over a run's events, in the order in which they began: keeps the ledger, follows what each GPU has to do,
-//! and asks of every idle interval what the launching thread did meanwhile.
+//! One pass over a run's events, in order of start: keeps the ledger, follows the work queued on each GPU, and finds for
+//! every idle interval what the launching thread did meanwhile.
 
 use crate::blame::{Gap, Slices};
 use crate::calls::Done;
@@ -19,22 +19,22 @@ use gpuwhy_model::{Call, Class, Histogram, OpId};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet, VecDeque};
 
-/// The longest part of an idle interval that is looked at in one go, ns.
+/// Longer idle intervals are explained in pieces of this length, ns.
 const LONGEST_NS: u64 = 1_000_000_000;
-/// How far beyond an interval's end one must have seen to explain it, ns: a wait that timed out may have gone on.
+/// An interval is explained only after events this far beyond its end, ns: a wait that timed out may have gone on.
 const AHEAD_NS: u64 = 300_000_000;
 /// How much of the past is kept, ns.
 const KEPT_NS: u64 = 4_000_000_000;
-/// How often the past is forgotten, ns.
+/// How often older events are dropped, ns.
 const FORGET_NS: u64 = 250_000_000;
-/// Idle intervals up to this length after a wait for the GPU are the wait's fault: the host could have been ahead.
+/// Idle intervals up to this length after a wait for the GPU are blamed on the wait, ns: the host could have run ahead.
 const SHORT_GAP_NS: u64 = 1_000_000;
-/// How long after the GPU was done a sleeping thread may be woken, ns: an interrupt's way, or a timer's slack.
+/// Delay between the GPU's end and the wake-up of a sleeping thread, ns: interrupt latency, or timer slack.
 const WAKING_NS: u64 = 80_000;
 
-/// What the kernel tells that matters here, by its op.
+/// Ids of the kernel events used here.
 #[derive(Debug)]
-struct Told {
+struct KernelOps {
     sample: OpId,
     fork: OpId,
     exit: OpId,
@@ -43,7 +43,7 @@ struct Told {
     fault: OpId,
 }
 
-impl Told {
+impl KernelOps {
     fn new() -> Self {
         Self {
             sample: kernel_op(KernelOp::CpuSample),
@@ -56,7 +56,7 @@ impl Told {
     }
 }
 
-/// What was counted on the way, for rules that are about more than idle time.
+/// Counts for rules about more than idle time.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     pub(crate) reclaims: u64,
@@ -74,7 +74,7 @@ pub(crate) struct Counts {
     pub(crate) numbered: BTreeMap<u32, bool>,
     /// Which process gave work to which GPU.
     pub(crate) users: BTreeSet<(u32, u32)>,
-    /// Of the events, those that another's row stands for.
+    /// Events represented by another's row.
     pub(crate) thinned: u64,
     /// How long calls that wait for the GPU took.
     pub(crate) sync_times: Histogram,
@@ -90,7 +90,7 @@ pub struct Explainer {
     pub(crate) counts: Counts,
     pub(crate) places: Places,
     pub(crate) neighbours: Neighbours,
-    told: Told,
+    kernel_ops: KernelOps,
     pub(crate) done: BinaryHeap<Reverse<Done>>,
     pub(crate) due: VecDeque<Idle>,
     windows: VecDeque<Window>,
@@ -105,7 +105,7 @@ pub struct Explainer {
 }
 
 impl Explainer {
-    /// Begins with what is known of the run.
+    /// Starts with the facts of the run.
     pub fn new(facts: Facts) -> Self {
         let unsure = Unsure::new(unsure_spans(&facts), nvml::shared(&facts));
         Self {
@@ -116,7 +116,7 @@ impl Explainer {
             counts: Counts::default(),
             places: Places::new(&facts),
             neighbours: Neighbours::new(facts.from_ns, facts.to_ns),
-            told: Told::new(),
+            kernel_ops: KernelOps::new(),
             done: BinaryHeap::new(),
             due: VecDeque::new(),
             windows: nvml::windows(&facts).into(),
@@ -141,7 +141,7 @@ impl Explainer {
                 self.advance(call.start_ns);
                 self.call(call);
             }
-            // That the scheduler was followed is known by them, too.
+            // Events of other jobs also show that the scheduler was recorded.
             Event::Off(_) if of_others => self.timeline.has_offs = true,
             Event::Off(off) => {
                 self.advance(off.start_ns);
@@ -160,7 +160,7 @@ impl Explainer {
         }
     }
 
-    /// Ends the pass. `stacks` gives the words of the stacks it is asked for.
+    /// Ends the pass. `stacks` resolves stack ids.
     pub fn finish(mut self, stacks: &mut dyn FnMut(&[u64]) -> HashMap<u64, StackFact>) -> Report {
         let end = self.facts.to_ns;
         self.settle_done(end);
@@ -174,7 +174,7 @@ impl Explainer {
         conclude::conclude(self, &ledger, stacks)
     }
 
-    /// Time has come to `now`: everything that began before has been told.
+    /// Moves time to `now`: all events that began before have been taken.
     fn advance(&mut self, now: u64) {
         self.settle_done(now);
         self.neighbours.advance(now, &self.devices);
@@ -194,7 +194,7 @@ impl Explainer {
             self.done.pop();
             self.neighbours.advance(done.at, &self.devices);
             let thread = &self.timeline.threads[done.thread as usize];
-            // A thread that got its CPU back late may have been told late.
+            // A thread that got its CPU back late may have noticed late.
             let mut inside = thread.offs.iter().rev().take_while(|off| off.end > done.start);
             let late = inside.find(|off| off.start < done.at);
             let sure_until = match late {
@@ -208,34 +208,35 @@ impl Explainer {
         }
     }
 
-    /// What the kernel tells of another job.
-    pub(crate) fn neighbours_told(&mut self, call: &Call) {
-        if call.op == self.told.exit {
+    /// A kernel event of another job.
+    pub(crate) fn neighbour_kernel_event(&mut self, call: &Call) {
+        if call.op == self.kernel_ops.exit {
             self.neighbours.gone(call.pid);
         }
     }
 
-    pub(crate) fn kernel_told(&mut self, call: &Call) {
+    /// A kernel event of this job.
+    pub(crate) fn kernel_event(&mut self, call: &Call) {
         let op = call.op;
-        if op == self.told.sample {
+        if op == self.kernel_ops.sample {
             if let Some(stack) = call.stack {
                 let index = self.timeline.thread(call.pid, call.tid);
                 self.timeline.threads[index as usize].samples.push_back((call.start_ns, stack));
             }
-        } else if op == self.told.fork {
+        } else if op == self.kernel_ops.fork {
             let creator = self.timeline.thread(call.pid, call.tid);
             if let Some(child) = call.arg0.and_then(|pid| u32::try_from(pid).ok()) {
                 let child = self.timeline.thread(child, child);
                 self.timeline.threads[child as usize].creator = Some(creator);
             }
             self.timeline.threads[creator as usize].forks.push_back(call.start_ns);
-        } else if op == self.told.exit {
+        } else if op == self.kernel_ops.exit {
             self.devices.gone(call.pid, call.start_ns);
             self.capturing.retain(|(pid, _)| *pid != call.pid);
-        } else if op == self.told.reclaim || op == self.told.compaction || op == self.told.fault {
+        } else if op == self.kernel_ops.reclaim || op == self.kernel_ops.compaction || op == self.kernel_ops.fault {
             let counted = if self.facts.has(call.start_ns) { call.calls() } else { 0 };
-            self.counts.reclaims += if op == self.told.reclaim { counted } else { 0 };
-            self.counts.major_faults += if op == self.told.fault { counted } else { 0 };
+            self.counts.reclaims += if op == self.kernel_ops.reclaim { counted } else { 0 };
+            self.counts.major_faults += if op == self.kernel_ops.fault { counted } else { 0 };
             if call.duration_ns > 0 {
                 let index = self.timeline.thread(call.pid, call.tid);
                 let end = call.start_ns.saturating_add(call.duration_ns);
@@ -244,7 +245,7 @@ impl Explainer {
         }
     }
 
-    /// Explains the intervals of which enough has been seen.
+    /// Explains the intervals that are far enough in the past.
     fn explain_due(&mut self, now: u64) {
         while let Some(idle) = self.due.front().copied().filter(|idle| idle.to.saturating_add(AHEAD_NS) <= now) {
             self.due.pop_front();
@@ -275,7 +276,7 @@ impl Explainer {
         });
     }
 
-    /// What held launching threads up while the GPU still had work: it is what made them late for the next.
+    /// Finds what held launching threads up while the GPU was still busy: it made them late for the next launch.
     fn walk_busy(&mut self, until: u64) {
         let from = self.walked_until.max(self.facts.from_ns);
         self.walked_until = self.walked_until.max(until);
@@ -299,10 +300,10 @@ impl Explainer {
         }
     }
 
-    /// Idle time that only the GPU itself saw: the launching thread's time is asked for it, in proportion, but not
-    /// that in which it waited for the GPU.
+    /// Idle time known only from NVML: spread in proportion over what the launching thread did, except its waits for the
+    /// GPU.
     fn explain_window(&mut self, window: &Window) {
-        // A number of CUDA's may be another GPU's with NVML.
+        // CUDA's ordinal may be another GPU's index in NVML.
         let known = self.counts.numbered.get(&window.gpu).copied().unwrap_or(false);
         let Some(gpu) = self.devices.gpus.get(&window.gpu).filter(|_| known) else { return };
         *self.counts.nvml_idle.entry(window.gpu).or_default() += window.idle_ns;
@@ -317,7 +318,7 @@ impl Explainer {
         *self.counts.nvml_extra.entry(window.gpu).or_default() += certain;
         self.slices.certain_within(window.from, window.to, certain);
         let extra = window.likely_ns.saturating_sub(host);
-        // A percent more or less is how the driver rounds.
+        // The driver rounds by a percent.
         let worth = extra > (window.to - window.from) / 100;
         let Some(launcher) = gpu.launcher.filter(|_| worth) else { return };
         let open = between(&known, window.from, window.to);
@@ -328,7 +329,7 @@ impl Explainer {
             });
         }
         let scale = if candidates > 0 { (extra as f64 / candidates as f64).min(1.0) } else { 0.0 };
-        // What is left must lie in the waits themselves: their ends were learnt late, or they were for copies.
+        // The rest must lie in the waits themselves: their ends were noticed late, or they were for copies.
         let waits = open.iter().map(|(from, to)| to - from).sum::<u64>() - candidates;
         let left = extra.saturating_sub(candidates);
         let waits_scale = if waits > 0 { (left as f64 / waits as f64).min(1.0) } else { 0.0 };
@@ -344,7 +345,7 @@ impl Explainer {
     }
 }
 
-/// What lies between intervals that are in order.
+/// The gaps between ordered intervals.
 fn between(intervals: &[(u64, u64)], from: u64, to: u64) -> Vec<(u64, u64)> {
     let mut gaps = Vec::new();
     let mut at = from;
@@ -368,13 +369,13 @@ fn waits_for_gpu(leaf: Leaf) -> bool {
     }
 }
 
-/// The times in which work may have been launched that nobody saw, in order.
+/// Times in which launches may have been missed, in order.
 fn unsure_spans(facts: &Facts) -> Vec<(u64, u64)> {
     const SECOND: u64 = 1_000_000_000;
-    // Making a context takes longer than this: in the first moments after a library was loaded nothing is launched.
+    // Creating a context takes longer than this: right after a library is loaded nothing is launched.
     const NO_CONTEXT_NS: u64 = 20_000_000;
     let lossy = facts.lossy_seconds.iter().map(|second| {
-        // What is missing in one second may be what would have ended an idle time in the next.
+        // An event lost in one second may have ended an idle time in the next.
         (second.saturating_sub(1).saturating_mul(SECOND), second.saturating_add(2).saturating_mul(SECOND))
     });
     let unwatched = facts.unwatched.iter().map(|(from, to)| {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is known about a run besides its events. Times are nanoseconds since the run began.
+//! Facts about a run other than its events. Times are nanoseconds since the run began.
 
 use gpuwhy_model::ThreadSums;
 use gpuwhy_model::sample::{CgroupSample, GpuBusy, GpuError, GpuProcess, GpuSample, SystemSample};
@@ -34,22 +34,22 @@ pub struct LossFact {
     pub loses_event: bool,
 }
 
-/// Everything the analysis is told beforehand.
+/// Input of the analysis before the events.
 #[derive(Debug, Clone, Default)]
 pub struct Facts {
-    /// The span to explain.
+    /// Start of the time range to explain.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
-    /// Whether gpuwhy started the job, so that nothing happened before it looked.
+    /// Whether gpuwhy started the job, so that nothing happened before the recording.
     pub started: bool,
     /// Whether the run has an end, or gpuwhy was killed.
     pub complete: bool,
     /// The job's processes, by their ids.
     pub processes: BTreeMap<u32, ProcessFact>,
-    /// Processes of other jobs of the run: what they do on the same GPU matters, and nothing else.
+    /// Processes of other jobs of the run: only their work on the same GPU matters.
     pub others: BTreeMap<u32, ProcessFact>,
-    /// The job's threads, as the kernel summed their time; a thread id that was used again stands here more than once.
+    /// The job's threads with the kernel's sums; a reused thread id occurs more than once.
     pub threads: Vec<ThreadSums>,
     /// The machine, second by second.
     pub system: Vec<SystemSample>,
@@ -59,7 +59,7 @@ pub struct Facts {
     pub gpu_seconds: Vec<GpuSample>,
     /// NVML's utilisation samples.
     pub busy: Vec<GpuBusy>,
-    /// Who has memory on which GPU.
+    /// Processes with memory on each GPU.
     pub gpu_processes: Vec<GpuProcess>,
     /// Xid errors.
     pub gpu_errors: Vec<GpuError>,
@@ -80,7 +80,7 @@ impl Facts {
         known.map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
-    /// Whether what a process launches was recorded, whichever job it is of.
+    /// Whether a process's launches were recorded, whatever its job.
     pub fn is_recorded(&self, pid: u32) -> bool {
         self.is_traced(pid) || self.others.contains_key(&pid)
     }
@@ -90,7 +90,7 @@ impl Facts {
         self.processes.contains_key(&pid)
     }
 
-    /// How much of the span lies in times in which launches were not watched.
+    /// Time within the range in which launches were not watched.
     pub fn unwatched_ns(&self) -> u64 {
         let mut spans = self.unwatched.clone();
         spans.sort_unstable();
@@ -103,18 +103,18 @@ impl Facts {
         sum
     }
 
-    /// Whether a moment lies in the span.
+    /// Whether a time lies in the range.
     pub fn has(&self, at_ns: u64) -> bool {
         (self.from_ns..self.to_ns).contains(&at_ns)
     }
 
-    /// The span's length.
+    /// The range's length.
     pub fn wall_ns(&self) -> u64 {
         self.to_ns.saturating_sub(self.from_ns)
     }
 }
 
-/// A frame of a Python stack, as far as the analysis cares.
+/// A frame of a Python stack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrameFact {
     /// Source file.
@@ -135,7 +135,7 @@ pub struct StackFact {
 }
 
 impl StackFact {
-    /// Whose code `top_line` is.
+    /// The owner of `top_line`: the user, a package or the standard library.
     pub(crate) fn owner(&self) -> Owner {
         let owners = self.frames.iter().map(|frame| frame_owner(&frame.file, &frame.function));
         owners.min().unwrap_or(Owner::Native)

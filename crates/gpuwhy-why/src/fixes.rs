@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to do about a story, specific to what was measured. `saves_ns` is an upper bound: what the story cost, or the
-//! part of it that the change can reach.
+//! Fixes for a story, specific to what was measured. `saves_ns` is an upper bound: the story's cost, or the share that the
+//! fix can reach.
 
 use crate::holders::{self, NAMED, Program, base, programs};
 use crate::kind::Kind;
 use crate::scene::{LITTLE_PART, Scene};
-use crate::story::{Part, Story, most};
+use crate::story::{ChainTotals, Story, most};
 use crate::words;
 use gpuwhy_model::{Fix, units};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,8 +18,8 @@ pub(crate) fn fixes(story: &Story, scene: &Scene<'_>) -> Vec<Fix> {
     let mut fixes = match (story.kind, story.root) {
         (Kind::InputStarved, root) => input(story, root, scene),
         (Kind::ProcessChurn, _) => vec![fix(
-            "keep workers alive instead of starting new ones (DataLoader: persistent_workers=True; one pool for the \
-             whole run instead of one for each use)",
+            "keep workers alive instead of starting new ones: persistent_workers=True in the DataLoader, or one pool for \
+             the whole run",
             story.ns,
         )],
         (kind, root) => own(story, kind, root, scene),
@@ -36,19 +36,22 @@ fn at(line: Option<String>) -> String {
     line.map(|line| format!(" at {line}")).unwrap_or_default()
 }
 
-/// The launching thread waited for somebody else's product.
+/// The launching thread waited for input.
 fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(scene.line(&part.leaf_stacks));
     let who = scene.all_of(&part.threads);
     let mut fixes = match root {
         Kind::DiskIo => vec![fix(
-            format!("put the data on a faster disk or keep it in memory; the reads{line} are what is waited for"),
+            format!("put the data on a faster disk or keep it in memory: the job waits for the reads{line}"),
             part.ns,
         )],
         Kind::HostSleep => vec![fix(format!("remove the sleep{line}"), part.ns)],
         Kind::NetworkIo => {
-            vec![fix(format!("fetch ahead or keep the data locally; the reads{line} wait for the network"), part.ns)]
+            vec![fix(
+                format!("prefetch, or keep the data on a local disk: the reads{line} wait for the network"),
+                part.ns,
+            )]
         }
         Kind::CpuThrottled | Kind::HostMemoryPressure => own(story, root, root, scene),
         Kind::CpuContention => Vec::new(),
@@ -60,19 +63,19 @@ fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     fixes
 }
 
-/// Workers that compute: less work for each. Where no core is idle, it is said that more of them do not help.
+/// Workers that compute: less work for each. Where no core is idle, the fix says that more workers will not help.
 fn cheaper(story: &Story, scene: &Scene<'_>, who: &str, line: &str) -> Fix {
     let whose = if line.is_empty() { format!(" of {who}") } else { line.to_owned() };
-    let mut text = format!("make the work{whose} cheaper: decode less, cache results, or move it to the GPU");
+    let mut text = format!("make the work{whose} cheaper (decode less, cache results, or move it to the GPU)");
     let has_workers = !workers(story, scene).is_empty();
     if has_workers && story.root == Kind::CpuBoundWorker && scene.idle_cores.is_some_and(|idle| idle < 1.0) {
-        text.push_str(&format!("; more workers do not help: all {} cores are busy", scene.facts.cores));
+        text.push_str(&format!("; more workers will not help: all {} cores are busy", scene.facts.cores));
     }
     fix(text, story.root_part().ns)
 }
 
-/// The processes that prepare input: those that do most of it and others of the same name, not whatever else of the job
-/// stood at the end of some chain. Those of other epochs are gone: only who was there at one time counts.
+/// The processes that prepare input: the busiest at the chains' ends and others of the same name. Workers of other epochs
+/// are gone: only processes alive in the middle of the steady state count.
 fn workers(story: &Story, scene: &Scene<'_>) -> BTreeSet<u32> {
     let mut by_pid: BTreeMap<u32, u64> = BTreeMap::new();
     for (index, ns) in &story.root_part().threads {
@@ -91,7 +94,7 @@ fn workers(story: &Story, scene: &Scene<'_>) -> BTreeSet<u32> {
     by_pid.into_iter().filter(|(pid, ns)| is_one(*pid, *ns)).map(|(pid, _)| pid).collect()
 }
 
-/// More workers help while there are cores for them; waiting needs no core.
+/// More workers help while cores are idle; workers that wait need no core.
 fn more_workers(story: &Story, scene: &Scene<'_>) -> Option<Fix> {
     let part = story.root_part();
     if !matches!(story.root, Kind::CpuBoundWorker | Kind::DiskIo | Kind::HostSleep | Kind::NetworkIo) {
@@ -112,21 +115,22 @@ fn more_workers(story: &Story, scene: &Scene<'_>) -> Option<Fix> {
         return None;
     }
     let saves = part.ns as f64 * (possible - workers) as f64 / (wanted - workers) as f64;
-    Some(fix(format!("num_workers {workers} → {possible} ({cores} cores, {idle:.1} idle)"), saves as u64))
+    let idle = scene.idle_words().map(|idle| format!(", {idle}")).unwrap_or_default();
+    Some(fix(format!("num_workers {workers} → {possible} ({cores} cores{idle})"), saves as u64))
 }
 
-/// Something about the launching thread, or about whoever it waited for.
+/// Fixes for the launching thread itself, or for the thread it waited for.
 fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(words::blamed_line(story, scene));
     match (kind, root) {
-        (Kind::CpuContention, _) => contention(part, "the launching thread", scene),
+        (Kind::CpuContention, _) => contention(part, "the training thread", scene),
         (Kind::CpuThrottled, _) => vec![throttled(part.ns, scene)],
         (Kind::HostMemoryPressure, _) => vec![memory(part.ns, scene)],
         (Kind::LockContention, _) if words::is_gil(story) => {
             let who = scene.all_of(&part.threads);
             vec![fix(
-                format!("move the work of {who}{line} to another process: in the same one it holds Python's lock"),
+                format!("move the work of {who}{line} to another process: in the same process it holds the GIL"),
                 story.ns,
             )]
         }
@@ -142,16 +146,16 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             fixes
         }
         (Kind::DiskIo, _) => {
-            vec![fix(format!("read ahead in another thread or process; the launching thread reads{line}"), story.ns)]
+            vec![fix(format!("read ahead in another thread or process: the training thread reads{line}"), story.ns)]
         }
         (Kind::NetworkIo, _) => {
-            vec![fix(format!("fetch in another thread or process; the launching thread waits{line}"), story.ns)]
+            vec![fix(format!("fetch in another thread or process: the training thread waits{line}"), story.ns)]
         }
         (Kind::HostSleep, _) => vec![fix(format!("remove the sleep{line}, or do it in another thread"), story.ns)],
         (Kind::SyncBound, _) => vec![fix(
             format!(
-                "wait for the GPU less often{line}: {} waits a second; collect losses on the device and read them every \
-                 hundred steps (.item(), .cpu(), print and synchronize() all wait)",
+                "synchronize less often{line} (now {} waits a second): keep losses on the GPU and read them every 100 \
+                 steps; .item(), .cpu(), print() and synchronize() all wait",
                 scene.per_second(scene.steady.syncs)
             ),
             story.ns,
@@ -159,16 +163,16 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
         (Kind::CopyBound, _) => vec![copies(story, scene, &line)],
         (Kind::AllocChurn, _) => vec![fix(
             format!(
-                "reuse device memory instead of taking and freeing it{line} ({} calls a second): drop empty_cache() from the \
-                 loop, keep buffers, or let PyTorch's allocator cache them",
+                "reuse GPU memory instead of allocating and freeing it{line} ({} calls a second): remove empty_cache() from \
+                 the loop, keep buffers, or let PyTorch's allocator cache them",
                 scene.per_second(scene.steady.allocs)
             ),
             story.ns,
         )],
         (Kind::LaunchBound, _) => vec![
-            fix(format!("take the work{line} off the launching thread"), story.ns),
+            fix(format!("move the work{line} off the training thread"), story.ns),
             fix(
-                "make fewer, larger launches: CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches",
+                "launch fewer, larger kernels: CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches",
                 story.ns,
             ),
         ],
@@ -176,33 +180,38 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     }
 }
 
-/// Programs that had the CPU that somebody needed. The job's own are worth a word only if others are not the greater
-/// trouble.
-fn contention(part: &Part, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
+/// Programs that had the CPU that a thread needed. The job's own get a fix only if they had it longer than others.
+fn contention(part: &ChainTotals, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
     let (own, others): (Vec<_>, Vec<_>) = programs(part, scene).into_iter().partition(|program| program.own);
     let sum = |programs: &[Program]| programs.iter().map(|program| program.ns).sum::<u64>();
     let cores = scene.facts.cores;
     let idle = scene.idle_cores.unwrap_or(0.0);
     let mut fixes = Vec::new();
-    // Stopping one of many saves what that one had.
+    // Stopping the named ones saves only the time that those had.
     let named = &others[..others.len().min(NAMED)];
     if !named.is_empty() {
-        let where_to = if idle >= 1.0 {
-            format!("{idle:.1} of {cores} cores are idle: keep them apart with taskset or cpusets")
+        let who = holders::named(named);
+        let several = named.len() > 1;
+        let text = if idle >= 1.0 {
+            let take = if several { "they take" } else { "it takes" };
+            format!(
+                "pin {who} to other cores (taskset, cpusets): {take} the CPU of {whose}, and {idle:.1} of {cores} cores are idle"
+            )
         } else {
             let pids: Vec<String> =
                 named.iter().flat_map(|one| &one.pids).take(MOST_PIDS).map(u32::to_string).collect();
-            let (pids, it) = (pids.join(" "), if named.len() > 1 { "them" } else { "it" });
+            let take = if several { "they take" } else { "it takes" };
             format!(
-                "all {cores} cores are busy: stop {it}, give {it} a lower priority (renice 19 -p {pids}) or another machine"
+                "stop {who}, lower the priority (renice 19 -p {}), or use another machine: {take} the CPU of {whose}, and all \
+                 {cores} cores are busy",
+                pids.join(" ")
             )
         };
-        let take = if named.len() > 1 { "take" } else { "takes" };
-        fixes.push(fix(format!("{} {take} the CPU of {whose}; {where_to}", holders::named(named)), sum(named)));
+        fixes.push(fix(text, sum(named)));
     }
     if let Some(program) = own.first().filter(|_| sum(&own) > sum(&others)) {
         let text = format!(
-            "the job's own {} takes the CPU of {whose}: fewer workers or OMP_NUM_THREADS=1 ({cores} cores)",
+            "use fewer workers or OMP_NUM_THREADS=1: the job's own {} takes the CPU of {whose} ({cores} cores)",
             program.words()
         );
         fixes.push(fix(text, sum(&own)));
@@ -247,12 +256,12 @@ fn memory(saves_ns: u64, scene: &Scene<'_>) -> Fix {
 fn copies(story: &Story, scene: &Scene<'_>, line: &str) -> Fix {
     let (bytes, ns) = (scene.steady.copy_bytes, scene.steady.copy_ns);
     let rate = if ns > 0 { bytes as f64 / ns as f64 } else { 0.0 };
-    // A copy of pinned memory returns at once: one that takes its time in the call was pageable.
+    // A copy from pinned memory returns at once: one that takes long inside the call was pageable.
     let pageable = ns > story.ns / 2;
     let text = if pageable {
         format!(
-            "copies{line} are from pageable memory ({} at {rate:.1} GB/s inside the call): pin_memory=True and \
-             .to(device, non_blocking=True)",
+            "use pin_memory=True and .to(device, non_blocking=True){line}: {} were copied from pageable memory at \
+             {rate:.1} GB/s",
             units::bytes(bytes)
         )
     } else {

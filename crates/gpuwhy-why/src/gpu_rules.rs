@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Findings about the GPU itself: errors, clocks held down, other processes on it, and the good news.
+//! Findings about the GPU itself: errors, lowered clocks, other processes on it, and the good news that it is the limit.
 
 use crate::kind::Kind;
 use crate::report::GpuReport;
@@ -8,16 +8,16 @@ use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, units};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// NVML's reasons that mean trouble: hardware slowdown, thermal limits, the power brake. The plain power cap (0x4) is
-/// how a GPU at work looks.
+/// NVML's throttle reasons that mean trouble: hardware slowdown, thermal limits, the power brake. The plain power cap (0x4)
+/// is normal for a busy GPU.
 const TROUBLE: u64 = 0x8 | 0x20 | 0x40 | 0x80;
-/// How old the driver's figures of a process may be, ns.
+/// The driver's per-process figures may be this old, ns.
 const BEHIND_NS: u64 = 1_500_000_000;
-/// What is idle of a GPU that is the limit, at most.
+/// A GPU that is the limit is idle at most this share of the time.
 const BUSY_ENOUGH: f64 = 0.15;
 
 fn finding(kind: Kind, severity: Severity, title: String, root_cause: RootCause) -> Finding {
-    let confidence_reason = "the driver says so".to_owned();
+    let confidence_reason = "reported by the driver".to_owned();
     Finding { root_cause, confidence_reason, ..Finding::new(kind.name(), severity, title) }
 }
 
@@ -34,7 +34,7 @@ pub(crate) fn faults(scene: &Scene<'_>) -> Vec<Finding> {
     }
     let one = |(gpu, xids): (u32, BTreeSet<u64>)| {
         let list: Vec<String> = xids.iter().map(u64::to_string).collect();
-        let detail = format!("the driver reported Xid {} of GPU {gpu}", list.join(", "));
+        let detail = format!("the driver reported Xid {} for GPU {gpu}", list.join(", "));
         let root = RootCause {
             kind: Kind::GpuFault.name().into(),
             name: Some(format!("GPU {gpu}")),
@@ -58,18 +58,18 @@ pub(crate) fn faults(scene: &Scene<'_>) -> Vec<Finding> {
 fn xid_advice(xids: &BTreeSet<u64>) -> &'static str {
     let any = |list: &[u64]| list.iter().any(|xid| xids.contains(xid));
     if any(&[13, 31, 43, 45]) {
-        "these come from the program: run it under compute-sanitizer to find the faulty access"
+        "caused by the program: run it under compute-sanitizer to find the faulty access"
     } else if any(&[48, 63, 64, 74, 79, 92, 94, 95]) {
-        "these come from the hardware: drain the machine, reset the GPU, and replace it if they come back"
+        "caused by the hardware: drain the machine, reset the GPU, and replace it if the error comes back"
     } else {
-        "look up the number in NVIDIA's list of Xid errors; dmesg has the driver's own words"
+        "look up the number in NVIDIA's list of Xid errors; dmesg has the driver's message"
     }
 }
 
-/// Clocks held down by heat or power trouble.
+/// Clocks lowered by heat or power trouble.
 pub(crate) fn throttled(scene: &Scene<'_>) -> Vec<Finding> {
     let mut by_gpu: BTreeMap<u32, Vec<&gpuwhy_model::sample::GpuSample>> = BTreeMap::new();
-    // A look at the memory alone tells nothing of clocks.
+    // Samples of memory alone have no clocks.
     for sample in scene.facts.gpu_seconds.iter().filter(|sample| sample.sm_mhz.is_some()) {
         by_gpu.entry(sample.gpu).or_default().push(sample);
     }
@@ -88,8 +88,12 @@ fn throttled_one(gpu: u32, samples: &[&gpuwhy_model::sample::GpuSample], scene: 
     }
     let hottest = held.iter().filter_map(|sample| sample.temperature_c).max();
     let heat = hottest.map(|celsius| format!(", up to {celsius} °C")).unwrap_or_default();
-    let title = format!("GPU {gpu}'s clocks were held down in {} of {} samples{heat}", held.len(), samples.len());
-    let detail = format!("thermal or power trouble slowed GPU {gpu} below {best} MHz");
+    let title = format!("GPU {gpu}'s clocks were lowered");
+    let detail = format!(
+        "thermal or power trouble held GPU {gpu} below {best} MHz in {} of {} samples{heat}",
+        held.len(),
+        samples.len()
+    );
     let root = RootCause {
         kind: Kind::GpuThrottled.name().into(),
         name: Some(format!("GPU {gpu}")),
@@ -101,18 +105,18 @@ fn throttled_one(gpu: u32, samples: &[&gpuwhy_model::sample::GpuSample], scene: 
     found.share = scene.share(lost);
     let evidence =
         "SELECT timestamp, sm_mhz, temperature_c, throttle_reasons FROM gpu_seconds WHERE throttle_reasons & 232";
-    found.chain.push(gpu_link(gpu, "ran with lower clocks".into(), "throttled", lost, evidence));
+    found.chain.push(gpu_link(gpu, "ran with lowered clocks".into(), "throttled", lost, evidence));
     found.fixes.push(Fix {
         text: "check cooling, power supply and power limit (nvidia-smi -q -d PERFORMANCE)".into(),
         saves_ns: lost,
         saves_bytes: 0,
     });
     found.confidence = Confidence::Medium;
-    found.confidence_reason = "the time is estimated from the clocks, which are looked at once a second".into();
+    found.confidence_reason = "the cost is estimated from the clocks, sampled once a second".into();
     Some(found)
 }
 
-/// The GPU is the limit, if that can be said: nothing else was found, and it is known to be busy.
+/// The GPU is the limit: nothing else was found, and it is known to be busy.
 pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> Option<Finding> {
     let gpu = gpus.iter().filter(|gpu| gpu.launches > 0).max_by_key(|gpu| gpu.launches)?;
     if worst >= Severity::Medium || scene.steady_ns == 0 {
@@ -122,14 +126,14 @@ pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> O
     let by_nvml = scene.busy_in_steady(gpu.device);
     let waited = scene.share(scene.steady.waited_ns / scene.gpus).min(1.0);
     let (busy, basis) = match by_nvml {
-        Some(busy) => (busy, "NVML's samples"),
+        Some(busy) => (busy, "NVML samples"),
         None => (waited, "the time the host waited for it"),
     };
     if busy < 1.0 - BUSY_ENOUGH || steady_idle > BUSY_ENOUGH {
         return None;
     }
-    let detail = format!("the GPU worked {} of the time, by {basis}", units::percent(busy, 1.0));
-    let title = format!("the GPU is the limit: busy {} of the time", units::percent(busy, 1.0));
+    let detail = format!("it was busy {} of the time (by {basis})", units::percent(busy, 1.0));
+    let title = "The GPU is the limit".to_owned();
     let root = RootCause {
         kind: Kind::GpuBound.name().into(),
         name: Some(format!("GPU {}", gpu.device)),
@@ -138,38 +142,39 @@ pub(crate) fn bound(scene: &Scene<'_>, gpus: &[GpuReport], worst: Severity) -> O
     };
     let mut found = finding(Kind::GpuBound, Severity::Info, title, root);
     let evidence = "SELECT timestamp, percent FROM gpu_busy";
-    found.chain.push(gpu_link(gpu.device, "had work".into(), "busy", (busy * scene.steady_ns as f64) as u64, evidence));
-    let text = "faster kernels are what is left: torch.compile, lower precision, larger batches; `gpuwhy profile` on a trace shows which";
+    found.chain.push(gpu_link(gpu.device, "was busy".into(), "busy", (busy * scene.steady_ns as f64) as u64, evidence));
+    let text = "make the kernels faster: torch.compile, lower precision, larger batches; `gpuwhy profile` on a profiler trace shows which";
     found.fixes.push(Fix { text: text.into(), ..Fix::default() });
     found.confidence_reason = format!("measured by {basis}");
     Some(found)
 }
 
-/// Waits for the GPU behind a collective. Whether it worked or waited for other ranks, one rank cannot know.
+/// Waits for the GPU behind a collective. Whether the GPU worked or waited for other ranks, one rank cannot know.
 pub(crate) fn collectives(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let waited = scene.steady.exchanged_ns / scene.gpus;
     if scene.share(waited) < 0.03 {
         return None;
     }
     let line = scene.line(&scene.steady.exchange_stacks);
-    let detail = "the GPU was busy or waited for other ranks: one rank cannot know which".to_owned();
+    let detail =
+        format!("{}: the GPU was busy or waited for other ranks; one rank cannot know which", scene.of_steady(waited));
     let root =
         RootCause { kind: Kind::CollectiveWait.name().into(), pid: launcher, detail, line, ..RootCause::default() };
-    let title = format!("{} were waits behind collectives (NCCL)", scene.of_steady(waited));
+    let title = "Waiting behind collectives (NCCL)".to_owned();
     let mut found = finding(Kind::CollectiveWait, Severity::Low, title, root);
     found.pid = launcher;
     let evidence = "SELECT op, SUM(weight), SUM(duration_ns * weight) FROM events WHERE class IN ('collective', 'sync') GROUP BY op";
     found.chain.push(gpu_link(0, "busy, or waiting for other ranks".into(), "collective", waited, evidence));
-    let text = "trace the other ranks too, and compare: the rank that waits least is the one the others wait for";
+    let text = "trace the other ranks too and compare: the others wait for the rank that waits least";
     found.fixes.push(Fix { text: text.into(), ..Fix::default() });
     found.confidence = Confidence::Low;
     found.confidence_reason =
-        "that a collective was queued and waited for is measured; what the GPU did meanwhile is not".into();
+        "measured: a collective was queued and waited for; not measured: what the GPU did meanwhile".into();
     Some(found)
 }
 
-/// Other processes on the GPU, while the job waited for it. `neighbour` is the GPU shared longest with another job of the
-/// run, for how long, and with which process.
+/// Other processes on the GPU while the job waited for it. `neighbour`: the GPU shared longest with another job of the run,
+/// for how long (ns), and with which process.
 pub(crate) fn shared(
     scene: &Scene<'_>,
     launchers: &[(u32, u64)],
@@ -186,7 +191,7 @@ pub(crate) fn shared(
     shared_by_nvml(scene, launcher).or_else(|| by_host().filter(|_| !known))
 }
 
-/// Without the driver's figures: another traced process had work at the same time. What that cost is not known.
+/// Without the driver's figures: another traced process had work at the same time. Its cost is unknown.
 fn shared_by_host(scene: &Scene<'_>, launcher: u32, (gpu, shared_ns, other): (u32, u64, u32)) -> Option<Finding> {
     let share = scene.share(shared_ns);
     if share < 0.1 {
@@ -195,7 +200,7 @@ fn shared_by_host(scene: &Scene<'_>, launcher: u32, (gpu, shared_ns, other): (u3
     let name = scene.name(other);
     let at_once = units::percent(share.min(1.0), 1.0);
     let detail = format!(
-        "{name} {other} had work on the same GPU {at_once} of the time; how they shared it is not known without NVML"
+        "{name} {other} had work on the same GPU {at_once} of the time; how they shared it is unknown without NVML"
     );
     let root = RootCause {
         kind: Kind::GpuShared.name().into(),
@@ -204,56 +209,56 @@ fn shared_by_host(scene: &Scene<'_>, launcher: u32, (gpu, shared_ns, other): (u3
         detail,
         line: None,
     };
-    let who = if scene.facts.is_traced(other) { "another process of the job" } else { "another job" };
-    let title = format!("{who} used the GPU at the same time: {name} {other}");
+    let who = if scene.facts.is_traced(other) { "Another process of the job" } else { "Another job" };
+    let title = format!("{who} used the GPU at the same time");
     let mut found = finding(Kind::GpuShared, Severity::Medium, title, root);
     found.pid = Some(launcher);
     let evidence = "SELECT pid, op, SUM(weight) FROM events WHERE class = 'launch' GROUP BY 1, 2";
-    found.chain.push(gpu_link(gpu, "had work of several processes".into(), "shared", shared_ns, evidence));
+    found.chain.push(gpu_link(gpu, "had work from several processes".into(), "shared", shared_ns, evidence));
     found.fixes.push(Fix {
         text: format!("run {name} on another GPU or at another time (CUDA_VISIBLE_DEVICES)"),
         ..Fix::default()
     });
     found.confidence = Confidence::Low;
-    found.confidence_reason = "that work was queued at the same time is measured; what it cost is not".into();
+    found.confidence_reason = "measured: both had work queued at the same time; not measured: what it cost".into();
     Some(found)
 }
 
 fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     let (from, to) = scene.steady_span;
-    // The driver's figure is of a second that is over: the first ones may be of before.
+    // The driver's figures are about the past second: the first ones may be about the time before.
     let from = from.saturating_add(BEHIND_NS);
     let mut others: BTreeMap<u32, (f64, u32)> = BTreeMap::new();
-    let mut looks = BTreeSet::new();
+    let mut samples = BTreeSet::new();
     let of_launcher = scene.facts.gpu_processes.iter().filter(|process| Some(process.pid) == launcher);
     let own: BTreeSet<u32> = of_launcher.map(|process| process.gpu).collect();
     let inside = scene.facts.gpu_processes.iter().filter(|process| process.at_ns > from && process.at_ns <= to);
-    // Who is on another GPU takes nothing away.
+    // Processes on another GPU take nothing away.
     for process in inside.filter(|process| own.is_empty() || own.contains(&process.gpu)) {
-        looks.insert(process.at_ns / 100_000_000);
+        samples.insert(process.at_ns / 100_000_000);
         if Some(process.pid) != launcher {
             let (sum, _) = others.entry(process.pid).or_insert((0.0, process.gpu));
             *sum += f64::from(process.sm_percent.unwrap_or(0)) / 100.0;
         }
     }
-    let looks = looks.len().max(1) as f64;
-    let busy: f64 = others.values().map(|(sum, _)| sum / looks).sum();
+    let samples = samples.len().max(1) as f64;
+    let busy: f64 = others.values().map(|(sum, _)| sum / samples).sum();
     let used = (busy.min(1.0) * scene.steady_ns as f64) as u64;
-    // What others used costs the job only while it waited for the GPU.
+    // Their use costs the job only while it waited for the GPU.
     let lost = used.min(scene.steady.waited_ns / scene.gpus);
     let severity = Severity::of_share(scene.share(lost));
     let (pid, gpu) = others.iter().max_by(|a, b| a.1.0.total_cmp(&b.1.0)).map(|(pid, (_, gpu))| (*pid, *gpu))?;
     if severity < Severity::Low {
         return None;
     }
-    let told =
+    let by_nvml =
         scene.facts.gpu_processes.iter().find(|process| process.pid == pid).map(|process| task_name(&process.name));
-    let name = told.filter(|name| !name.is_empty()).unwrap_or_else(|| scene.name(pid));
+    let name = by_nvml.filter(|name| !name.is_empty()).unwrap_or_else(|| scene.name(pid));
     let detail = format!("{name} used GPU {gpu} {} of the time while the job waited for it", units::percent(busy, 1.0));
     let root =
         RootCause { kind: Kind::GpuShared.name().into(), pid: Some(pid), name: Some(name.clone()), detail, line: None };
-    let whom = if scene.facts.others.contains_key(&pid) { "another job" } else { "other processes" };
-    let title = format!("{} went to {whom} on GPU {gpu}: {name}", scene.of_steady(lost));
+    let who = if scene.facts.others.contains_key(&pid) { "Another job" } else { "Another process" };
+    let title = format!("{who} used GPU {gpu}");
     let mut found = finding(Kind::GpuShared, severity, title, root);
     (found.lost_ns, found.pid) = (lost, launcher);
     found.share = scene.share(lost);
@@ -266,6 +271,6 @@ fn shared_by_nvml(scene: &Scene<'_>, launcher: Option<u32>) -> Option<Finding> {
     });
     found.confidence = Confidence::Medium;
     found.confidence_reason =
-        "an upper bound: how much the others used is NVML's measure, what it cost the job is at most that".into();
+        "an upper bound: NVML measures what the other processes used; it cost the job at most that".into();
     Some(found)
 }

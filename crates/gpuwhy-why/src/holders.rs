@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who had the CPU while a thread of the job was ready: programs, whether they belong to the job, and for how long.
+//! Programs that had the CPU while a thread of the job was ready: their processes, for how long, and whether they belong
+//! to the job.
 
 use crate::scene::Scene;
-use crate::story::Part;
+use crate::story::ChainTotals;
 use std::collections::BTreeMap;
 
 /// Programs named in a sentence.
@@ -42,10 +43,10 @@ pub(crate) fn base(name: &str) -> &str {
     }
 }
 
-/// Programs that had the CPU, most first; those of others before the job's own if they had it longer all together.
-pub(crate) fn programs(part: &Part, scene: &Scene<'_>) -> Vec<Program> {
+/// Programs that had the CPU, most time first. Other programs come before the job's own if together they had it longer.
+pub(crate) fn programs(part: &ChainTotals, scene: &Scene<'_>) -> Vec<Program> {
     let mut by_name: BTreeMap<(bool, String), BTreeMap<u32, u64>> = BTreeMap::new();
-    // Threads rename themselves: a process goes by the name that it, or its thread with most time, had.
+    // Threads rename themselves: use the process's name, or that of its thread with most time.
     let mut held: Vec<(u64, u32)> = part.holders.iter().map(|(holder, ns)| (*ns, *holder)).collect();
     held.sort_unstable_by_key(|(ns, holder)| (std::cmp::Reverse(*ns), *holder));
     let mut names: BTreeMap<u32, String> = BTreeMap::new();
@@ -62,7 +63,7 @@ pub(crate) fn programs(part: &Part, scene: &Scene<'_>) -> Vec<Program> {
         let mut ranked: Vec<(u32, u64)> = pids.into_iter().collect();
         ranked.sort_by_key(|(pid, ns)| (std::cmp::Reverse(*ns), *pid));
         let pids: Vec<u32> = ranked.into_iter().map(|(pid, _)| pid).collect();
-        // Of a single one the whole name is known.
+        // A single process keeps its whole name.
         let name = match pids.as_slice() {
             [pid] => names.get(pid).cloned().unwrap_or(name),
             _ => name,
@@ -80,7 +81,7 @@ pub(crate) fn programs(part: &Part, scene: &Scene<'_>) -> Vec<Program> {
 pub(crate) fn named(programs: &[Program]) -> String {
     let names: Vec<String> = programs.iter().take(NAMED).map(Program::words).collect();
     match programs.len() {
-        0 => "nobody that was seen".to_owned(),
+        0 => "an unknown program".to_owned(),
         more if more > NAMED => format!("{} and {} more", names.join(", "), more - NAMED),
         _ => names.join(" and "),
     }

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From what stood at the two ends of a chain to the names of what happened. All rules that choose a kind are here.
+//! The kinds of findings and root causes, and all rules that choose one from the two ends of a chain.
 
 use crate::blame::{Cause, Gap};
 use crate::state::State;
 use crate::walk::Leaf;
 use gpuwhy_model::{Class, WokenBy};
 
-/// What the launching thread waited for, and what can stand at a chain's end.
+/// What the launching thread waited for, or what stands at a chain's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
-    /// Somebody else had the CPU.
+    /// Another thread had the CPU.
     CpuContention,
     /// The cgroup's quota was used up.
     CpuThrottled,
-    /// The next piece of input was not there.
+    /// The next piece of input was not ready.
     InputStarved,
     /// A disk.
     DiskIo,
     /// The network.
     NetworkIo,
-    /// A lock, Python's and the kernel's included.
+    /// A lock, Python's GIL and kernel locks included.
     LockContention,
-    /// Memory of the machine, or of the cgroup.
+    /// Host memory or the cgroup's memory is short.
     HostMemoryPressure,
-    /// Processes made and ended again and again.
+    /// Processes started and ended again and again.
     ProcessChurn,
-    /// The host waits for the GPU so often that it never gets ahead of it.
+    /// The host waits for the GPU so often that it never runs ahead of it.
     SyncBound,
     /// Copies between host and device.
     CopyBound,
@@ -33,15 +33,15 @@ pub enum Kind {
     LaunchBound,
     /// The program sleeps.
     HostSleep,
-    /// Device memory taken and given back in the loop.
+    /// Device memory allocated and freed in the loop.
     AllocChurn,
-    /// Start-up.
+    /// Startup.
     ColdStart,
     /// Other ranks.
     CollectiveWait,
     /// Another process on the GPU.
     GpuShared,
-    /// The GPU's clocks were held down.
+    /// The GPU's clocks were lowered.
     GpuThrottled,
     /// The driver reported an error.
     GpuFault,
@@ -51,7 +51,7 @@ pub enum Kind {
     CpuBoundWorker,
     /// At a chain's end only: a process that was not traced.
     OutsideProcess,
-    /// At a chain's end only: nothing that could be followed further.
+    /// At a chain's end only: could not be followed further.
     Unresolved,
 }
 
@@ -82,37 +82,37 @@ impl Kind {
         Self::Unresolved,
     ];
 
-    /// What it means, for who does not know the name.
+    /// A one-line definition.
     pub fn meaning(self) -> &'static str {
         match self {
             Self::CpuContention => {
-                "the launching thread, or who it waited for, was ready but somebody else had the CPU"
+                "the training thread (which launches the GPU work), or a process it waited for, was ready but another program had the CPU"
             }
             Self::CpuThrottled => "the cgroup's CPU quota (a container's limit) was used up",
             Self::InputStarved => {
-                "the next batch was not there: data workers or whoever feeds the job could not keep up"
+                "the next batch was not ready: data workers, or another process that feeds the job, could not keep up"
             }
-            Self::DiskIo => "a read or write on a disk was waited for",
-            Self::NetworkIo => "something from the network was waited for",
-            Self::LockContention => "a lock was waited for, Python's (GIL) and the kernel's included",
-            Self::HostMemoryPressure => "the machine's or the cgroup's memory was short: reclaim, swapping, faults",
-            Self::ProcessChurn => "processes are made and ended again and again",
+            Self::DiskIo => "waiting for a disk to read or write",
+            Self::NetworkIo => "waiting for the network",
+            Self::LockContention => "waiting for a lock, Python's GIL and kernel locks included",
+            Self::HostMemoryPressure => "host or cgroup memory was short: reclaim, swapping, page faults",
+            Self::ProcessChurn => "processes are started and ended again and again",
             Self::SyncBound => {
-                "the host waits for the GPU so often that it never gets ahead of it (.item(), .cpu(), synchronize)"
+                "the host waits for the GPU so often that it never runs ahead of it (.item(), .cpu(), synchronize)"
             }
-            Self::CopyBound => "copies between host and device stand in the way",
-            Self::LaunchBound => "the launching thread's own work (Python, launching many small kernels) is the limit",
+            Self::CopyBound => "copies between host and device hold the job up",
+            Self::LaunchBound => "the training thread's own work (Python, launching many small kernels) is the limit",
             Self::HostSleep => "the program sleeps",
-            Self::AllocChurn => "device memory is taken and given back in the loop",
-            Self::ColdStart => "starting: loading modules, first calls",
-            Self::CollectiveWait => "another rank arrives late at a collective",
+            Self::AllocChurn => "GPU memory is allocated and freed in the loop",
+            Self::ColdStart => "startup: module loading, first calls",
+            Self::CollectiveWait => "waits behind a collective: the GPU was busy, or another rank was late",
             Self::GpuShared => "another process uses the GPU",
-            Self::GpuThrottled => "the GPU's clocks were held down (heat, power)",
+            Self::GpuThrottled => "the GPU's clocks were lowered (heat, power)",
             Self::GpuFault => "the driver reported an error",
             Self::GpuBound => "nothing is wrong: the GPU is the limit",
-            Self::CpuBoundWorker => "at a chain's end: a worker computes as fast as it can",
-            Self::OutsideProcess => "at a chain's end: a process that was not traced",
-            Self::Unresolved => "at a chain's end: nothing that could be followed further",
+            Self::CpuBoundWorker => "end of a chain: a worker computes as fast as it can",
+            Self::OutsideProcess => "end of a chain: a process that was not traced",
+            Self::Unresolved => "end of a chain: could not be followed further",
         }
     }
 
@@ -145,7 +145,7 @@ impl Kind {
     }
 }
 
-/// What a rule may know besides the cause itself.
+/// Facts a rule may use in addition to the cause itself.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Circumstances {
     /// The chain stayed in the launching thread's process.
@@ -154,36 +154,36 @@ pub(crate) struct Circumstances {
     pub(crate) in_queue: bool,
     /// Its stack was seen at all.
     pub(crate) has_stack: bool,
-    /// Main memory or the cgroup's was short.
+    /// Host memory or the cgroup's memory was short.
     pub(crate) memory_short: bool,
-    /// Who had the CPU belongs to the job.
+    /// The thread that had the CPU belongs to the job.
     pub(crate) holder_traced: bool,
-    /// And is a thread of the launching thread's own process.
+    /// It is a thread of the launching thread's own process.
     pub(crate) holder_is_sibling: bool,
-    /// The launching threads waited for Python's lock, and not a little.
+    /// The launching threads waited for the GIL for a relevant time.
     pub(crate) gil_matters: bool,
-    /// And is one of many processes that lived shortly.
+    /// It is one of many short-lived processes.
     pub(crate) holder_short_lived: bool,
-    /// There are many of those.
+    /// There are many short-lived processes.
     pub(crate) many_short_lived: bool,
-    /// The one at the end is one of many processes that lived shortly.
+    /// The thread at the chain's end is in one of many short-lived processes.
     pub(crate) short_lived: bool,
-    /// The one at the end launches, too: it is part of the launching, as PyTorch's backward thread is.
+    /// The thread at the chain's end launches, too, as PyTorch's backward thread does.
     pub(crate) launches: bool,
-    /// Copies are what one waits for in a sync.
+    /// Waits in syncs are mostly for copies.
     pub(crate) copies_matter: bool,
 }
 
-/// The two ends of a chain.
+/// The kinds of both ends of a chain: what was waited for, and the root cause.
 pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
     let leaf = leaf_kind(cause, around);
     let Some(head) = cause.head else {
-        // Whoever waits in a queue's code until a time limit does not sleep: nothing came.
+        // A wait in a queue's code that times out is no sleep: nothing arrived.
         let timed_out = matches!(cause.leaf, Leaf::Blocked(state, WokenBy::Timer) if state != State::BlockedSleep);
         if timed_out && around.in_queue {
             return (Kind::InputStarved, Kind::Unresolved);
         }
-        // Behind a sibling that will want the GIL back, on the same CPU: that is the same contention.
+        // A sibling on the same CPU that will want the GIL back: this is still contention for the GIL.
         if around.gil_matters && around.holder_is_sibling && leaf == Kind::CpuContention {
             return (Kind::LockContention, Kind::LockContention);
         }
@@ -203,7 +203,7 @@ pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
         other => other,
     };
     let locked = cause.gil || cause.lock || head == State::BlockedMmapLock;
-    // A queue's reader waits inside the queue's code; whoever waits for a lock does so in its own line.
+    // A queue's reader waits inside the queue's code; a thread that wants a lock waits in its own line.
     let at_own_line = head == State::BlockedFutex && around.has_stack && !around.in_queue;
     if around.same_process && !around.in_queue && (locked || at_own_line) {
         let root = if root == Kind::CpuBoundWorker { Kind::LockContention } else { root };
@@ -212,8 +212,8 @@ pub(crate) fn of(cause: &Cause, around: &Circumstances) -> (Kind, Kind) {
     (Kind::InputStarved, root)
 }
 
-/// Whether it sets the job's pace where the launching thread never waits for the GPU, even if nobody knows how busy that
-/// is. Sleeps and waits for the network may be a poll of the GPU, or a job without requests.
+/// Whether a hold-up of this kind sets the job's pace when the launching thread never waits for the GPU, even if GPU idle
+/// time is unknown. Not sleeps and network waits: those may be a poll of the GPU, or a job without requests.
 pub(crate) fn sets_pace(kind: Kind, root: Kind) -> bool {
     let held_up = match kind {
         Kind::InputStarved
@@ -242,7 +242,7 @@ pub(crate) fn sets_pace(kind: Kind, root: Kind) -> bool {
     held_up && !matches!(root, Kind::OutsideProcess | Kind::Unresolved | Kind::NetworkIo | Kind::InputStarved)
 }
 
-/// What stood at the end, as if it had been the launching thread itself.
+/// The kind of a chain's end, as if it were the launching thread itself.
 fn leaf_kind(cause: &Cause, around: &Circumstances) -> Kind {
     let own = if cause.gap == Gap::AfterSync { Kind::SyncBound } else { Kind::LaunchBound };
     match cause.leaf {
@@ -271,7 +271,7 @@ fn blocked_kind(state: State, by: WokenBy, around: &Circumstances) -> Kind {
         (State::BlockedDisk | State::BlockedFault, _) => Kind::DiskIo,
         (State::BlockedSleep, _) => Kind::HostSleep,
         (State::BlockedSocket | State::BlockedPoll, WokenBy::Network | WokenBy::Interrupt) => Kind::NetworkIo,
-        // Waiting for something with a limit until the limit is sleeping.
+        // A wait with a time limit that runs out is a sleep.
         (State::BlockedFutex | State::BlockedPoll | State::BlockedPipe | State::BlockedSocket, WokenBy::Timer) => {
             Kind::HostSleep
         }

@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The ledger: where each thread's time went. Its states add up to the time the thread was watched.
 //!
-//! It can be fed while tracing (calls come when they return) or from a run file (in the order in which they
-//! began): what counts is only which time off the CPU lies inside which call. Times are nanoseconds of one clock,
-//! whichever the caller uses.
+//! It takes events while tracing (calls arrive when they return) or from a run file (in order of start): only which time off
+//! the CPU lies inside which call matters. Times are nanoseconds of one clock of the caller's choice.
 
 use crate::state::{State, blocked_state, ready_state};
 use crate::weights::{Between, stretched};
 use gpuwhy_model::{Call, Class, OffCpu, OpId, ThreadSums};
 use std::collections::{BTreeMap, HashMap};
 
-/// Times off the CPU that may wait for the call around them to return.
+/// Times off the CPU kept per thread until the call around them returns.
 const PENDING: usize = 4096;
-/// The same in a thread that never made a call.
+/// The same for a thread that never made a call.
 const PENDING_WITHOUT_CALLS: usize = 64;
 
 /// One thread's time.
@@ -20,7 +19,7 @@ const PENDING_WITHOUT_CALLS: usize = 64;
 pub struct ThreadLedger {
     /// Nanoseconds in each state, by its position in [`State::ALL`].
     pub states: [u64; State::ALL.len()],
-    /// Of `running_cuda`, by function.
+    /// `running_cuda` by function.
     pub cuda: BTreeMap<OpId, u64>,
     /// How long it was watched.
     pub wall_ns: u64,
@@ -43,18 +42,18 @@ struct Growing {
     ledger: ThreadLedger,
     /// The newest outermost call.
     last: Option<(u64, u64, OpId)>,
-    /// Times off the CPU of which it is not known yet whether they were inside a call.
+    /// Times off the CPU that may still turn out to be inside a call.
     pending: Vec<OffCpu>,
     between: Between,
     /// When its last time off the CPU ended.
     off_until: u64,
     /// Time off the CPU so far, and its blocked, ready and throttled parts.
     off_ns: u64,
-    /// The first and the last moment at which the thread was heard of.
+    /// Times of its first and last event.
     seen: Option<(u64, u64)>,
 }
 
-/// Every thread's time within a span.
+/// Every thread's time within a range.
 #[derive(Debug)]
 pub struct Ledger {
     from: u64,
@@ -63,12 +62,12 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Counts what lies between two moments.
+    /// An empty ledger for the time between these two.
     pub fn new(from: u64, to: u64) -> Self {
         Self { from, to, threads: HashMap::new() }
     }
 
-    /// A CUDA call. Calls inside others, and what the kernel tells, are none.
+    /// A CUDA call. Calls inside others and kernel events are ignored.
     pub fn call(&mut self, call: &Call) {
         if call.flags.inner || !call.op.is_cuda() {
             return;
@@ -77,11 +76,11 @@ impl Ledger {
         let (from, to) = (self.from, self.to);
         let thread = self.threads.entry((call.pid, call.tid)).or_default();
         thread.see(call.start_ns.max(from), end.min(to));
-        // One call inside another, made from a callback: its time is the outer one's.
+        // A call inside another, made from a callback: its time belongs to the outer one.
         if thread.last.is_some_and(|(start, last, _)| call.start_ns < last && call.start_ns >= start) {
             return;
         }
-        // Those it stands for count as far as the span reaches back.
+        // Calls it represents count as far back as the range reaches.
         let others = thread.between.take(call).ns.min(call.start_ns.min(to).saturating_sub(from));
         let ns = end.min(to).saturating_sub(call.start_ns.max(from)).saturating_add(others);
         *thread.ledger.cuda.entry(call.op).or_default() += ns;
@@ -89,7 +88,7 @@ impl Ledger {
         thread.last = Some((call.start_ns, end, call.op));
         for off in std::mem::take(&mut thread.pending) {
             if off.start_ns >= end {
-                // The call came late: what this one is inside of may still come.
+                // The call came late: the call around this one may still come.
                 thread.pending.push(off);
                 continue;
             }
@@ -125,16 +124,16 @@ impl Ledger {
         }
     }
 
-    /// Closes one thread's account, which is over, and forgets it: a job that makes threads without end must not fill
-    /// the memory. `sums` are the kernel's, as in [`Ledger::close`].
+    /// Closes the account of a thread that has ended and drops it: a job that creates threads without end must not fill the
+    /// memory. `sums` are the kernel's, as in [`Ledger::close`].
     pub fn close_thread(&mut self, sums: &ThreadSums) -> ThreadLedger {
         let thread = self.threads.remove(&(sums.pid, sums.tid)).unwrap_or_default();
         thread.close(Some(&vec![sums]), self.from, self.to)
     }
 
-    /// Closes the accounts. `sums` are the kernel's own of each thread, on the same clock; they say how long a thread
-    /// was watched and, where the span covers all of that, how long it was really on a CPU, ready and blocked, so
-    /// that lost events cannot unbalance the ledger.
+    /// Closes the accounts. `sums` are the kernel's for each thread, on the same clock: how long the thread was watched and,
+    /// where the range covers all of that, how long it was on a CPU, ready and blocked, so that lost events cannot unbalance
+    /// the ledger.
     pub fn close(mut self, sums: &[ThreadSums]) -> BTreeMap<(u32, u32), ThreadLedger> {
         let (from, to) = (self.from, self.to);
         let mut lives: HashMap<(u32, u32), Vec<&ThreadSums>> = HashMap::new();
@@ -166,7 +165,7 @@ impl Growing {
             self.off_ns = self.off_ns.saturating_add(ns);
         }
         if let Some(op) = inside {
-            // The call's time was counted as running before this was known.
+            // The call's time was already counted as running.
             let off_in_call = (blocked + ready).min(self.ledger.states[State::RunningCuda as usize]);
             self.ledger.states[State::RunningCuda as usize] -= off_in_call;
             if let Some(ns) = self.ledger.cuda.get_mut(&op) {
@@ -182,7 +181,7 @@ impl Growing {
         let class_of = |op: &OpId| op.get().map(|op| op.class);
         self.ledger.cuda.retain(|op, ns| *ns > 0 || class_of(op) == Some(Class::Sync));
         let Some(lives) = lives else {
-            // Nothing is known but the events: the thread was there from the first to the last of them.
+            // Without sums, the thread existed from its first to its last event.
             let (first, last) = self.seen.unwrap_or_default();
             self.ledger.wall_ns = last.saturating_sub(first).max(self.off_ns);
             self.fill_running();
@@ -196,7 +195,7 @@ impl Growing {
         self.ledger
     }
 
-    /// Events that were lost are in the kernel's sums: what they stood for is known, only not its reason.
+    /// The kernel's sums include lost events: their time is known, not its reason.
     fn trust_the_kernel(&mut self, lives: &[&ThreadSums]) {
         let sum = |of: fn(&ThreadSums) -> u64| lives.iter().map(|life| of(life)).sum::<u64>();
         let states = &mut self.ledger.states;
@@ -205,8 +204,8 @@ impl Growing {
             (State::Throttled, sum(|life| life.throttled_ns), states[State::Throttled as usize]),
             (State::BlockedOther, sum(|life| life.blocked_ns), blocked),
         ];
-        for (state, told, counted) in missing {
-            let more = told.saturating_sub(counted);
+        for (state, known, counted) in missing {
+            let more = known.saturating_sub(counted);
             states[state as usize] += more;
             self.off_ns += more;
         }
@@ -216,7 +215,7 @@ impl Growing {
         self.off_ns += more;
     }
 
-    /// What is left is running; of that, what was not in a call is the program's own.
+    /// The rest is running; outside of calls it is the program's own time.
     fn fill_running(&mut self) {
         let running = self.ledger.wall_ns.saturating_sub(self.off_ns);
         let cuda = &mut self.ledger.states[State::RunningCuda as usize];

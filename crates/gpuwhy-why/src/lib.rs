@@ -2,12 +2,12 @@
 //! Where a GPU job's time went, and why. Pure: a run's facts and events in, a [`Report`] of one of its jobs out.
 //!
 //! - [`ledger`]: each thread's time by state; it adds up.
-//! - `calls`, `device` and `nvml`: how long each GPU had no work, with bounds.
+//! - `calls`, `device` and `nvml`: bounds of each GPU's idle time.
 //! - `neighbours`: other jobs of the run on the same GPUs.
-//! - `process_calls`: calls by process and op, and what is remarkable about them.
-//! - `timeline` and `walk`: the last seconds of every thread, and the way from a wait to its cause.
+//! - `process_calls`: calls by process and op, with warnings.
+//! - `timeline` and `walk`: the last seconds of every thread, and the chain from a wait to its cause.
 //! - `blame`, `story`, `kind`: idle time summed by cause, and the names of causes.
-//! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings and what is said about them.
+//! - `conclude`, `words`, `fixes`, `gpu_rules`, `verdict`: findings, their texts, and the verdict.
 //!
 //! Times are nanoseconds since the run began.
 

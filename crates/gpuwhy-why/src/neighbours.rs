@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Other jobs of the run on the job's GPUs: when they had work there at the same time, and who they are.
+//! Other jobs of the run on the job's GPUs: their processes, and when they had work there at the same time.
 
 use crate::calls::stream_of;
 use crate::device::{Devices, StreamKey};
@@ -7,7 +7,7 @@ use gpuwhy_model::{Call, Class, Op};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
 
-/// A wait of a neighbour's for the GPU: what it queued before is done when the wait ends.
+/// A neighbour's wait for the GPU: work it queued before is done when the wait ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Waited {
     until: u64,
@@ -21,7 +21,7 @@ struct Waited {
 /// One GPU.
 #[derive(Debug, Default)]
 struct Shared {
-    /// Streams of neighbours with kernels that may not be done, with the time of the newest launch.
+    /// Neighbours' streams with kernels that may not be done, with the time of the newest launch.
     queued: HashMap<StreamKey, u64>,
     /// How long they and the job had work at the same time, in the span.
     ns: u64,
@@ -45,7 +45,7 @@ impl Neighbours {
         Self { from, to, ..Self::default() }
     }
 
-    /// A call of a neighbour's on a GPU.
+    /// A neighbour's call on a GPU.
     pub(crate) fn call(&mut self, call: &Call, op: &Op, gpu: u32) {
         let key = (call.pid, stream_of(call, op));
         match op.class {
@@ -58,7 +58,7 @@ impl Neighbours {
             }
             Class::Sync if !call.flags.unfinished => {
                 let until = call.start_ns.saturating_add(call.duration_ns);
-                // An event may have been recorded in any stream: the process is taken to have waited for all.
+                // An event may have been recorded in any stream: assume the process waited for all.
                 let stream = op.name.contains("Stream").then_some(key.1);
                 self.waits.push(Reverse(Waited { until, start: call.start_ns, gpu, pid: call.pid, stream }));
             }
@@ -71,7 +71,7 @@ impl Neighbours {
         self.gpus.values_mut().for_each(|shared| shared.queued.retain(|key, _| key.0 != pid));
     }
 
-    /// Time has come to `now`; `own` is what the job itself has had queued since the last time.
+    /// Moves time to `now`; `own`: the job's own queued work since the last call.
     pub(crate) fn advance(&mut self, now: u64, own: &Devices) {
         while let Some(Reverse(wait)) = self.waits.peek().copied().filter(|next| next.0.until <= now) {
             self.waits.pop();
@@ -95,12 +95,12 @@ impl Neighbours {
         }
     }
 
-    /// Whether any launched on this GPU.
+    /// Whether a neighbour launched on this GPU.
     pub(crate) fn are_on(&self, gpu: u32) -> bool {
         self.gpus.get(&gpu).is_some_and(|shared| !shared.launches.is_empty())
     }
 
-    /// The GPU that was shared longest, for how long, and who launched most there.
+    /// The GPU shared longest, for how long (ns), and the neighbour that launched most there.
     pub(crate) fn most_shared(&self) -> Option<(u32, u64, u32)> {
         let shared = self.gpus.iter().filter_map(|(gpu, shared)| {
             let (pid, _) = shared.launches.iter().max_by_key(|(_, launches)| **launches)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the GPU itself says about its idleness: NVML's utilisation samples, put together to windows of about a second.
+//! GPU idle time by NVML's utilisation samples, combined into windows of about a second.
 //!
-//! A sample never claims less busy time than there was, within half a percent, so what is left of it is idle time for
-//! certain. For very short kernels it overstates how busy the GPU was; it is never an upper bound of idleness.
+//! A sample never shows less busy time than there was, within half a percent, so the rest is certainly idle. With very short
+//! kernels it overstates busy time: it is never an upper bound of idle time.
 
 use crate::facts::Facts;
 use gpuwhy_model::sample::{GpuBusy, GpuProcess};
@@ -24,7 +24,7 @@ pub(crate) struct Window {
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) idle_ns: u64,
-    /// And how long it likely idled: nothing is taken off for rounding and clocks.
+    /// Likely idle time: without the margins for rounding and clocks.
     pub(crate) likely_ns: u64,
 }
 
@@ -71,7 +71,7 @@ fn of_gpu(gpu: u32, samples: &[GpuBusy], facts: &Facts, windows: &mut Vec<Window
     close(&mut open);
 }
 
-/// Which GPU a process's CUDA device is. CUDA's numbers are each process's own; NVML tells who has memory where.
+/// Maps a process's CUDA device to a GPU. CUDA's ordinals are per process; NVML shows which process has memory where.
 #[derive(Debug, Default)]
 pub(crate) struct Places {
     of_process: BTreeMap<u32, Vec<u32>>,
@@ -103,30 +103,31 @@ impl Places {
         let ordinal = usize::from(device.unwrap_or(0));
         match self.of_process.get(&pid).map(Vec::as_slice) {
             Some([only]) => (*only, true),
-            // Which of several is CUDA's first is a guess: good enough to keep them apart, not to trust.
+            // Which of several is CUDA's first is a guess: enough to keep them apart, not more.
             Some(gpus) if ordinal < gpus.len() => (gpus[ordinal], false),
             _ => (u32::from(device.unwrap_or(0)), false),
         }
     }
 }
 
-/// When processes that were not recorded had memory on a GPU: then nobody knows what is queued there.
+/// When processes that were not recorded had memory on a GPU: what they queued there is unknown.
 pub(crate) fn shared(facts: &Facts) -> BTreeMap<u32, Vec<(u64, u64)>> {
     let mut spans: BTreeMap<u32, Vec<(u64, u64)>> = BTreeMap::new();
-    let looks = |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
+    let sampled =
+        |gpu: u32| facts.gpu_seconds.iter().filter(move |sample| sample.gpu == gpu).map(|sample| sample.at_ns);
     let mut seen: BTreeMap<u32, Vec<u64>> = BTreeMap::new();
-    // One that has memory there but runs nothing does not matter.
+    // A process with memory but no kernels does not matter.
     let foreign = |process: &&GpuProcess| !facts.is_recorded(process.pid) && process.sm_percent != Some(0);
     for process in facts.gpu_processes.iter().filter(foreign) {
         seen.entry(process.gpu).or_default().push(process.at_ns);
     }
-    for (gpu, mut moments) in seen {
-        moments.sort_unstable();
+    for (gpu, mut times) in seen {
+        times.sort_unstable();
         let list = spans.entry(gpu).or_default();
-        let (first, last) = (looks(gpu).min().unwrap_or(0), looks(gpu).max().unwrap_or(u64::MAX));
-        for at in moments {
-            // It was looked at once a second: it may have come a second before and stayed a second longer.
-            // Who was there at the first look was there before it, and who was there at the last one stayed.
+        let (first, last) = (sampled(gpu).min().unwrap_or(0), sampled(gpu).max().unwrap_or(u64::MAX));
+        for at in times {
+            // Samples are a second apart: the process may have come a second before and stayed a second longer.
+            // One in the first sample was there before it; one in the last sample stayed.
             let near = WINDOW_NS / 2;
             let from = if at <= first.saturating_add(near) { 0 } else { at.saturating_sub(WINDOW_NS * 5 / 4) };
             let to = if at.saturating_add(near) >= last { u64::MAX } else { at.saturating_add(WINDOW_NS * 5 / 4) };

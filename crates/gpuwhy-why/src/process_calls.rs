@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each process's CUDA calls, op by op, and what is remarkable about them. Its JSON is `per_process` of `gpuwhy explain
+//! Each process's CUDA calls, op by op, and warnings about them. Its JSON is `per_process` of `gpuwhy explain
 //! --per-process --json` (docs/explain-json.md).
 
 use crate::report::ThreadReport;
@@ -8,15 +8,15 @@ use gpuwhy_model::rate::Course;
 use gpuwhy_model::{Class, units};
 use serde::Serialize;
 
-/// A tail is worth a word from this many times the median on, if it is this long. Of fewer calls it means nothing.
+/// A tail gets a warning from this many times the median on, if it is this long. With fewer calls it means nothing.
 const TAIL_TIMES: f64 = 5.0;
 const TAIL_NS: u64 = 50_000;
 const TAIL_CALLS: u64 = 100;
-/// Launches that fell by this much are worth a word, from their peak as well as from what was usual before.
+/// Launches get a warning when their rate fell by this much, both from the peak and from the usual rate before.
 const DROP: f64 = 0.5;
-/// A launching thread that had no CPU for this share of its time.
+/// A launching thread gets a warning when it had no CPU for this share of its time.
 const READY: f64 = 0.1;
-/// Page faults that need the disk, a second.
+/// A process gets a warning from this many major page faults a second on.
 const FAULTS: f64 = 10.0;
 
 /// A process.
@@ -32,7 +32,7 @@ pub struct ProcessCalls {
     pub freed_bytes: u64,
     /// What was allocated and not freed; negative when more was freed.
     pub balance_bytes: i64,
-    /// What is remarkable about the process.
+    /// Warnings about the process.
     pub warnings: Vec<String>,
     /// Its ops, most time first.
     pub ops: Vec<OpCalls>,
@@ -51,7 +51,7 @@ pub struct OpCalls {
     pub p50_ns: u64,
     /// 99th percentile.
     pub p99_ns: u64,
-    /// The latter in times of the former; `None` of few calls.
+    /// p99 / p50; `None` with few calls.
     pub tail_ratio: Option<f64>,
     /// Longest.
     pub max_ns: u64,
@@ -59,7 +59,7 @@ pub struct OpCalls {
     pub total_ns: u64,
     /// Calls in the second with most of them.
     pub peak_per_second: Option<f64>,
-    /// By how much the last quarter's usual second has fewer calls than that one, 0 to 1; `None` where it was too short.
+    /// How far the median second of the last quarter lies below that peak, 0 to 1; `None` where the run was too short.
     pub drop: Option<f64>,
     /// Bytes it allocated.
     pub allocated_bytes: u64,
@@ -67,25 +67,25 @@ pub struct OpCalls {
     pub freed_bytes: u64,
     /// Bytes it copied or filled.
     pub moved_bytes: u64,
-    /// What is remarkable.
+    /// Warnings.
     pub warnings: Vec<String>,
 }
 
-/// What is known of a process besides its calls.
+/// Facts about a process other than its calls.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Circumstances {
-    /// Its memory in swap, at most.
+    /// Its peak memory in swap, bytes.
     pub swapped: u64,
-    /// Page faults that needed the disk, and the time in which they were counted, ns.
+    /// Major page faults, and the time in which they were counted, ns.
     pub major_faults: (u64, u64),
-    /// How long its launching thread had no CPU, and how long it was watched, ns.
+    /// How long its launching thread was ready without a CPU, and how long it was watched, ns.
     pub ready: (u64, u64),
-    /// Lines of it that leak, in words: titles of findings.
+    /// Its leaking lines: headlines of findings.
     pub leaks: Vec<String>,
 }
 
 impl Circumstances {
-    /// Takes what the ledger says of the process's thread that launches most.
+    /// Adds the ledger of the process's thread that launches most.
     pub fn with_thread(self, thread: Option<&ThreadReport>) -> Self {
         let ready = |thread: &ThreadReport| thread.ledger.get(State::Ready.name()).copied().unwrap_or(0);
         let ready = thread.filter(|thread| thread.launches > 0).map(|thread| (ready(thread), thread.wall_ns));
@@ -113,7 +113,7 @@ impl OpCalls {
             1 => warnings.push("1 call returned an error".to_owned()),
             n => warnings.push(format!("{} calls returned an error", units::count(n))),
         }
-        // Other ops come and go as a job does; launches are its pace.
+        // The rates of other ops vary as a job goes on; launches are its pace.
         let fell = |course: &Course| course.drop() >= DROP && course.last <= course.early * (1.0 - DROP);
         if let Some(course) = course.filter(|course| class == Some(Class::Launch) && fell(course)) {
             let [last, peak] = [course.last, course.peak].map(|rate| units::count(rate.round() as u64));
@@ -123,13 +123,13 @@ impl OpCalls {
     }
 }
 
-/// How many medians the 99th percentile is; of few calls that is only the longest.
+/// p99 / p50; `None` with few calls, whose p99 is just the longest.
 pub fn tail_ratio(calls: u64, p50_ns: u64, p99_ns: u64) -> Option<f64> {
     (calls >= TAIL_CALLS && p50_ns > 0).then(|| p99_ns as f64 / p50_ns as f64)
 }
 
 impl ProcessCalls {
-    /// Puts a process's ops together and looks for what is remarkable.
+    /// Combines a process's ops and finds what deserves a warning.
     pub fn new(pid: u32, name: String, mut ops: Vec<OpCalls>, circumstances: &Circumstances) -> Self {
         ops.sort_by(|a, b| (b.total_ns, b.calls, &a.op).cmp(&(a.total_ns, a.calls, &b.op)));
         let sum = |of: fn(&OpCalls) -> u64| ops.iter().map(of).fold(0, u64::saturating_add);
@@ -137,13 +137,13 @@ impl ProcessCalls {
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         let balance_bytes = signed(allocated_bytes) - signed(freed_bytes);
         let leaks = &circumstances.leaks;
-        // A leak says more than what the calls balance to, and that this is no leak would be wrong.
+        // A leak says more than the balance, and "not a leak" would be wrong.
         let balance = balance(balance_bytes).filter(|_| balance_bytes < 0 || leaks.is_empty());
         let warnings = leaks.iter().cloned().chain(balance).chain(of_process(circumstances)).collect();
         Self { pid, name, allocated_bytes, freed_bytes, balance_bytes, warnings, ops }
     }
 
-    /// Everything remarkable, with the op it is about.
+    /// All warnings, those about an op with its name.
     pub fn all_warnings(&self) -> Vec<String> {
         let of_ops = self.ops.iter().flat_map(|op| op.warnings.iter().map(move |what| format!("{}: {what}", op.op)));
         of_ops.chain(self.warnings.iter().cloned()).collect()
@@ -155,10 +155,10 @@ fn balance(bytes: i64) -> Option<String> {
     match bytes {
         0 => None,
         1.. => Some(format!(
-            "frees {difference} less than it allocates: a cache such as PyTorch's keeps memory, no leak by itself"
+            "frees {difference} less than it allocates: not a leak on its own, caches such as PyTorch's keep memory"
         )),
         _ => Some(format!(
-            "frees {difference} more than it allocates: allocated before this was recorded, or outside the span"
+            "frees {difference} more than it allocates: allocated before recording, or outside the time range"
         )),
     }
 }
@@ -168,15 +168,15 @@ fn of_process(known: &Circumstances) -> Vec<String> {
     let (ready, watched) = known.ready;
     if watched > 0 && ready as f64 >= READY * watched as f64 {
         let share = units::percent(ready as f64, watched as f64);
-        warnings.push(format!("its launching thread was ready without a CPU {share} of the time"));
+        warnings.push(format!("its training thread was ready without a CPU {share} of the time"));
     }
     if known.swapped > 0 {
-        warnings.push(format!("up to {} of its memory were in swap", units::bytes(known.swapped)));
+        warnings.push(format!("up to {} of its memory was in swap", units::bytes(known.swapped)));
     }
     let (faults, ns) = known.major_faults;
     let rate = faults as f64 * 1e9 / ns.max(1) as f64;
     if rate >= FAULTS {
-        warnings.push(format!("{} page faults a second needed the disk", units::count(rate.round() as u64)));
+        warnings.push(format!("{} major page faults a second", units::count(rate.round() as u64)));
     }
     warnings
 }
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn tails_errors_and_memory_that_stays_are_told() {
+    fn tails_errors_and_memory_that_stays_get_warnings() {
         let failing = OpCalls { errors: 2, ..op("cudaMalloc", 3, [2_000, 3_000, 8_000], [5_000_000_000, 0]) };
         let ops = vec![
             failing,
@@ -218,12 +218,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pace_that_fell_and_a_process_that_lacks_something_are_told() {
+    fn a_pace_that_fell_and_short_resources_get_warnings() {
         let launches = || op("cudaLaunchKernel", 2_000, [7_000, 9_000, 90_000], [0, 0]);
         let fell = Course { peak: 120.0, early: 100.0, last: 30.0 };
-        let told = launches().finish(Some(Class::Launch), Some(fell));
-        assert_eq!((told.peak_per_second, told.drop), (Some(120.0), Some(0.75)));
-        assert_eq!(told.warnings, ["fell from 120/s to 30/s"]);
+        let finished = launches().finish(Some(Class::Launch), Some(fell));
+        assert_eq!((finished.peak_per_second, finished.drop), (Some(120.0), Some(0.75)));
+        assert_eq!(finished.warnings, ["fell from 120/s to 30/s"]);
         let none: [&str; 0] = [];
         // Copies come and go; and one busy second at the start is no usual pace.
         assert_eq!(launches().finish(Some(Class::Copy), Some(fell)).warnings, none);
@@ -236,9 +236,9 @@ mod tests {
             ..Circumstances::default()
         };
         let expected = [
-            "its launching thread was ready without a CPU 12 % of the time",
-            "up to 3.00 MB of its memory were in swap",
-            "25 page faults a second needed the disk",
+            "its training thread was ready without a CPU 12 % of the time",
+            "up to 3.00 MB of its memory was in swap",
+            "25 major page faults a second",
         ];
         assert_eq!(process(vec![launches()], &short).warnings, expected);
         let well = Circumstances { major_faults: (3, 2_000_000_000), ready: (1, 20), ..Circumstances::default() };
@@ -246,12 +246,12 @@ mod tests {
     }
 
     #[test]
-    fn a_leak_is_told_and_not_denied() {
+    fn a_leak_is_reported_and_not_denied() {
         let leaks = vec!["a.py:3 leaks 1.00 MB a step: 203 MB since step 4".to_owned()];
         let ops = || vec![op("cudaMalloc", 3, [1, 1, 1], [7, 0])];
         let leaking = Circumstances { leaks: leaks.clone(), ..Circumstances::default() };
         assert_eq!(process(ops(), &leaking).warnings, leaks);
-        assert!(process(ops(), &Circumstances::default()).warnings[0].contains("no leak by itself"));
+        assert!(process(ops(), &Circumstances::default()).warnings[0].contains("not a leak on its own"));
     }
 
     #[test]

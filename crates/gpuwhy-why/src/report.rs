@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The explanation of a run: what every view shows. Its JSON is `gpuwhy.explain/1` (docs/explain-json.md).
+//! The explanation of a run, which every view shows. Its JSON is `gpuwhy.explain/1` (docs/explain-json.md).
 
-use crate::verdict::{besides, urgent};
+use crate::verdict::{serious_without_time, urgent};
 use gpuwhy_model::{Finding, Severity};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -9,19 +9,19 @@ use std::collections::BTreeMap;
 /// The explanation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Report {
-    /// In words, for a tired engineer.
+    /// The answer in one or two sentences.
     pub verdict: String,
-    /// What was checked and is well, with figures.
+    /// Checks that passed, with figures: `locks: no time lost`.
     pub healthy: Vec<String>,
-    /// The machine, and what cannot be known.
+    /// The machine, and the basis of shares and bounds.
     pub context: Vec<String>,
-    /// The span, nanoseconds since the run began.
+    /// Start of the time range, nanoseconds since the run began.
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
     /// Its length.
     pub wall_ns: u64,
-    /// When the job ran steadily: after its start, until its last launch; `None` if it launched nothing.
+    /// The steady state: from the end of startup to the last launch; `None` if the job launched nothing.
     pub steady: Option<(u64, u64)>,
     /// The GPU had no kernel to run for at least this long; of several GPUs, the one that idled most.
     pub gpu_idle_min_ns: Option<u64>,
@@ -35,19 +35,18 @@ pub struct Report {
     pub processes: Vec<ProcessReport>,
     /// Where each thread's time went; those that launch first, then by time on a CPU.
     pub threads: Vec<ThreadReport>,
-    /// Answers, worst first.
+    /// Findings, worst first.
     pub findings: Vec<Finding>,
-    /// Of a run with several jobs, each of them, the worst first; all else is then of all of them together.
+    /// The jobs of a run with several, worst first; all other fields are then about all jobs together.
     pub jobs: Vec<JobReport>,
 }
 
 impl Report {
-    /// Adds what was found elsewhere: with the job's memory. What ended the job, or will, opens the verdict; what is serious
-    /// besides ends it.
+    /// Adds findings about the job's memory. Those that ended the job, or will, open the verdict; other serious ones end it.
     pub fn add_findings(&mut self, mut findings: Vec<Finding>) {
         Finding::sort(&mut findings);
         self.verdict.insert_str(0, &urgent(&findings));
-        self.verdict.push_str(&besides(&findings));
+        self.verdict.push_str(&serious_without_time(&findings));
         self.findings.append(&mut findings);
         Finding::sort(&mut self.findings);
     }
@@ -56,9 +55,9 @@ impl Report {
 /// One job of several.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct JobReport {
-    /// The process of it that launched most.
+    /// Its process with most launches.
     pub pid: u32,
-    /// That one's name.
+    /// That process's name.
     pub name: String,
     /// Its command line, where known.
     pub command: Option<String>,
@@ -68,25 +67,25 @@ pub struct JobReport {
     pub ranks: u64,
     /// Kernels launched.
     pub launches: u64,
-    /// Its GPU, or the one that idled most, had no kernel of it to run for at least this long.
+    /// Its GPU (of several, the one that idled most) had no kernel of this job to run for at least this long.
     pub gpu_idle_min_ns: Option<u64>,
     /// And for at most this long.
     pub gpu_idle_max_ns: Option<u64>,
-    /// How bad its worst finding is; `None` if it has none.
+    /// Severity of its worst finding.
     pub severity: Option<Severity>,
     /// Its verdict.
     pub verdict: String,
-    /// The same in one line: its worst finding.
+    /// Its worst finding in one line.
     pub summary: String,
 }
 
 /// One GPU.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct GpuReport {
-    /// Of several jobs, the one it was used by: its [`JobReport::pid`].
+    /// In a run with several jobs, the job that used it: its [`JobReport::pid`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub job: Option<u32>,
-    /// gpuwhy's number of it: NVML's where that is known, else CUDA's.
+    /// NVML's index where known, else CUDA's ordinal.
     pub device: u32,
     /// NVML's index, where known.
     pub nvml_index: Option<u32>,
@@ -94,11 +93,11 @@ pub struct GpuReport {
     pub idle_min_ns: u64,
     /// Idle at most, ns.
     pub idle_max_ns: u64,
-    /// Of the former, what the host's side alone shows.
+    /// The part of `idle_min_ns` that the host's calls alone show.
     pub host_idle_min_ns: u64,
-    /// And what NVML's samples alone show.
+    /// Idle at least by NVML's samples alone.
     pub nvml_idle_min_ns: Option<u64>,
-    /// What nvidia-smi would say, percent, on average.
+    /// The rate nvidia-smi shows, mean, percent.
     pub rate_percent: Option<f64>,
     /// Launches.
     pub launches: u64,
@@ -111,9 +110,9 @@ pub struct GpuReport {
 pub struct LossReport {
     /// Events.
     pub events: u64,
-    /// What that means for the answer.
+    /// Consequences for the answer.
     pub notes: Vec<String>,
-    /// Whether that is so much that nobody can say that all is well.
+    /// Whether too much was lost to say that all is well.
     #[serde(skip)]
     pub too_much: bool,
 }
@@ -142,17 +141,17 @@ pub struct ThreadReport {
     pub name: String,
     /// Kernels it launched.
     pub launches: u64,
-    /// How long it was watched in the span.
+    /// How long it was watched in the time range.
     pub wall_ns: u64,
     /// Nanoseconds by state; they add up to `wall_ns`.
     pub ledger: BTreeMap<&'static str, u64>,
     /// Of `running_cuda`, by op.
     pub cuda: BTreeMap<String, u64>,
-    /// Of `ready`: who had the CPU, most first.
+    /// Part of `ready`: who had the CPU, most time first.
     pub held_by: Vec<HeldBy>,
 }
 
-/// Somebody who had the CPU.
+/// A process that had the CPU.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct HeldBy {
     /// The task's name.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What rules and words are looked up in: the run's facts, its threads, the words of its stacks, and figures of the
-//! steady state.
+//! What rules and texts draw on: the run's facts, its threads, the text of its stacks, and sums of the steady state.
 
 use crate::blame::{Slice, Votes};
 use crate::facts::{Facts, StackFact};
@@ -11,43 +10,43 @@ use gpuwhy_model::{Histogram, units};
 use gpuwhy_stacks::Owner;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// A process that lived no longer than this, ns, was made for one task.
+/// A process that lived no longer than this, ns, was started for one task.
 const SHORT_LIFE_NS: i64 = 1_500_000_000;
-/// So many of them, at least, are a pattern.
+/// At least this many of them are a pattern.
 const MANY_SHORT: usize = 5;
-/// Memory in use, of what is allowed, at which it is short.
+/// Share of the allowed memory in use from which memory is short.
 const SHORT_MEMORY: f64 = 0.95;
-/// Who has less than this part of what the busiest has is not one of those it is about.
+/// A thread with less than one part in so many of the busiest thread's time is not named.
 pub(crate) const LITTLE_PART: u64 = 10;
-/// What a copy of pinned memory reaches, bytes a nanosecond; slower is no reason to think of copies.
+/// Rate of a copy from pinned memory, bytes per nanosecond. Copies cost at least their bytes at this rate.
 const FAST_COPY: f64 = 12.0;
 
-/// What there is to look things up in.
+/// Facts and sums of one job.
 pub(crate) struct Scene<'a> {
     pub(crate) facts: &'a Facts,
     pub(crate) timeline: &'a Timeline,
     pub(crate) words: HashMap<u64, StackFact>,
-    /// When the steady state began and ended, and its length, ns.
+    /// Start and end of the steady state.
     pub(crate) steady_span: (u64, u64),
     pub(crate) steady_ns: u64,
     /// Its sums.
     pub(crate) steady: &'a Slice,
     /// GPUs that had work.
     pub(crate) gpus: u64,
-    /// Threads that launch a part of the work worth telling.
+    /// Threads with at least a hundredth of the launches.
     pub(crate) launchers: BTreeSet<ThreadIndex>,
     pub(crate) short_lived: BTreeSet<u32>,
     pub(crate) memory_short: bool,
     pub(crate) copies_matter: bool,
     /// How long calls that wait for the GPU took.
     pub(crate) sync_times: &'a Histogram,
-    /// What NVML saw in its windows stands for so much more of the steady state.
+    /// Steady time over the time that NVML's samples cover: idle time they saw is scaled by this.
     pub(crate) nvml_factor: f64,
-    /// Whether another job of the run used one of its GPUs: what this one left idle may have been busy with that.
+    /// Whether another job of the run used one of its GPUs: the GPU may have been busy with that.
     pub(crate) has_neighbours: bool,
-    /// Processes that never wait for a GPU of which nobody knows how busy it is: the host sets their pace.
+    /// Processes that hardly ever wait for the GPU, where NVML is missing: the host sets their pace.
     pub(crate) paced: BTreeSet<u32>,
-    /// Cores nobody used, on average.
+    /// Idle cores, mean.
     pub(crate) idle_cores: Option<f64>,
 }
 
@@ -85,7 +84,7 @@ impl<'a> Scene<'a> {
         &self.timeline.threads[index as usize]
     }
 
-    /// Whether a thread stands in the code of a queue or a data loader: it waits for what is put there.
+    /// Whether a thread is in the code of a queue or a data loader: it waits for the next item.
     pub(crate) fn in_queue(&self, stack: u64) -> bool {
         const QUEUES: [&str; 8] = [
             "queue.py",
@@ -98,15 +97,15 @@ impl<'a> Scene<'a> {
             "selectors.py",
         ];
         let Some(words) = self.words.get(&stack) else { return false };
-        // The innermost frames say what it is doing; further out everything runs inside some loop over data.
+        // Only the innermost frames: further out everything runs inside some loop over data.
         words.frames.iter().take(4).any(|frame| {
             let file = frame.file.rsplit('/').next().unwrap_or_default();
             QUEUES.contains(&file) || (file == "threading.py" && frame.function == "wait")
         })
     }
 
-    /// The line most of the time was spent in: `train.py:138`. Of the job's own code, if that was seen at all: a line of
-    /// Python's or PyTorch's library that nobody of the job called says nothing to its author.
+    /// The line with most time: `train.py:138`. A line of the job's own code if there is one: a line of Python's or
+    /// PyTorch's library that the job did not call says nothing to its author.
     pub(crate) fn line(&self, votes: &Votes) -> Option<String> {
         let mut by_line: BTreeMap<(Owner, &str), u64> = BTreeMap::new();
         for (stack, ns) in votes.ranked() {
@@ -121,7 +120,7 @@ impl<'a> Scene<'a> {
         most(of(Owner::You)).or_else(|| most(of(Owner::Package))).map(|(line, _)| line.to_owned())
     }
 
-    /// A process's name. One that took a new name after it was met goes by that.
+    /// A process's name; the new one if it was renamed while traced.
     pub(crate) fn name(&self, pid: u32) -> String {
         let known = self.facts.name(pid);
         let main = self.facts.threads.iter().rev().find(|sums| sums.pid == pid && sums.tid == pid);
@@ -143,12 +142,16 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// Several threads in words: `pt_data_worker:0–3`, `python3 4821 and 3 more`.
-    pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
-        // Who had little part in it is not worth a name.
+    /// The processes of threads that are worth a name: not those with little part in it.
+    pub(crate) fn named_pids(&self, threads: &HashMap<ThreadIndex, u64>) -> BTreeSet<u32> {
         let most_ns = threads.values().max().copied().unwrap_or(0);
         let named = threads.iter().filter(|(_, ns)| **ns >= most_ns / LITTLE_PART);
-        let pids: BTreeSet<u32> = named.map(|(index, _)| self.thread(*index).pid).collect();
+        named.map(|(index, _)| self.thread(*index).pid).collect()
+    }
+
+    /// Several threads in words: `pt_data_worker:0–3`, `python3 4821 and 3 more`.
+    pub(crate) fn all_of(&self, threads: &HashMap<ThreadIndex, u64>) -> String {
+        let pids = self.named_pids(threads);
         let Some((first, _)) = most(threads.iter().map(|(index, ns)| (*index, *ns))) else { return String::new() };
         if pids.len() < 2 {
             return self.who(first);
@@ -169,19 +172,19 @@ impl<'a> Scene<'a> {
         }
     }
 
-    /// A time, of the steady state.
+    /// A time and its share of the steady state.
     pub(crate) fn of_steady(&self, ns: u64) -> String {
         let steady = self.steady_ns;
         let mean = if self.gpus > 1 { format!(", mean of {} GPUs", self.gpus) } else { String::new() };
         format!("{} of {} ({}{mean})", units::time(ns), units::time(steady), units::percent(ns as f64, steady as f64))
     }
 
-    /// A time of all GPUs together, as a share of the steady state, in words: what every share on a screen is of.
+    /// A time summed over all GPUs as a share of the steady state, which every share on the screen refers to: `31 %`.
     pub(crate) fn percent(&self, ns: u64) -> String {
         units::percent(self.share(ns / self.gpus), 1.0)
     }
 
-    /// How busy NVML saw a GPU in the steady state, 0 to 1.
+    /// The GPU's busy share in the steady state by NVML, 0 to 1.
     pub(crate) fn busy_in_steady(&self, gpu: u32) -> Option<f64> {
         let (from, to) = self.steady_span;
         let inside =
@@ -191,13 +194,18 @@ impl<'a> Scene<'a> {
         (count > 0).then(|| sum / f64::from(count) / 100.0)
     }
 
-    /// What nvidia-smi would have shown in the steady state, percent.
+    /// The rate nvidia-smi shows, mean over the steady state, percent.
     pub(crate) fn rate_in_steady(&self, gpu: u32) -> Option<f64> {
         let (from, to) = self.steady_span;
         let of_gpu = self.facts.gpu_seconds.iter().filter(|sample| sample.gpu == gpu);
         let inside = of_gpu.filter(|sample| sample.at_ns > from && sample.at_ns <= to);
         let rates: Vec<f64> = inside.filter_map(|sample| sample.rate_percent.map(f64::from)).collect();
         (!rates.is_empty()).then(|| rates.iter().sum::<f64>() / rates.len() as f64)
+    }
+
+    /// Idle cores in words: `2.1 idle`, `none idle`.
+    pub(crate) fn idle_words(&self) -> Option<String> {
+        self.idle_cores.map(|idle| if idle < 0.05 { "none idle".to_owned() } else { format!("{idle:.1} idle") })
     }
 
     /// How often a second in the steady state, in words.
@@ -211,7 +219,7 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// `/home/me/train.py:138 main` as people say it: `train.py:138`.
+/// `/home/me/train.py:138 main` shortened to `train.py:138`.
 fn short_line(line: &str) -> &str {
     let file = line.rsplit('/').next().unwrap_or(line);
     let number = file.rfind(':').map_or(0, |colon| colon + 1);

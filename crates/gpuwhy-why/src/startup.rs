@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where a job's start ends and its steady state begins, and where that ends: told by how its launches are spread.
+//! Start and end of the steady state, inferred from the launch rate.
 
 use crate::blame::Slice;
 
-/// The share of all launches that tells where the steady state begins.
+/// The steady state begins around this share of all launches.
 const FIRST_SHARE: f64 = 0.02;
 /// Fewer launches than this show no pattern.
 const ENOUGH: u64 = 50;
-/// Before the steady state launches are this much rarer, at least.
+/// During startup the launch rate is at most this share of the steady rate.
 const RARER: f64 = 0.3;
 
-/// The slices of the steady state, first and last. A job that launches nothing is told by its copies.
+/// First and last slice of the steady state. For a job without launches, copies count instead.
 pub(crate) fn steady(slices: &[Slice]) -> Option<(usize, usize)> {
     let launches = slices.iter().any(|slice| slice.launches > 0);
     let work = |slice: &Slice| if launches { slice.launches } else { slice.copies };
@@ -27,7 +27,7 @@ pub(crate) fn steady(slices: &[Slice]) -> Option<(usize, usize)> {
         seen >= wanted
     });
     let reached = reached.unwrap_or(first);
-    // In a steady job, so many launches take so many slices; what lies before those is the start.
+    // In a steady job these launches take this many slices; anything before is startup.
     let usual = FIRST_SHARE / (1.0 - FIRST_SHARE) * (last - reached + 1) as f64;
     let begin = reached.saturating_sub(usual.ceil() as usize).max(first);
     let before: u64 = slices[first..begin].iter().map(work).sum();

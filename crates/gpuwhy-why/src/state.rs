@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a thread can be doing, as the ledger counts it. At every moment it is in exactly one of these.
+//! States of a thread, as the ledger counts them. At any time a thread is in exactly one.
 
 use gpuwhy_model::{Class, OffCpu, Reason, Wait};
 
-/// Until when a wait for CPython's GIL asks to be woken: its switch interval, 5 ms, and some rounding.
+/// Longest timeout of a wait for CPython's GIL, ns: its switch interval, 5 ms, and some rounding.
 const GIL_TIMEOUT_NS: u64 = 5_100_000;
 
 /// What a thread is doing.
@@ -14,7 +14,7 @@ pub enum State {
     RunningCuda,
     /// On a CPU, elsewhere.
     RunningHost,
-    /// Could run, but no CPU was given to it.
+    /// Could run, but had no CPU.
     Ready,
     /// Could run, but its cgroup had used up its quota.
     Throttled,
@@ -32,7 +32,7 @@ pub enum State {
     BlockedDisk,
     /// Waits for a page of memory.
     BlockedFault,
-    /// Waits for the time.
+    /// Sleeps.
     BlockedSleep,
     /// Waits for the GPU or its driver.
     BlockedGpu,
@@ -83,7 +83,7 @@ impl State {
         }
     }
 
-    /// As a link of a chain says it: `blocked, pipe`.
+    /// As shown in a chain: `blocked, pipe`.
     pub fn words(self) -> &'static str {
         match self {
             Self::RunningCuda => "running, CUDA",
@@ -112,14 +112,14 @@ pub(crate) fn is_gil(off: &OffCpu) -> bool {
 
 /// The state of the blocked part of a time off the CPU, given the CUDA call it fell into.
 pub(crate) fn blocked_state(off: &OffCpu, inside: Option<Class>) -> State {
-    // The kernel's own troubles are the kernel's, whatever call they fell into.
+    // Faults and kernel locks count as such, whatever call they fell into.
     match off.wait {
         Wait::PageFault | Wait::Reclaim => return State::BlockedFault,
         Wait::MmapLock => return State::BlockedMmapLock,
         Wait::Gpu => return State::BlockedGpu,
         _ => {}
     }
-    // A call that waits for the GPU does so by whatever means the driver has: poll, futex, sleep.
+    // Inside such a call the driver waits for the GPU by any means: poll, futex, sleep.
     if matches!(inside, Some(Class::Sync | Class::Launch | Class::Copy | Class::Fill)) {
         return State::BlockedGpu;
     }

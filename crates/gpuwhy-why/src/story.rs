@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Idle time put together to stories: for each process that launches, what it waited for and what stood behind it.
+//! Groups idle time into stories: for each launching process, what it waited for and the root cause.
 
 use crate::blame::{Cause, Cost, Costs, Gap, Votes};
 use crate::kind::{self, Circumstances, Kind};
@@ -10,32 +10,32 @@ use crate::walk::Leaf;
 use gpuwhy_model::OpId;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// The normal state of a worker is to work. Something else at the chain's end is the story if it takes this share.
+/// A worker normally computes. Another root cause wins from this share of the story on.
 const REMARKABLE: f64 = 0.3;
 
-/// What is known of one end of a story.
+/// Sums over chains that end in the same kind of cause.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Part {
+pub(crate) struct ChainTotals {
     pub(crate) ns: u64,
-    /// Who stood at the end.
+    /// Threads at the chains' ends, with their time.
     pub(crate) threads: HashMap<ThreadIndex, u64>,
-    /// Who had their CPU.
+    /// Tasks that had their CPU.
     pub(crate) holders: HashMap<u32, u64>,
     pub(crate) head_stacks: Votes,
     pub(crate) leaf_stacks: Votes,
     pub(crate) head_states: BTreeMap<State, u64>,
-    /// Which calls they were in.
+    /// CUDA calls they were in.
     pub(crate) ops: HashMap<OpId, u64>,
     /// What they were doing.
     pub(crate) doing: BTreeMap<Doing, u64>,
-    /// The threads from the launching one to the end; those of the costliest cause.
+    /// The costliest chain: the threads from the launching one to its end.
     pub(crate) path: Vec<ThreadIndex>,
     path_ns: u64,
-    /// Some of it was waiting for Python's lock.
+    /// Time spent waiting for the GIL.
     pub(crate) gil_ns: u64,
 }
 
-impl Part {
+impl ChainTotals {
     fn add(&mut self, cause: &Cause, cost: &Cost) {
         self.ns += cost.ns;
         *self.threads.entry(cause.thread).or_default() += cost.ns;
@@ -62,7 +62,7 @@ impl Part {
         self.doing.iter().filter(|(doing, _)| doing.is_running()).map(|(_, ns)| ns).sum()
     }
 
-    /// How long they could have run, but had no CPU.
+    /// How long they were ready without a CPU.
     pub(crate) fn ready_ns(&self) -> u64 {
         self.doing.get(&Doing::Ready).copied().unwrap_or(0)
     }
@@ -93,7 +93,7 @@ impl Part {
     }
 }
 
-/// The entry with most time.
+/// The entry with most time; of equal ones the smallest key.
 pub(crate) fn most<K: Copy + Ord>(sums: impl IntoIterator<Item = (K, u64)>) -> Option<(K, u64)> {
     sums.into_iter().max_by_key(|(key, ns)| (*ns, std::cmp::Reverse(*key)))
 }
@@ -126,7 +126,7 @@ impl Doing {
         }
     }
 
-    /// Whether it was on a CPU with work of its own.
+    /// Whether it was on a CPU with its own work.
     pub(crate) fn is_running(self) -> bool {
         matches!(self, Self::Running | Self::Forking | Self::InCuda)
     }
@@ -134,62 +134,61 @@ impl Doing {
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Running => State::RunningHost.words(),
-            Self::Forking => "running, making a process",
+            Self::Forking => "running, starting a process",
             Self::InCuda => State::RunningCuda.words(),
             Self::Reclaiming => "running, reclaiming memory",
             Self::Ready => State::Ready.words(),
             Self::Throttled => State::Throttled.words(),
             Self::Waiting(state) => state.words(),
-            Self::Absent => "not running yet",
+            Self::Absent => "not started yet",
         }
     }
 }
 
-/// What a process lost, and why.
+/// Time a process lost, with one kind of cause.
 #[derive(Debug, Clone)]
 pub(crate) struct Story {
     pub(crate) kind: Kind,
     pub(crate) root: Kind,
     pub(crate) launcher: ThreadIndex,
-    /// All of it.
     pub(crate) ns: u64,
-    /// What stood at the ends, by its kind.
-    pub(crate) parts: BTreeMap<Kind, Part>,
-    /// All parts together.
-    pub(crate) all: Part,
-    /// How long the same held the launching thread up while the GPU had work.
+    /// Sums by root cause.
+    pub(crate) parts: BTreeMap<Kind, ChainTotals>,
+    /// Sums of all root causes together.
+    pub(crate) all: ChainTotals,
+    /// How long the same cause held the launching thread up while the GPU was busy.
     pub(crate) busy_ns: u64,
-    /// Of `ns`, time in which it is not known whether the GPU had work.
+    /// The part of `ns` in which it is unknown whether the GPU was busy.
     unknown_ns: u64,
-    /// Of it, the own work that such a hold-up may have put off.
+    /// The part of `ns` that is own work which such a hold-up may have delayed.
     late_ns: u64,
     /// The processes that were held up: ranks of the job.
     pub(crate) ranks: BTreeSet<u32>,
 }
 
 impl Story {
-    /// Whether it is mostly known that the launching thread was held up, not that the GPU idled meanwhile.
+    /// Whether most of its time is known only as a hold-up of the launching thread, not as GPU idle time.
     pub(crate) fn is_about_pace(&self) -> bool {
         self.unknown_ns > self.ns / 2
     }
 
-    /// The part that the root cause is about.
-    pub(crate) fn root_part(&self) -> &Part {
+    /// The sums of the root cause.
+    pub(crate) fn root_part(&self) -> &ChainTotals {
         self.parts.get(&self.root).unwrap_or(&self.all)
     }
 }
 
 #[derive(Default)]
 struct Growing {
-    parts: BTreeMap<Kind, Part>,
+    parts: BTreeMap<Kind, ChainTotals>,
     unknown_ns: u64,
     launchers: HashMap<ThreadIndex, u64>,
 }
 
-/// Puts causes together, costliest story first.
+/// Groups causes into stories, costliest first.
 pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     let mut grouped: BTreeMap<(Kind, u32), Growing> = BTreeMap::new();
-    // In a fixed order, so that equal runs are told in equal words.
+    // In a fixed order, so that equal runs give equal texts.
     let mut ordered: Vec<(&Cause, &Cost)> = costs.iter().collect();
     ordered.sort_by_key(|(cause, _)| **cause);
     let gil: u64 = costs.iter().filter(|(cause, _)| cause.gil && cause.gap != Gap::Busy).map(|(_, cost)| cost.ns).sum();
@@ -209,7 +208,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
             }
         }
         if cause.gap == Gap::ByNvml {
-            // As far as the host knew, the GPU was busy then: it was counted there, too.
+            // To the host the GPU seemed busy then: this time was counted there, too.
             *by_nvml.entry((kind, pid)).or_default() += cost.ns;
         }
         let mut cost = cost.clone();
@@ -232,7 +231,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
         .into_iter()
         .filter_map(|((kind, pid), Growing { parts, unknown_ns, launchers })| {
             let launcher = most(launchers)?.0;
-            let mut all = Part::default();
+            let mut all = ChainTotals::default();
             parts.values().for_each(|part| all.merge(part));
             Some(Story {
                 kind,
@@ -255,8 +254,8 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     stories
 }
 
-/// NVML's windows do not cover the steady state evenly, and what they stand for is an estimate: all stories together
-/// must not take longer than there was.
+/// Scales the stories down so that together they do not exceed the steady state: NVML's windows do not cover it evenly,
+/// and their share is an estimate.
 fn fit(stories: &mut [Story], scene: &Scene<'_>) {
     let (total, there): (u64, u64) = (stories.iter().map(|story| story.ns).sum(), scene.steady_ns * scene.gpus);
     if total <= there {
@@ -267,7 +266,7 @@ fn fit(stories: &mut [Story], scene: &Scene<'_>) {
     }
 }
 
-/// The same story of several processes, as of the ranks of a job, is one.
+/// Merges the same story of several processes, such as the ranks of a job.
 fn join_processes(stories: Vec<Story>) -> Vec<Story> {
     let mut joined: BTreeMap<(Kind, Kind), Story> = BTreeMap::new();
     for story in stories {
@@ -290,8 +289,8 @@ fn join_processes(stories: Vec<Story>) -> Vec<Story> {
     joined.into_values().collect()
 }
 
-/// A thread that was held up while the GPU had work does later, while it has none, what it would have done then: its own
-/// work in an idle interval is the fault of what held it up, as far as that reaches.
+/// Moves own work to the cause that delayed it: a thread held up while the GPU was busy does its own work later, while the
+/// GPU is idle. At most as much is moved as the thread was held up.
 fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
     let pid_of = |story: &Story| scene.thread(story.launcher).pid;
     let innocent = [Kind::LaunchBound, Kind::SyncBound, Kind::ColdStart, Kind::Unresolved];
@@ -304,11 +303,11 @@ fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
             .filter(|other| pid_of(&stories[*other]) == pid && !innocent.contains(&stories[*other].kind))
             .collect();
         let held_up: u64 = guilty.iter().map(|other| stories[*other].busy_ns).sum();
-        // What is done after a wait for the GPU is not late: nothing before that wait could put it off.
+        // Work after a wait for the GPU is not late: nothing before that wait could delay it.
         let shared = stories[own].late_ns.min(held_up);
         for other in guilty {
             let part = (shared as f64 * stories[other].busy_ns as f64 / held_up.max(1) as f64) as u64;
-            // As far as it was counted as a hold-up already, it is now known to have cost that.
+            // Time already counted as a hold-up is now known as GPU idle time.
             let counted = part.min(stories[other].unknown_ns);
             stories[other].unknown_ns -= counted;
             stories[other].ns += part - counted;
@@ -317,7 +316,7 @@ fn share_out_own_work(stories: &mut [Story], scene: &Scene<'_>) {
     }
 }
 
-fn root(parts: &BTreeMap<Kind, Part>) -> Option<Kind> {
+fn root(parts: &BTreeMap<Kind, ChainTotals>) -> Option<Kind> {
     let total: u64 = parts.values().map(|part| part.ns).sum();
     let normal = [Kind::CpuBoundWorker, Kind::LockContention, Kind::Unresolved];
     let other = most(parts.iter().filter(|(kind, _)| !normal.contains(kind)).map(|(kind, part)| (*kind, part.ns)));

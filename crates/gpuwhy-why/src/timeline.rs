@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last seconds of every thread and CPU, so that a wait can be followed to its cause. What is older than needed
-//! is forgotten, so memory does not grow with the run. Times are nanoseconds since the run began.
+//! The last seconds of every thread and CPU, so that a wait can be followed to its cause. Older events are dropped, so
+//! memory does not grow with the run. Times are nanoseconds since the run began.
 
 use crate::calls::may_wait_for_gpu;
 use crate::state::{State, blocked_state, is_gil};
@@ -8,13 +8,13 @@ use crate::weights::{Between, Others, stretched};
 use gpuwhy_model::{Call, Class, CpuRun, MovedWait, OffCpu, OpId, Reason, ThreadSums, WokenBy};
 use std::collections::{HashMap, VecDeque};
 
-/// Futexes whose waiters are remembered, to tell locks from queues.
+/// Futexes whose waiters are kept, to distinguish locks from queues.
 const FUTEXES: usize = 32_768;
-/// CPUs whose occupants are remembered.
+/// CPUs whose running tasks are kept.
 const CPUS: usize = 4096;
-/// How much longer than other things it is remembered who had a CPU, ns.
+/// The tasks that had a CPU are kept this much longer than other events, ns.
 const RUNS_KEPT_NS: u64 = 2_000_000_000;
-/// Tasks that are remembered of one thread to have had its CPU.
+/// Tasks kept per thread that had its CPU.
 const HOLDERS: usize = 256;
 /// The words of one lock or condition variable lie this close together.
 pub(crate) const SAME_OBJECT: u64 = 64;
@@ -57,29 +57,29 @@ pub(crate) struct Span {
 pub(crate) struct Thread {
     pub(crate) pid: u32,
     pub(crate) tid: u32,
-    /// Whether it is one of the job's: others are known only as wakers.
+    /// Whether it belongs to the job: other threads are known only as wakers.
     pub(crate) watched: bool,
     pub(crate) born: Option<u64>,
     pub(crate) ended: Option<u64>,
-    /// The thread that made it.
+    /// The thread that created it.
     pub(crate) creator: Option<ThreadIndex>,
     pub(crate) offs: VecDeque<Off>,
     pub(crate) calls: VecDeque<Span>,
     between: Between,
     /// When its last time off the CPU ended.
     off_until: u64,
-    /// Looks at what it was running: time and stack.
+    /// CPU samples: time and stack.
     pub(crate) samples: VecDeque<(u64, u64)>,
-    /// When it had made a process.
+    /// When it forked.
     pub(crate) forks: VecDeque<u64>,
-    /// On the CPU, but making room in memory: direct reclaim, compaction.
+    /// On the CPU but freeing memory in the kernel: direct reclaim, compaction.
     pub(crate) memory: VecDeque<(u64, u64)>,
     moved: VecDeque<(u64, u64, u16)>,
-    /// Who had the CPU while it was ready, ns by holder, of what is forgotten.
+    /// Who had the CPU while it was ready, ns by holder, from dropped events.
     pub(crate) held: HashMap<u32, u64>,
 }
 
-/// Who had a CPU.
+/// A time in which a task had a CPU.
 #[derive(Debug, Clone, Copy)]
 struct Run {
     start: u64,
@@ -95,7 +95,7 @@ pub(crate) struct Holder {
     pub(crate) name: String,
 }
 
-/// All of them.
+/// All threads and CPUs.
 #[derive(Debug, Default)]
 pub(crate) struct Timeline {
     pub(crate) threads: Vec<Thread>,
@@ -104,35 +104,35 @@ pub(crate) struct Timeline {
     runs: HashMap<u16, VecDeque<Run>>,
     pub(crate) holders: Vec<Holder>,
     holder_index: HashMap<(u32, u32), u32>,
-    /// Of each futex, the first threads that waited there.
+    /// The first threads that waited at each futex.
     futexes: HashMap<(u32, u64), [ThreadIndex; 2]>,
-    /// Whether anything was off the CPU at all: else the scheduler was not followed.
+    /// Whether any time off the CPU was recorded: else the scheduler was not.
     pub(crate) has_offs: bool,
 }
 
 const NO_THREAD: ThreadIndex = ThreadIndex::MAX;
 
 impl Timeline {
-    /// Starts with the threads the kernel told of.
+    /// Starts with the threads of the kernel's sums.
     pub(crate) fn new(sums: &[ThreadSums]) -> Self {
         let mut timeline = Self::default();
         for life in sums {
             let index = timeline.thread(life.pid, life.tid);
             let thread = &mut timeline.threads[index as usize];
             thread.watched = true;
-            // Of an id that was used again, the first birth and the last end.
+            // A reused id gets the first birth and the last end.
             thread.born = Some(thread.born.map_or(life.born_ns, |born| born.min(life.born_ns)));
             thread.ended = life.ended.then_some(life.at_ns);
         }
         for life in sums.iter().filter(|life| life.tid != life.pid) {
-            // Who made a thread is not told; its process's first thread is where to look.
+            // The creating thread is not recorded; take the process's first thread.
             let (index, main) = (timeline.thread(life.pid, life.tid), timeline.thread(life.pid, life.pid));
             timeline.threads[index as usize].creator = Some(main);
         }
         timeline
     }
 
-    /// The thread's position, new if need be.
+    /// The thread's position; adds it if it is new.
     pub(crate) fn thread(&mut self, pid: u32, tid: u32) -> ThreadIndex {
         if let Some(index) = self.index.get(&tid)
             && (self.threads[*index as usize].pid == pid || pid == 0)
@@ -151,14 +151,14 @@ impl Timeline {
         self.by_pid.get(&pid).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// A CUDA call. Returns its thread, and what is known of those it stands for.
+    /// A CUDA call. Returns its thread, and the calls it represents.
     pub(crate) fn call(&mut self, call: &Call, class: Class) -> (ThreadIndex, Others) {
         let index = self.thread(call.pid, call.tid);
         let thread = &mut self.threads[index as usize];
         thread.watched = true;
         let end = call.start_ns.saturating_add(call.duration_ns);
         let others = thread.between.take(call);
-        // One inside another, made from a callback, is part of that.
+        // A call inside another, made from a callback, is part of it.
         if thread.calls.back().is_none_or(|last| last.end <= call.start_ns) {
             let stack = call.stack.unwrap_or(0);
             let start = call.start_ns - others.before_ns;
@@ -214,8 +214,7 @@ impl Timeline {
         }
     }
 
-    /// Whether different threads wait at the same word: then it guards something, as opposed to a queue, where one
-    /// side waits for the other.
+    /// Whether different threads wait at the same futex: then it is a lock. At a queue one side waits for the other.
     pub(crate) fn is_lock(&self, pid: u32, object: u64) -> bool {
         self.futexes.get(&(pid, object)).is_some_and(|waiters| waiters[1] != NO_THREAD)
     }
@@ -230,7 +229,7 @@ impl Timeline {
             self.holders.push(Holder { pid: run.pid, tid: run.tid, name: String::new() });
             (self.holders.len() - 1) as u32
         });
-        // A shell becomes the program it runs: the last name is what people know it by.
+        // A shell becomes the program it runs: keep the last name.
         let known = &mut self.holders[holder as usize].name;
         if known.as_bytes() != name {
             *known = String::from_utf8_lossy(name).into_owned();
@@ -245,8 +244,7 @@ impl Timeline {
         self.threads[index as usize].moved.push_back((moved.start_ns, end, moved.cpu));
     }
 
-    /// Forgets what ended before a moment. Who had the CPU while a thread was ready is summed up before that, as far as
-    /// it lies in the span.
+    /// Drops what ended before a time. First sums up who had the CPU while a thread was ready within the range.
     pub(crate) fn forget(&mut self, before: u64, span: (u64, u64)) {
         for index in 0..self.threads.len() {
             self.sum_held(index, before, span);
@@ -259,7 +257,7 @@ impl Timeline {
             drop_while(&mut thread.memory, |span| span.1 < before);
             drop_while(&mut thread.moved, |wait| wait.1 < before);
         }
-        // A thread may have been ready for long: who had the CPU then is asked when that is over.
+        // A thread may be ready for long: who had the CPU is looked up when that ends.
         for runs in self.runs.values_mut() {
             drop_while(runs, |run| run.end.saturating_add(RUNS_KEPT_NS) < before);
         }
@@ -283,7 +281,7 @@ impl Timeline {
         self.threads[index].held = held;
     }
 
-    /// Who had the CPUs for which a ready thread waited from `a` to `b`; `None` for parts in which nobody did.
+    /// The tasks that had the CPUs for which a ready thread waited from `a` to `b`; `None` while the CPU was idle.
     pub(crate) fn holders(
         &self,
         thread: ThreadIndex,
@@ -312,7 +310,7 @@ impl Timeline {
             let first = runs.partition_point(|run| run.end <= a);
             for run in runs.iter().skip(first).take_while(|run| run.start < b) {
                 let holder = &self.holders[run.holder as usize];
-                // A thread does not wait for itself: that is a row stored a nanosecond late because of a tie.
+                // A thread does not wait for itself: this row was stored a nanosecond late because of a tie.
                 if holder.tid == self.threads[thread as usize].tid || run.end.min(b) <= at {
                     continue;
                 }
@@ -321,7 +319,7 @@ impl Timeline {
                 }
                 let start = run.start.max(at);
                 let end = run.end.min(b);
-                // Task 0 is "nobody": the CPU was idle and the thread on its way.
+                // Task 0 is the idle task: the thread was about to run.
                 each(start, end, (holder.pid != 0 || holder.tid != 0).then_some(run.holder));
                 at = end;
             }

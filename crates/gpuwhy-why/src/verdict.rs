@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The first thing people read: the verdict, what is well, and what the machine was like.
+//! The verdict, the checks that passed, and the machine.
 
 use crate::conclude::Ledgers;
 use crate::explain::{Counts, Explainer};
@@ -9,6 +9,7 @@ use crate::report::Report;
 use crate::scene::Scene;
 use crate::state::State;
 use crate::story::Story;
+use crate::words;
 use gpuwhy_model::sample::SystemSample;
 use gpuwhy_model::{Finding, LossCause, Severity, units};
 use std::collections::BTreeMap;
@@ -16,19 +17,25 @@ use std::collections::BTreeMap;
 /// Causes named in the verdict.
 const NAMED: usize = 3;
 
-/// Loss worth a word in the verdict, of all events.
+/// From this share of all events on, the verdict mentions lost events.
 const LOSS_TOLD: f64 = 0.01;
-/// With as much loss as this nobody can say that all is well.
+/// From this share on, the verdict does not say that all is well.
 const LOSS_TOO_MUCH: f64 = 0.1;
+/// A cause with less than this share of the time is not serious.
+const SERIOUS: f64 = 0.03;
+/// A lower bound of idle time below this share says nothing.
+const LEAST_IDLE: f64 = 0.01;
+/// A cause of at least this share of the idle time explains it.
+const MOSTLY: f64 = 0.9;
 
-/// How much of what happened has no row in the run file.
+/// How much is missing from the run file.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lost {
     events: u64,
     all: u64,
     /// The cause that lost most.
     why: &'static str,
-    /// Time in which launches were not watched, and all of it.
+    /// Time in which launches were not watched.
     unwatched_ns: u64,
     wall_ns: u64,
 }
@@ -58,104 +65,155 @@ impl Lost {
         self.events as f64 / (self.all as f64).max(1.0)
     }
 
-    /// Whether so much is missing that silence means nothing.
+    /// Whether so much is missing that finding nothing means nothing.
     pub(crate) fn is_too_much(self) -> bool {
         self.share() >= LOSS_TOO_MUCH
     }
 
-    /// What comes before a verdict that rests on what is left; nothing where hardly anything was lost.
+    /// The warning before a verdict that rests on incomplete data; empty where hardly anything was lost.
     fn sentence(self) -> String {
         if self.share() < LOSS_TOLD {
             return self.not_watched();
         }
         let (events, all, why) = (units::count(self.events), units::count(self.all), self.why);
-        format!("{events} of {all} events were lost because {why}; this is about the others only. ")
+        format!("{events} of {all} events were lost because {why}: the verdict rests on the remaining ones. ")
             + &self.not_watched()
     }
 
-    /// The same of time in which nobody looked: what was not seen may have happened.
+    /// The same for time in which launches were not watched.
     fn not_watched(self) -> String {
         if self.unwatched_ns < self.wall_ns / 2 || self.unwatched_ns == 0 {
             return String::new();
         }
         let (unwatched, wall) = (units::time(self.unwatched_ns), units::time(self.wall_ns));
-        format!("Launches were not watched for {unwatched} of {wall} (view unwatched): what happened then is unknown. ")
+        format!(
+            "Launches were not watched for {unwatched} of {wall} (view `unwatched`): what happened then is unknown. "
+        )
     }
 }
 
-/// The verdict: what was lost, what nvidia-smi would say, what is true, and why. It is about the steady state; the start is
-/// told apart.
+/// The verdict: what was lost, how long the GPU was idle and why, what nvidia-smi shows, how long startup took. All shares
+/// are of the steady state.
 pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], lost: Lost) -> String {
     let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
         return urgent(&report.findings) + &lost.sentence() + &no_work(report);
     };
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
-    let mut text = urgent(&report.findings) + &lost.sentence();
-    let start = steady_from.saturating_sub(report.from_ns);
+    let costly: Vec<&Finding> = serious.iter().copied().filter(|found| found.lost_ns > 0).take(NAMED).collect();
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
-    let of_job = if scene.has_neighbours { " of this job" } else { "" };
-    let idles = format!("the GPU had no work{of_job} at least {} of the time", units::percent(idle, 1.0));
-    let gpu = report.gpus.iter().filter(|gpu| gpu.launches > 0).find_map(|gpu| gpu.nvml_index);
-    let shows = gpu.and_then(|gpu| scene.rate_in_steady(gpu)).map(|rate| format!("nvidia-smi shows {rate:.0} %"));
-    let told = match shows {
-        Some(shows) if idle > 0.1 => format!("{shows}, but {idles}"),
-        Some(shows) => format!("{shows}; {idles}"),
-        None => idles,
-    };
-    let told = if start > report.wall_ns / 20 {
-        format!("The job started for {}. Since then {told}", units::time(start))
-    } else {
-        capital(&told)
-    };
-    text.push_str(&told);
-    text.push('.');
-    for found in serious.iter().filter(|found| found.lost_ns > 0).take(NAMED) {
-        let lost = units::percent(found.share, 1.0);
-        let about_pace = |story: &&Story| {
+    let mut causes: Vec<(f64, String)> = Vec::new();
+    let mut others: Vec<String> = Vec::new();
+    let mut idle_unknown = false;
+    for found in costly {
+        let matches = |story: &&Story| {
             (story.kind.name(), story.root.name()) == (found.kind.as_str(), found.root_cause.kind.as_str())
         };
-        let held_up = stories.iter().find(about_pace).is_some_and(Story::is_about_pace);
-        let of_it = if held_up { "of the time the launching thread was held up, " } else { "" };
-        text.push_str(&format!(" {lost} {of_it}because {}", sentence(&found.root_cause.detail)));
+        let share = units::percent(found.share, 1.0);
+        match stories.iter().find(matches) {
+            Some(story) if story.is_about_pace() => {
+                let clause = words::clause(story, scene);
+                let clause = match clause.strip_prefix("the training thread ") {
+                    Some(does) => format!("it {does}"),
+                    None => clause,
+                };
+                others.push(format!("The training thread was held up {share} of the time: {clause}."));
+                idle_unknown = idle < LEAST_IDLE;
+            }
+            Some(story) => causes.push((found.share, words::clause(story, scene))),
+            None => others.push(of_the_gpu(found)),
+        }
     }
     let lost_track = stories.iter().filter(|story| matches!(story.kind, Kind::Unresolved | Kind::ColdStart));
     let lost_track = scene.share(lost_track.map(|story| story.ns / scene.gpus).sum());
-    if lost_track >= 0.03 {
-        let share = units::percent(lost_track, 1.0);
-        text.push_str(&format!(" {share} could not be followed to a cause."));
+    let all_well = serious.is_empty() && lost_track < SERIOUS;
+    let mut sentences = Vec::new();
+    if all_well && !lost.is_too_much() {
+        sentences.extend(busy(report));
     }
-    match (serious.is_empty() && lost_track < 0.03, lost.is_too_much()) {
-        (true, true) => text.push_str(" Too much was lost to say whether anything held it up."),
-        (true, false) => text.push_str(&nothing_serious(report, idle)),
+    // A bound of nothing is not worth a sentence where another one says what is known.
+    if idle >= LEAST_IDLE || (others.is_empty() && sentences.is_empty()) {
+        sentences.push(idle_sentence(idle, &causes, scene));
+    }
+    sentences.append(&mut others);
+    sentences.extend(idle_unknown.then(|| "How long the GPU was idle is unknown without NVML.".to_owned()));
+    if lost_track >= SERIOUS {
+        sentences.push(format!("For {} of the time no cause was found.", units::percent(lost_track, 1.0)));
+    }
+    match (all_well, lost.is_too_much()) {
+        (true, true) => sentences.push("Too much was lost to say whether anything holds the GPU back.".to_owned()),
+        (true, false) => sentences.extend(nothing_serious(report, idle)),
         (false, _) => {}
     }
-    text
+    let gpu = report.gpus.iter().filter(|gpu| gpu.launches > 0).find_map(|gpu| gpu.nvml_index);
+    let rate = gpu.and_then(|gpu| scene.rate_in_steady(gpu));
+    sentences.extend(rate.map(|rate| format!("nvidia-smi shows {rate:.0} %.")));
+    let start = steady_from.saturating_sub(report.from_ns);
+    sentences.extend((start > report.wall_ns / 20).then(|| format!("Startup took {}.", units::time(start))));
+    urgent(&report.findings) + &lost.sentence() + &sentences.join(" ")
 }
 
-/// What ended the job or will, worst first: it is said before where the time went. Each sentence ends with a space.
+/// `The GPU was idle at least 61 % of the time: the data workers cannot keep up.` A cause gets its share where there are
+/// several, or where it explains only a part.
+fn idle_sentence(idle: f64, causes: &[(f64, String)], scene: &Scene<'_>) -> String {
+    let least = at_least(idle);
+    let idle_words = if scene.has_neighbours {
+        // The GPU may have been busy with the other job meanwhile.
+        format!("The GPU had no work from this job at least {least} of the time")
+    } else {
+        format!("The GPU was idle at least {least} of the time")
+    };
+    match causes {
+        [] => format!("{idle_words}."),
+        [(share, clause)] if *share >= idle * MOSTLY => format!("{idle_words}: {clause}."),
+        _ => {
+            let each = |(share, clause): &(f64, String)| format!("{} because {clause}", units::percent(*share, 1.0));
+            format!("{idle_words}: {}.", causes.iter().map(each).collect::<Vec<String>>().join(", "))
+        }
+    }
+}
+
+/// A lower bound in whole percent, rounded down: it must stay one.
+fn at_least(share: f64) -> String {
+    format!("{:.0} %", (share * 100.0 + 1e-6).floor())
+}
+
+/// A finding about the GPU itself: its clocks, or another process on it.
+fn of_the_gpu(found: &Finding) -> String {
+    let (share, name) = (units::percent(found.share, 1.0), found.root_cause.name.as_deref().unwrap_or_default());
+    if found.kind == Kind::GpuShared.name() {
+        format!("Another process, {name}, used the GPU up to {share} of the time while the job waited for it.")
+    } else if found.kind == Kind::GpuThrottled.name() {
+        format!("Lowered clocks of {name} cost {share} of the time.")
+    } else {
+        format!("{} ({share} of the time).", capital(&found.title))
+    }
+}
+
+/// What ended the job or will, worst first: it opens the verdict. Each sentence ends with a space.
 pub(crate) fn urgent(findings: &[Finding]) -> String {
     let critical = findings.iter().filter(|found| found.severity == Severity::Critical);
     critical.map(|found| format!("{} ", sentence(&capital(&found.title)))).collect()
 }
 
-/// What costs no time and is serious all the same. Each sentence begins with a space.
-pub(crate) fn besides(findings: &[Finding]) -> String {
+/// Serious findings that cost no time: they end the verdict. Each sentence begins with a space.
+pub(crate) fn serious_without_time(findings: &[Finding]) -> String {
     let serious = findings.iter().filter(|found| found.severity == Severity::High && found.lost_ns == 0);
     serious.map(|found| format!(" {}", sentence(&capital(&found.title)))).collect()
 }
 
-fn nothing_serious(report: &Report, idle: f64) -> String {
-    let bound = report.findings.iter().find(|found| found.kind == Kind::GpuBound.name());
-    let most = report.gpu_idle_max_ns.unwrap_or(report.wall_ns) as f64 / report.wall_ns.max(1) as f64;
-    match bound {
-        Some(bound) => format!(" Nothing holds it up: {}", sentence(&bound.root_cause.detail)),
-        None if most > idle + 0.25 => {
-            " No cause costs 3 % or more. Whether it worked in the rest cannot be told from the \
-             host's side: the job rarely waits for the GPU."
-                .to_owned()
-        }
-        None => " No cause costs 3 % or more.".to_owned(),
+/// The good news, where the GPU is known to be the limit.
+fn busy(report: &Report) -> Option<String> {
+    let bound = report.findings.iter().find(|found| found.kind == Kind::GpuBound.name())?;
+    Some(format!("Nothing is holding the GPU back: {}", sentence(&bound.root_cause.detail)))
+}
+
+fn nothing_serious(report: &Report, idle: f64) -> Option<String> {
+    if report.findings.iter().any(|found| found.kind == Kind::GpuBound.name()) {
+        return None;
     }
+    let most = report.gpu_idle_max_ns.unwrap_or(report.wall_ns) as f64 / report.wall_ns.max(1) as f64;
+    let unknown = " How busy the GPU was otherwise cannot be seen from the host: the job rarely waits for it.";
+    Some(format!("No cause costs 3 % or more.{}", if most > idle + 0.25 { unknown } else { "" }))
 }
 
 fn capital(text: &str) -> String {
@@ -174,13 +232,13 @@ fn sentence(text: &str) -> String {
 
 fn no_work(report: &Report) -> String {
     if report.processes.is_empty() {
-        "Nothing was traced in this span.".to_owned()
+        "Nothing was traced in this time range.".to_owned()
     } else {
-        "No GPU work was seen in this span: no kernel was launched by a traced process.".to_owned()
+        "No GPU work was seen: no traced process launched a kernel in this time range.".to_owned()
     }
 }
 
-/// What was checked and is well, with figures.
+/// Checks that passed, with figures: `locks: no time lost`.
 pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, counts: &Counts) -> Vec<String> {
     if scene.steady_ns == 0 {
         return Vec::new();
@@ -190,62 +248,65 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
     };
     let mut list = Vec::new();
     let mut well = |what: &str, kinds: &[Kind], more: String| {
-        let share = scene.share(lost(kinds));
-        if share < 0.01 {
-            list.push(format!("{what}: cost {} of the steady time{more}", units::percent(share, 1.0)));
+        let lost_ns = lost(kinds);
+        if scene.share(lost_ns) < 0.01 {
+            list.push(format!("{what}: {}{more}", if lost_ns == 0 { "no time lost" } else { "less than 1 % lost" }));
         }
     };
     let launcher =
         counts.launchers.iter().max_by_key(|(_, launches)| **launches).map(|(index, _)| scene.thread(*index));
     let ledger = launcher.and_then(|thread| ledgers.get(&(thread.pid, thread.tid)));
-    let ready = ledger.map_or(String::new(), |ledger| {
-        format!(" (the launching thread was ready without a CPU for {})", units::time(ledger.of(State::Ready)))
-    });
-    well("CPU", &[Kind::CpuContention, Kind::CpuThrottled], ready);
+    let ready = ledger.map_or(0, |ledger| ledger.of(State::Ready));
+    // A thread is always ready for some microseconds before it runs.
+    let ready = (scene.share(ready) >= 0.001)
+        .then(|| format!(" (the training thread was ready without a CPU for {})", units::time(ready)));
+    well("CPU", &[Kind::CpuContention, Kind::CpuThrottled], ready.unwrap_or_default());
     well("input", &[Kind::InputStarved, Kind::ProcessChurn], String::new());
     well("disk and network", &[Kind::DiskIo, Kind::NetworkIo], String::new());
     well("locks", &[Kind::LockContention], String::new());
-    let syncs = format!(" ({} waits for the GPU a second)", scene.per_second(scene.steady.syncs));
-    well("synchronisation", &[Kind::SyncBound], syncs);
-    well("copies", &[Kind::CopyBound], format!(" ({})", units::bytes(scene.steady.copy_bytes)));
-    let allocs = format!(" ({} calls, {})", units::count(scene.steady.allocs), units::time(scene.steady.alloc_ns));
-    well("device memory calls", &[Kind::AllocChurn], allocs);
+    let some = |n: u64, text: String| if n > 0 { format!(" ({text})") } else { String::new() };
+    let steady = scene.steady;
+    let syncs = some(steady.syncs, format!("{} waits for the GPU a second", scene.per_second(steady.syncs)));
+    well("synchronization", &[Kind::SyncBound], syncs);
+    well("copies", &[Kind::CopyBound], some(steady.copy_bytes, units::bytes(steady.copy_bytes)));
+    let allocs = format!("{} calls, {}", units::count(steady.allocs), units::time(steady.alloc_ns));
+    well("GPU memory calls", &[Kind::AllocChurn], some(steady.allocs, allocs));
     list
 }
 
-/// The machine's load, which is of all its programs together.
+/// The machine's load average, over all its programs.
 fn load(facts: &Facts) -> Option<String> {
     let loads: Vec<f64> = facts.system.iter().filter_map(|sample| sample.load1).collect();
     let most = loads.iter().copied().reduce(f64::max)?;
     let mean = loads.iter().sum::<f64>() / loads.len() as f64;
-    Some(format!("load of the last minute: {mean:.1} on average, {most:.1} at most"))
+    Some(format!("load average (1 min): mean {mean:.1}, peak {most:.1}"))
 }
 
-/// What was in swap, and what went to and fro.
+/// Swap in use, and bytes swapped in and out.
 fn swap(facts: &Facts) -> String {
     let Some(used) = facts.system.iter().filter_map(|sample| sample.swap_used).max() else { return String::new() };
     let sum = |of: fn(&SystemSample) -> Option<u64>| facts.system.iter().filter_map(of).fold(0, u64::saturating_add);
     let (brought_in, put_out) = (sum(|sample| sample.swap_in), sum(|sample| sample.swap_out));
     let moved = match (brought_in, put_out) {
         (0, 0) => String::new(),
-        (i, o) => format!(", {} brought in and {} put out", units::bytes(i), units::bytes(o)),
+        (i, o) => format!(", {} swapped in, {} swapped out", units::bytes(i), units::bytes(o)),
     };
     match (used, moved.is_empty()) {
-        (0, true) => "; no swap in use".to_owned(),
-        _ => format!("; swap: {} in use at most{moved}", units::bytes(used)),
+        (0, true) => "; no swap used".to_owned(),
+        _ => format!("; swap: peak {}{moved}", units::bytes(used)),
     }
 }
 
-/// The machine, and where the bounds come from.
+/// The machine, and the basis of shares and bounds.
 pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     let facts = scene.facts;
     let mut list = Vec::new();
     if scene.steady_ns > 0 {
         let (from, to) = scene.steady_span;
         let (length, from, to) = (units::time(to - from), units::time(from), units::time(to));
-        list.push(format!("shares are of the job's steady time: {length}, from {from} to {to}"));
+        list.push(format!("steady state: {length}, from {from} to {to}; all shares are of this time"));
     }
-    let idle = scene.idle_cores.map(|idle| format!(", {idle:.1} idle on average")).unwrap_or_default();
+    let idle = scene.idle_words().map(|idle| format!(", {idle} on average")).unwrap_or_default();
     if facts.cores > 0 {
         list.push(format!("{} cores{idle}", facts.cores));
     }
@@ -254,7 +315,7 @@ pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     let total = facts.system.iter().find_map(|sample| sample.memory_total);
     if let (Some(available), Some(total)) = (available, total) {
         let swap = swap(facts);
-        list.push(format!("memory: {} of {} were free at least{swap}", units::bytes(available), units::bytes(total)));
+        list.push(format!("memory: at least {} of {} free{swap}", units::bytes(available), units::bytes(total)));
     }
     for sample in facts.cgroups.iter().filter(|sample| sample.quota_ns.is_some()).take(1) {
         if let (Some(quota), Some(period)) = (sample.quota_ns, sample.period_ns.filter(|period| *period > 0)) {
@@ -267,7 +328,7 @@ pub(crate) fn context(scene: &Scene<'_>, explainer: &Explainer) -> Vec<String> {
     }
     let sampled = facts.gpu_seconds.len();
     if sampled == 0 {
-        list.push("no NVML: how busy the GPU was is told from the host's side alone".to_owned());
+        list.push("no NVML: GPU idle time is known only from the host's calls".to_owned());
     }
     list
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Following a wait to its cause. Over an interval, a thread's time is cut into pieces, and each piece ends in exactly
-//! one *leaf*: somebody who was running, waited for a CPU, or waited for something that is no thread. A blocked thread
-//! is explained by the thread that woke it, over the same time.
+//! Follows a wait to its cause. A thread's time in an interval is cut into pieces, and each piece ends in exactly one *leaf*:
+//! a thread that ran, was ready without a CPU, or waited for something other than a thread. A blocked thread is explained by
+//! the thread that woke it, over the same time.
 
 use crate::state::State;
 use crate::timeline::{Off, SAME_OBJECT, Span, Thread, ThreadIndex, Timeline};
@@ -9,42 +9,42 @@ use gpuwhy_model::{OpId, WokenBy};
 
 /// How many threads a chain may have.
 const DEEPEST: usize = 12;
-/// Making a process takes no longer than this, ns.
+/// Starting a process takes no longer than this, ns.
 const LONGEST_FORK_NS: u64 = 50_000_000;
-/// A timed wait that is begun again after at most this much running is the same wait.
+/// A timed wait that is resumed after at most this much running, ns, is the same wait.
 const SAME_WAIT_NS: u64 = 1_000_000;
-/// How many times a wait may be begun again while looking for its end.
+/// How often a wait may be resumed while its end is searched for.
 const RESUMED: usize = 64;
 
-/// What stood at the end of a chain.
+/// The end of a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Leaf {
     /// It was running its own code.
     Running,
-    /// It was running, on its way to having made a process.
+    /// It was running, starting a process.
     Forking,
     /// It was running inside a CUDA call.
     Cuda(OpId),
-    /// It was running, but in the kernel, making room in memory.
+    /// It was running in the kernel, freeing memory.
     Reclaiming,
-    /// It had no CPU: somebody else had it (or nobody, while it was on its way).
+    /// It was ready; the holder had the CPU (`None`: the CPU was idle and the thread about to run).
     Ready(Option<u32>),
     /// Its cgroup had no quota left.
     Throttled,
-    /// It waited for something that no thread of the job brought about.
+    /// It waited for something that no thread of the job caused.
     Blocked(State, WokenBy),
     /// It waited in a CUDA call.
     BlockedIn(OpId),
-    /// It had not begun, or was gone.
+    /// It had not started, or had ended.
     Absent,
 }
 
-/// How the launching thread's wait looked, where the chain began.
+/// The launching thread's wait at the beginning of the chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) state: State,
     pub(crate) gil: bool,
-    /// Whether it waited at a word where others wait, too.
+    /// Whether other threads wait at the same futex, too.
     pub(crate) lock: bool,
     pub(crate) stack: u64,
 }
@@ -56,9 +56,9 @@ pub(crate) struct Piece<'a> {
     pub(crate) leaf: Leaf,
     /// Whether it may be a wait for the GPU.
     pub(crate) for_gpu: bool,
-    /// Who the leaf is about.
+    /// The thread of the leaf.
     pub(crate) thread: ThreadIndex,
-    /// Where that thread was in its code, where known.
+    /// That thread's stack, where known.
     pub(crate) stack: u64,
     /// The launching thread's own wait; `None` if the leaf is that thread itself, not waiting for another.
     pub(crate) head: Option<Head>,
@@ -137,7 +137,7 @@ impl<'a> Walker<'a> {
         self.path.pop();
     }
 
-    /// Before a thread existed, its creator was on its way to making it.
+    /// Before a thread existed, its creator was busy creating it.
     fn before_birth(&mut self, creator: Option<ThreadIndex>, a: u64, b: u64) {
         match creator.filter(|creator| !self.path.contains(creator) && self.path.len() < DEEPEST) {
             Some(creator) => self.span(creator, a, b),
@@ -174,7 +174,7 @@ impl<'a> Walker<'a> {
         self.computing(thread, at, b);
     }
 
-    /// Its own code, cut at the processes it made: until one was made, that was its work.
+    /// Its own code, cut at the processes it started: until one was started, that was its work.
     fn computing(&mut self, thread: &Thread, a: u64, b: u64) {
         let mut at = a;
         let first = thread.forks.partition_point(|fork| *fork < a);
@@ -187,7 +187,7 @@ impl<'a> Walker<'a> {
         self.sampled(thread, at, b, Leaf::Running);
     }
 
-    /// With the line it was in, where that was looked at.
+    /// With the stack of the last CPU sample, where there is one.
     fn sampled(&mut self, thread: &Thread, a: u64, b: u64, leaf: Leaf) {
         if a >= b {
             return;
@@ -204,7 +204,7 @@ impl<'a> Walker<'a> {
         }
         let timeline = self.timeline;
         timeline.holders(index, off, a, b, &mut |from, to, holder| {
-            // Nobody had the CPU: the thread was on its way to it, which is the end of what it waited for.
+            // The CPU was idle: the thread was about to run, which ends what it waited for.
             let (leaf, call) = match holder {
                 None if off.woken > off.start => self.waiting(index, off),
                 holder => (Leaf::Ready(holder), None),
@@ -239,7 +239,7 @@ impl<'a> Walker<'a> {
         self.head = head;
     }
 
-    /// A wait that nobody is followed for, and the call it was in.
+    /// A wait that is not followed to another thread, and the call it was in.
     fn waiting(&self, index: ThreadIndex, off: &Off) -> (Leaf, Option<Span>) {
         let calls = &self.thread(index).calls;
         let before = calls.partition_point(|call| call.start <= off.start);
@@ -253,7 +253,7 @@ impl<'a> Walker<'a> {
         self.thread(next).pid != thread.pid
     }
 
-    /// The thread whose doing ended a wait.
+    /// The thread that ended a wait.
     fn waker(&self, index: ThreadIndex, i: usize, a: u64, b: u64) -> Option<ThreadIndex> {
         let thread = self.thread(index);
         let off = &thread.offs[i];
@@ -268,7 +268,7 @@ impl<'a> Walker<'a> {
         }
     }
 
-    /// A wait that timed out and was begun again at once: who ended it at last.
+    /// For a wait that timed out and was resumed at once: the thread that finally ended it.
     fn after_timeout(&self, thread: &Thread, i: usize) -> Option<ThreadIndex> {
         let first = &thread.offs[i];
         let mut last_end = first.end;
@@ -292,7 +292,7 @@ impl<'a> Walker<'a> {
         None
     }
 
-    /// Of the threads of the same process, the one that ran or could run longest: who holds the GIL does.
+    /// The thread of the same process that ran or was ready longest: the likely holder of the GIL.
     fn busiest_sibling(&self, index: ThreadIndex, a: u64, b: u64) -> Option<ThreadIndex> {
         let siblings = self.timeline.of_process(self.thread(index).pid);
         let active = |sibling: ThreadIndex| {

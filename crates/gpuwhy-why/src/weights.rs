@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rows that stand for others like them ([`gpuwhy_model::thin`]). Those took about as long as the row, and lie before it
-//! where the thread has no other row: there is never more of them than fits there.
+//! Rows that represent similar events ([`gpuwhy_model::thin`]). Those took about as long as the row and lie before it, where
+//! the thread has no other row: never more of them than fit there.
 
 use gpuwhy_model::thin::LONGEST_NS;
 use gpuwhy_model::{Call, OffCpu};
 
-/// A thread's time between the rows of its calls, as far as it is not known to be inside of calls that have none.
+/// A thread's time between the rows of its calls that is not yet attributed to represented calls.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Between {
     /// When the thread's last call ended.
@@ -13,14 +13,14 @@ pub(crate) struct Between {
     ns: u64,
 }
 
-/// What is known of the calls without a row that a row stands for.
+/// The calls that a row represents.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Others {
-    /// How long they took together, ns.
+    /// Their total duration, ns.
     pub(crate) ns: u64,
-    /// Of that, what can have been directly before the row.
+    /// The part that can lie directly before the row, ns.
     pub(crate) before_ns: u64,
-    /// When the first of them may have been made; the row's own start if there are none.
+    /// Earliest possible start of the first; the row's own start if there are none.
     pub(crate) first: u64,
 }
 
@@ -28,7 +28,7 @@ impl Between {
     /// Takes the thread's next call.
     pub(crate) fn take(&mut self, call: &Call) -> Others {
         let gap = call.start_ns.saturating_sub(self.until);
-        // Rows of several kinds follow each other at the end of a burst: the time before is for all of them.
+        // Rows of several kinds follow each other at the end of a burst and share the time before.
         self.ns = self.ns.saturating_add(gap).min(LONGEST_NS.max(gap));
         let ns = call.duration_ns.saturating_mul(call.calls() - 1).min(self.ns);
         self.ns -= ns;
@@ -39,8 +39,8 @@ impl Between {
     }
 }
 
-/// A time off the CPU with the others before it, as one: blocked first, then ready, each as much as they were together.
-/// `since` is when the thread's time off the CPU before ended.
+/// Merges a time off the CPU with the ones it represents: blocked first, then ready, each as long as all together.
+/// `since`: end of the thread's previous time off the CPU.
 pub(crate) fn stretched(off: &OffCpu, since: u64) -> OffCpu {
     let others = off.duration_ns.saturating_mul(off.times() - 1);
     let more = others.min(off.start_ns.saturating_sub(since));

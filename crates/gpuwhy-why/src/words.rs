@@ -1,116 +1,199 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A story in words: its title, its chain, its root cause and what it did to the job.
+//! A story in words: its title, its clause in the verdict, its chain and its root cause.
 
-use crate::holders::{Program, named, programs};
+use crate::holders::{Program, base, named, programs};
 use crate::kind::Kind;
 use crate::scene::Scene;
 use crate::state::State;
-use crate::story::{Part, Story, most};
+use crate::story::{ChainTotals, Story, most};
 use crate::timeline::ThreadIndex;
 use gpuwhy_model::{Link, RootCause};
 
-/// What takes less than this part of a story is left out of its sentence.
+/// Threads and states with less than one part in so many of a story are left out of its sentence.
 const LEAST_SAID: u64 = 20;
-const WORK: &str = "work on the CPU";
-const READY: &str = "could run, but have no CPU";
+/// A program's name that is longer does not go into a title.
+const TITLE_NAME: usize = 24;
 const HELD: &str = "SELECT holder_name, holder_pid, SUM(duration_ns) FROM cpu_held GROUP BY 1, 2 ORDER BY 3 DESC";
 
-/// What is known to have cost the time.
-pub(crate) fn what(story: &Story, scene: &Scene<'_>) -> &'static str {
-    match (story.is_about_pace(), scene.has_neighbours) {
-        (true, _) => "launching thread held up",
-        // Where another job uses the GPU, too, it may have been busy with that.
-        (false, true) => "GPU without work of this job",
-        (false, false) => "GPU idle",
+/// What feeds the launching thread with input.
+enum Feeder {
+    /// Data workers, or whatever fills the queue it reads from.
+    Data,
+    /// Another program, by name.
+    Program(String),
+    /// Not known: no other process was seen at the end of the chain.
+    Unknown,
+}
+
+impl Feeder {
+    fn of(story: &Story, scene: &Scene<'_>) -> Self {
+        let part = story.root_part();
+        let is_worker =
+            |name: &str| ["data_worker", "dataworker", "dataload", "data_load"].iter().any(|w| name.contains(w));
+        let pids = part.threads.keys().map(|index| scene.thread(*index).pid);
+        let named = pids.clone().any(|pid| is_worker(&scene.name(pid).to_lowercase()));
+        let queued = || story.all.head_stacks.ranked().first().is_some_and(|(stack, _)| scene.in_queue(*stack));
+        if named || queued() {
+            return Self::Data;
+        }
+        let ends = most(part.threads.iter().map(|(index, ns)| (*index, *ns))).map(|(index, _)| scene.thread(index).pid);
+        match ends.filter(|pid| !story.ranks.contains(pid)) {
+            Some(pid) => Self::Program(short_name(&scene.name(pid))),
+            None => Self::Unknown,
+        }
     }
 }
 
-/// What the GPU waited for, as a title says it.
-pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
-    let part = story.root_part();
-    let who = scene.all_of(&part.threads);
+/// A program's name, unless it is too long for a title.
+fn short_name(name: &str) -> String {
+    let name = base(name);
+    if name.chars().count() <= TITLE_NAME { name.to_owned() } else { "another process".to_owned() }
+}
+
+/// The finding in a few words, without its cost.
+pub(crate) fn title(story: &Story, scene: &Scene<'_>) -> String {
+    let title = match story.kind {
+        Kind::InputStarved if story.root == Kind::OutsideProcess => "Waiting for a process that was not traced",
+        Kind::InputStarved => match Feeder::of(story, scene) {
+            Feeder::Data => "Data loading is too slow",
+            Feeder::Program(name) => return format!("Waiting for {name}"),
+            Feeder::Unknown => "Waiting for input",
+        },
+        Kind::CpuContention => "The training thread waits for a CPU",
+        Kind::CpuThrottled => "The job's CPU quota is used up",
+        Kind::DiskIo => "The training thread waits for the disk",
+        Kind::NetworkIo => "The training thread waits for the network",
+        Kind::LockContention if is_gil(story) => "Waiting for the GIL",
+        Kind::LockContention => "Waiting for a lock",
+        Kind::HostMemoryPressure => "Host memory is short",
+        Kind::ProcessChurn => "Processes are started again and again",
+        Kind::SyncBound => "Too many synchronizations",
+        Kind::CopyBound => "Copies between host and device take too long",
+        Kind::LaunchBound => "Python and launch overhead keep the GPU waiting",
+        Kind::HostSleep => "The training thread sleeps",
+        Kind::AllocChurn => "GPU memory is allocated and freed too often",
+        kind => return kind.name().replace('_', " "),
+    };
+    title.to_owned()
+}
+
+/// The cause in the verdict, after a colon or "because": `the data workers cannot keep up`.
+pub(crate) fn clause(story: &Story, scene: &Scene<'_>) -> String {
     match story.kind {
         Kind::InputStarved if story.root == Kind::OutsideProcess => {
-            "waiting for a process that was not traced".to_owned()
+            "the job waits for a process that was not traced".to_owned()
         }
-        Kind::InputStarved => format!("waiting for {who}"),
-        Kind::CpuContention => format!("the launching thread had no CPU, {} had it", named(&programs(part, scene))),
-        Kind::CpuThrottled => "the job's CPU quota was used up".to_owned(),
-        Kind::DiskIo => "the launching thread waited for the disk".to_owned(),
-        Kind::NetworkIo => "the launching thread waited for the network".to_owned(),
-        Kind::LockContention if is_gil(story) => format!("Python's lock (GIL) was held by {who}"),
-        Kind::LockContention => format!("a lock was held by {who}"),
-        Kind::HostMemoryPressure => "the launching thread waited for memory".to_owned(),
-        Kind::ProcessChurn => "waiting for processes that are started again and again".to_owned(),
-        Kind::SyncBound => "the host waits for the GPU too often to be ahead of it".to_owned(),
-        Kind::CopyBound => format!("copying between host and device ({})", ops(&story.all)),
-        Kind::LaunchBound => "the launching thread was busy with its own work".to_owned(),
-        Kind::HostSleep => "the launching thread slept".to_owned(),
-        Kind::AllocChurn => format!("taking and freeing device memory ({})", ops(part)),
+        Kind::InputStarved => starved(story, scene),
+        Kind::CpuContention => {
+            let programs = programs(story.root_part(), scene);
+            let take = if programs.len() == 1 { "takes" } else { "take" };
+            format!("{} {take} the training thread's CPU", named(&programs))
+        }
+        Kind::CpuThrottled => "the job's CPU quota is used up".to_owned(),
+        Kind::DiskIo => "the training thread waits for the disk".to_owned(),
+        Kind::NetworkIo => "the training thread waits for the network".to_owned(),
+        Kind::LockContention if is_gil(story) => "another thread holds the GIL".to_owned(),
+        Kind::LockContention => "the training thread waits for a lock".to_owned(),
+        Kind::HostMemoryPressure => "host memory is short".to_owned(),
+        Kind::ProcessChurn => "processes are started again and again".to_owned(),
+        Kind::SyncBound => "the training thread waits for the GPU too often".to_owned(),
+        Kind::CopyBound => "copies between host and device take too long".to_owned(),
+        Kind::LaunchBound => "the training thread is busy with Python and launches".to_owned(),
+        Kind::HostSleep => "the training thread sleeps".to_owned(),
+        Kind::AllocChurn => "GPU memory is allocated and freed too often".to_owned(),
         kind => kind.name().replace('_', " "),
     }
 }
 
-/// Why, as a clause after "because", with figures. Every share is of the steady time.
-pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
+/// Who does not deliver the input, and what keeps them from it.
+fn starved(story: &Story, scene: &Scene<'_>) -> String {
+    let feeder = Feeder::of(story, scene);
+    let workers = scene.named_pids(&story.root_part().threads).difference(&story.ranks).count();
+    let (who, many) = match feeder {
+        Feeder::Data if workers > 1 => ("the data workers".to_owned(), true),
+        Feeder::Data if workers == 1 => ("the data worker".to_owned(), false),
+        Feeder::Data => ("data loading".to_owned(), false),
+        Feeder::Program(name) => (name, false),
+        Feeder::Unknown => return "the input does not arrive in time".to_owned(),
+    };
+    let verb = |one: &str, more: &str| if many { more.to_owned() } else { one.to_owned() };
+    let does = match story.root {
+        Kind::DiskIo => verb("waits for the disk", "wait for the disk"),
+        Kind::NetworkIo => verb("waits for the network", "wait for the network"),
+        Kind::HostSleep => verb("sleeps", "sleep"),
+        Kind::CpuContention => verb("does not get a CPU", "do not get a CPU"),
+        Kind::CpuThrottled => verb("has used up its CPU quota", "have used up their CPU quota"),
+        Kind::HostMemoryPressure => verb("waits for memory", "wait for memory"),
+        Kind::LockContention => verb("waits for a lock", "wait for a lock"),
+        _ => "cannot keep up".to_owned(),
+    };
+    format!("{who} {does}")
+}
+
+/// The root cause in one line, with figures. Every share is of the steady time.
+pub(crate) fn cause(story: &Story, scene: &Scene<'_>) -> String {
     let part = story.root_part();
     let at = blamed_line(story, scene).map(|line| format!(" ({line})")).unwrap_or_default();
     let who = scene.all_of(&part.threads);
     match story.kind {
         Kind::InputStarved if story.root == Kind::OutsideProcess => {
-            format!("{who} could not keep up: waiting for a process that was not traced")
+            format!("{who} waits for a process that was not traced")
         }
-        Kind::InputStarved => format!("{who} could not keep up: {}", doing(story, scene)),
+        Kind::InputStarved => format!("{who}: {}", doing(story, scene)),
         Kind::CpuContention => {
-            format!("the launching thread was ready but had no CPU: {} had it", named(&programs(part, scene)))
+            format!("{} had the CPU while the training thread was ready to run", named(&programs(part, scene)))
         }
-        Kind::CpuThrottled => "the job's cgroup had used up its CPU quota".to_owned(),
-        Kind::DiskIo => format!("the launching thread itself waited for the disk{at}"),
-        Kind::NetworkIo => format!("the launching thread itself waited for the network{at}"),
-        Kind::LockContention if is_gil(story) => {
-            format!("{who} held Python's lock (GIL): {}", doing(story, scene))
-        }
+        Kind::CpuThrottled => "the job's cgroup used up its CPU quota".to_owned(),
+        Kind::DiskIo => format!("the training thread itself waits for the disk{at}"),
+        Kind::NetworkIo => format!("the training thread itself waits for the network{at}"),
+        Kind::LockContention if is_gil(story) => format!("{who} holds the GIL: {}", doing(story, scene)),
         Kind::LockContention => {
-            format!("{who} held a lock that the launching thread needed: {}", doing(story, scene))
+            format!("{who} holds a lock that the training thread needs: {}", doing(story, scene))
         }
-        Kind::HostMemoryPressure => format!("memory was short: the launching thread waited for pages{at}"),
-        Kind::ProcessChurn => {
-            let count = scene.short_lived.len();
-            format!("processes were started and ended again and again ({count} short-lived ones){at}")
-        }
+        Kind::HostMemoryPressure => format!("host memory is short: the training thread waits for pages{at}"),
+        Kind::ProcessChurn => format!("{} short-lived processes{at}", scene.short_lived.len()),
         Kind::SyncBound => {
             let often = scene.per_second(scene.steady.syncs);
-            format!("the host waited for the GPU {often} times a second and launched only then{at}")
+            format!("{often} waits for the GPU a second{at}; the next launch comes only after each")
         }
-        Kind::CopyBound => format!("the launching thread was busy copying{at}"),
-        Kind::LaunchBound => format!("the launching thread was busy with its own work between launches{at}"),
-        Kind::HostSleep => format!("the launching thread slept{at}"),
-        Kind::AllocChurn => format!("the launching thread took and freed device memory in the loop{at}"),
+        Kind::CopyBound => format!("the training thread is busy copying{}{at}", inside(&story.all)),
+        Kind::LaunchBound => format!("the training thread is busy with its own work between launches{at}"),
+        Kind::HostSleep => format!("the training thread sleeps{at}"),
+        Kind::AllocChurn => {
+            format!("the training thread allocates and frees GPU memory in the loop{}{at}", inside(part))
+        }
         kind => kind.name().replace('_', " "),
     }
 }
 
-/// What those at the ends of the chains did: on a CPU, ready without one because of whom, or waiting for what. What was
-/// behind it all comes first. Ready is not busy: who is ready gets nothing done.
+/// ` in cudaMalloc, cudaFree`; nothing where no call is known.
+fn inside(part: &ChainTotals) -> String {
+    let ops = ops(part);
+    if ops.is_empty() { ops } else { format!(" in {ops}") }
+}
+
+/// What the threads at the ends of the chains did: running, ready without a CPU and because of whom, or waiting for what.
+/// The root cause comes first. Ready is kept apart from running: a ready thread gets nothing done.
 fn doing(story: &Story, scene: &Scene<'_>) -> String {
     let mut said: Vec<(bool, u64, String)> = Vec::new();
     let (running, ready) = (story.all.running_ns(), story.all.ready_ns());
     let computes = matches!(story.root, Kind::CpuBoundWorker | Kind::LockContention);
     let at = scene.line(&story.root_part().leaf_stacks).map(|line| format!(" ({line})")).unwrap_or_default();
     let ran = if computes { at.as_str() } else { "" };
-    said.push((computes, running, format!("running {}{ran}", scene.percent(running))));
-    let had = format!("ready without a CPU {}{}", scene.percent(ready), holders(story, scene));
-    said.push((story.root == Kind::CpuContention, ready, had));
+    said.push((computes, running, format!("running{ran}")));
+    said.push((story.root == Kind::CpuContention, ready, format!("ready without a CPU{}", holders(story, scene))));
     for (kind, part) in &story.parts {
         let waiting = part.ns.saturating_sub(part.running_ns()).saturating_sub(part.ready_ns());
         let here = if *kind == story.root { at.as_str() } else { "" };
-        let text = format!("{} {}{here}", waits(*kind), scene.percent(waiting));
-        said.push((*kind == story.root && !computes, waiting, text));
+        said.push((*kind == story.root && !computes, waiting, format!("{}{here}", waits(*kind))));
     }
     said.retain(|(first, ns, _)| *first || *ns > story.ns / LEAST_SAID);
     said.sort_by_key(|(first, ns, _)| (!*first, std::cmp::Reverse(*ns)));
-    let texts: Vec<String> = said.into_iter().filter(|(_, ns, _)| *ns > 0).map(|(.., text)| text).collect();
-    format!("{} of the time", texts.join(", "))
+    said.retain(|(_, ns, _)| *ns > 0);
+    let mut of = " of the time";
+    let each = |(_, ns, text): (bool, u64, String)| format!("{}{} {text}", scene.percent(ns), std::mem::take(&mut of));
+    let texts: Vec<String> = said.into_iter().map(each).collect();
+    if texts.is_empty() { "doing nothing that gpuwhy could follow".to_owned() } else { texts.join(", ") }
 }
 
 /// Who had the CPU meanwhile, each with its share.
@@ -125,7 +208,7 @@ fn holders(story: &Story, scene: &Scene<'_>) -> String {
     if texts.is_empty() { String::new() } else { format!(" ({})", texts.join(", ")) }
 }
 
-/// What a thread without work of its own did.
+/// What a thread did that neither ran nor was ready.
 fn waits(kind: Kind) -> &'static str {
     match kind {
         Kind::DiskIo => "waiting for the disk",
@@ -143,21 +226,21 @@ fn waits(kind: Kind) -> &'static str {
 /// The line to change.
 pub(crate) fn blamed_line(story: &Story, scene: &Scene<'_>) -> Option<String> {
     let part = story.root_part();
-    // Of waiting too often, the waits are to blame, not what is done between them.
-    let told = match story.kind {
+    // Too many waits: the waits are to blame, not the work between them.
+    let chosen = match story.kind {
         Kind::SyncBound => scene.line(&scene.steady.sync_stacks),
         Kind::AllocChurn => scene.line(&scene.steady.alloc_stacks),
         _ => None,
     };
-    told.or_else(|| scene.line(&part.leaf_stacks)).or_else(|| scene.line(&part.head_stacks))
+    chosen.or_else(|| scene.line(&part.leaf_stacks)).or_else(|| scene.line(&part.head_stacks))
 }
 
 pub(crate) fn is_gil(story: &Story) -> bool {
     story.all.gil_ns > story.ns / 2
 }
 
-/// The calls, costliest first.
-pub(crate) fn ops(part: &Part) -> String {
+/// The two costliest calls.
+pub(crate) fn ops(part: &ChainTotals) -> String {
     let mut ranked: Vec<(u64, &str)> =
         part.ops.iter().filter_map(|(op, ns)| op.get().map(|op| (*ns, op.name.as_str()))).collect();
     ranked.sort_by_key(|(ns, name)| (std::cmp::Reverse(*ns), *name));
@@ -165,7 +248,7 @@ pub(crate) fn ops(part: &Part) -> String {
     names.join(", ")
 }
 
-/// From the launching thread to the one at fault.
+/// The links from the launching thread to the cause.
 pub(crate) fn chain(story: &Story, scene: &Scene<'_>) -> Vec<Link> {
     let part = story.root_part();
     let mut links = vec![first_link(story, scene)];
@@ -183,8 +266,8 @@ pub(crate) fn chain(story: &Story, scene: &Scene<'_>) -> Vec<Link> {
     links
 }
 
-/// Those at the ends of the chains, each state that matters; what they were ready behind comes last.
-fn last_links(story: &Story, part: &Part, scene: &Scene<'_>) -> Vec<Link> {
+/// The threads at the ends of the chains, one link for each state that matters; the programs that had their CPU come last.
+fn last_links(story: &Story, part: &ChainTotals, scene: &Scene<'_>) -> Vec<Link> {
     let computes = matches!(story.root, Kind::CpuBoundWorker | Kind::LockContention);
     let (running, ready) = (story.all.running_ns(), story.all.ready_ns());
     let matters = |ns: u64| ns > story.ns / LEAST_SAID;
@@ -194,13 +277,13 @@ fn last_links(story: &Story, part: &Part, scene: &Scene<'_>) -> Vec<Link> {
         links.push(Link { ns: worked, ..last_link(story, part, scene) });
     } else if story.root == Kind::CpuContention && matters(running) {
         let state = State::RunningHost.words().to_owned();
-        links.push(Link { ns: running, what: WORK.into(), state, ..last_link(story, part, scene) });
+        links.push(Link { ns: running, what: works(part, scene).into(), state, ..last_link(story, part, scene) });
     } else if !computes && story.root != Kind::CpuContention {
         links.push(last_link(story, part, scene));
     }
     if matters(ready) || story.root == Kind::CpuContention {
         let state = State::Ready.words().to_owned();
-        let (what, line) = (READY.to_owned(), None);
+        let (what, line) = (waits_for_cpu(part, scene).to_owned(), None);
         let evidence = Some(HELD.to_owned());
         let ready = Link { ns: ready, what, state, line, evidence, ..last_link(story, part, scene) };
         let behind = std::iter::once(ready).chain(holder_links(&story.all, scene));
@@ -213,8 +296,8 @@ fn last_links(story: &Story, part: &Part, scene: &Scene<'_>) -> Vec<Link> {
     links
 }
 
-/// Who had the CPU, as links.
-fn holder_links(part: &Part, scene: &Scene<'_>) -> Vec<Link> {
+/// The programs that had the CPU, as links.
+fn holder_links(part: &ChainTotals, scene: &Scene<'_>) -> Vec<Link> {
     let link = |program: Program| Link {
         layer: "process".into(),
         who: program.words(),
@@ -234,19 +317,19 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
         (Kind::InputStarved, _) => "waits for the next batch".to_owned(),
         (Kind::ProcessChurn, _) => "waits for a process it started".to_owned(),
         (Kind::LockContention, _) => "waits for a lock".to_owned(),
-        (Kind::CpuContention, _) => "could run, but has no CPU".to_owned(),
-        (Kind::CpuThrottled, _) => "could run, but has no quota".to_owned(),
+        (Kind::CpuContention, _) => "is ready but has no CPU".to_owned(),
+        (Kind::CpuThrottled, _) => "is ready but has no CPU quota left".to_owned(),
         (Kind::DiskIo, _) => "waits for the disk".to_owned(),
         (Kind::NetworkIo, _) => "waits for the network".to_owned(),
         (Kind::HostMemoryPressure, _) => "waits for memory".to_owned(),
         (Kind::HostSleep, _) => "sleeps".to_owned(),
-        (Kind::SyncBound, _) => "prepares the next launch only after it waited".to_owned(),
+        (Kind::SyncBound, _) => "launches only after waiting for the GPU".to_owned(),
         (Kind::CopyBound, _) => format!("copies ({})", ops(&story.all)),
-        (Kind::AllocChurn, _) => format!("takes and frees device memory ({})", ops(&story.all)),
-        _ => "works between launches".to_owned(),
+        (Kind::AllocChurn, _) => format!("allocates and frees GPU memory ({})", ops(&story.all)),
+        _ => "is busy between launches".to_owned(),
     };
     let thread = scene.thread(story.launcher);
-    // What the thread waited for on the way to its own work is not the story.
+    // The state of a wait on the way to its own work says nothing about these kinds.
     let own = matches!(story.kind, Kind::LaunchBound | Kind::SyncBound | Kind::CopyBound | Kind::AllocChurn);
     let state = match head.filter(|_| !own) {
         Some((state, _)) => state.words(),
@@ -263,7 +346,7 @@ fn first_link(story: &Story, scene: &Scene<'_>) -> Link {
     }
 }
 
-/// SQL that shows a thread's time off the CPU, or its running.
+/// SQL that shows a thread's time off the CPU, or where its time went.
 fn thread_evidence(tid: u32, head: Option<State>) -> String {
     match head {
         Some(_) => format!(
@@ -272,6 +355,19 @@ fn thread_evidence(tid: u32, head: Option<State>) -> String {
         ),
         None => format!("SELECT state, op, ns FROM ledger WHERE tid = {tid} ORDER BY ns DESC"),
     }
+}
+
+/// Whether [`Scene::all_of`] names several processes: the verb follows it.
+fn is_many(part: &ChainTotals, scene: &Scene<'_>) -> bool {
+    scene.named_pids(&part.threads).len() > 1
+}
+
+fn works(part: &ChainTotals, scene: &Scene<'_>) -> &'static str {
+    if is_many(part, scene) { "work on the CPU" } else { "works on the CPU" }
+}
+
+fn waits_for_cpu(part: &ChainTotals, scene: &Scene<'_>) -> &'static str {
+    if is_many(part, scene) { "are ready but have no CPU" } else { "is ready but has no CPU" }
 }
 
 fn passes_on(index: ThreadIndex, scene: &Scene<'_>) -> Link {
@@ -289,17 +385,18 @@ fn passes_on(index: ThreadIndex, scene: &Scene<'_>) -> Link {
     }
 }
 
-fn last_link(story: &Story, part: &Part, scene: &Scene<'_>) -> Link {
+fn last_link(story: &Story, part: &ChainTotals, scene: &Scene<'_>) -> Link {
+    let of_many = |one, more| if is_many(part, scene) { more } else { one };
     let what = match story.root {
-        Kind::CpuBoundWorker | Kind::LockContention => WORK,
-        Kind::DiskIo => "wait for the disk",
-        Kind::NetworkIo => "wait for the network",
-        Kind::HostSleep => "sleep",
-        Kind::CpuContention => READY,
-        Kind::CpuThrottled => "could run, but have no quota",
-        Kind::HostMemoryPressure => "wait for memory",
-        Kind::ProcessChurn => "start, work shortly and end",
-        _ => "wait",
+        Kind::CpuBoundWorker | Kind::LockContention => works(part, scene),
+        Kind::DiskIo => of_many("waits for the disk", "wait for the disk"),
+        Kind::NetworkIo => of_many("waits for the network", "wait for the network"),
+        Kind::HostSleep => of_many("sleeps", "sleep"),
+        Kind::CpuContention => waits_for_cpu(part, scene),
+        Kind::CpuThrottled => of_many("has no CPU quota left", "have no CPU quota left"),
+        Kind::HostMemoryPressure => of_many("waits for memory", "wait for memory"),
+        Kind::ProcessChurn => "start, work briefly and end",
+        _ => of_many("waits", "wait"),
     };
     let state = most(part.doing.iter().map(|(doing, ns)| (*doing, *ns))).map_or("", |(doing, _)| doing.words());
     let tids: Vec<String> = part.threads.keys().map(|index| scene.thread(*index).tid.to_string()).collect();
@@ -315,14 +412,14 @@ fn last_link(story: &Story, part: &Part, scene: &Scene<'_>) -> Link {
     }
 }
 
-/// At most a few, in order.
+/// The first few, in order.
 fn sorted(mut ids: Vec<String>) -> String {
     ids.sort();
     ids.truncate(16);
     ids.join(", ")
 }
 
-/// What stood at the end.
+/// The cause at the end of the chain.
 pub(crate) fn root_cause(story: &Story, scene: &Scene<'_>) -> RootCause {
     let part = story.root_part();
     let ends = most(part.threads.iter().map(|(index, ns)| (*index, *ns)));
@@ -334,5 +431,5 @@ pub(crate) fn root_cause(story: &Story, scene: &Scene<'_>) -> RootCause {
     {
         (pid, name, line) = (program.first(), Some(program.name), None);
     }
-    RootCause { kind: story.root.name().to_owned(), pid, name, detail: because(story, scene), line }
+    RootCause { kind: story.root.name().to_owned(), pid, name, detail: cause(story, scene), line }
 }

@@ -91,7 +91,11 @@ fn nobody_is_blamed_for_more_than_there_was() {
         let job = Job::new(seed);
         let report = explain(&job, facts(&job));
         let lost = |idle: bool| -> u64 {
-            let found = report.findings.iter().filter(|finding| finding.title.starts_with("GPU idle") == idle);
+            // Startup, and hold-ups during which the GPU may have been busy, are not idle time of the steady state.
+            let is_idle = |finding: &&gpuwhy_model::Finding| {
+                finding.kind != "cold_start" && !finding.effect.iter().any(|effect| effect.contains("was held up"))
+            };
+            let found = report.findings.iter().filter(|finding| is_idle(finding) == idle);
             found.map(|finding| finding.lost_ns).sum()
         };
         let least = report.gpu_idle_min_ns.unwrap();

@@ -55,18 +55,20 @@ fn who_is_ready_is_not_busy_and_a_neighbour_is_named() {
     let report = squeezed(&[(999, "sh", 10 * MS), (201, "pt_data_worker", 7 * MS)]);
     let starved = found(&report, "input_starved");
     assert_eq!(starved.root_cause.kind, "cpu_bound_worker");
-    for text in [&report.verdict, &starved.root_cause.detail] {
-        assert!(text.contains("running 46 % (data.py:51)"), "{text}");
-        assert!(text.contains("ready without a CPU 34 % (sh 999 had it 20 %"), "{text}");
-        assert!(text.contains("the job's own pt_data_worker:1 201 had it 14 %"), "{text}");
+    let text = &starved.root_cause.detail;
+    assert!(text.contains("46 % of the time running (data.py:51)"), "{text}");
+    assert!(text.contains("34 % ready without a CPU (sh 999 had it 20 %"), "{text}");
+    assert!(text.contains("the job's own pt_data_worker:1 201 had it 14 %"), "{text}");
+    for text in [text, &report.verdict] {
         assert!(!text.contains("busy"), "{text}");
     }
     let links: Vec<(&str, u64)> = starved.chain.iter().map(|link| (link.who.as_str(), link.ns)).collect();
     let worker = "pt_data_worker:0 200";
     assert_eq!(links[1..4], [(worker, STEPS * 23 * MS), (worker, STEPS * 17 * MS), ("sh 999", STEPS * 10 * MS)]);
     let advice = texts(starved);
-    assert!(advice.contains("sh 999 takes the CPU of pt_data_worker:0 200"), "{advice}");
-    assert!(advice.contains("more workers do not help: all 2 cores are busy"), "{advice}");
+    assert!(advice.contains("stop sh 999, "), "{advice}");
+    assert!(advice.contains("it takes the CPU of pt_data_worker:0 200"), "{advice}");
+    assert!(advice.contains("more workers will not help: all 2 cores are busy"), "{advice}");
     assert!(!advice.contains("num_workers"), "{advice}");
     assert!(starved.fixes.iter().any(|fix| fix.saves_ns == STEPS * 10 * MS), "{:?}", starved.fixes);
 }
@@ -76,8 +78,8 @@ fn a_worker_that_only_computes_is_not_called_ready() {
     let report = squeezed(&[]);
     let starved = found(&report, "input_starved");
     let detail = &starved.root_cause.detail;
-    assert_eq!(detail, "pt_data_worker:0 200 could not keep up: running 80 % (data.py:51) of the time");
-    assert!(!texts(starved).contains("takes the CPU"), "{:?}", starved.fixes);
+    assert_eq!(detail, "pt_data_worker:0 200: 80 % of the time running (data.py:51)");
+    assert!(!texts(starved).contains("the CPU of"), "{:?}", starved.fixes);
 }
 
 #[test]
@@ -98,7 +100,8 @@ fn a_fix_saves_what_those_it_names_had() {
     let report = squeezed(&[(999, "sh", 9 * MS), (998, "cc1", 6 * MS), (997, "ld", 3 * MS)]);
     let starved = found(&report, "input_starved");
     let told = starved.fixes.iter().find(|fix| fix.text.contains("the CPU of")).unwrap();
-    assert!(told.text.starts_with("sh 999 and cc1 998 take the CPU of pt_data_worker:0 200"), "{}", told.text);
+    assert!(told.text.starts_with("stop sh 999 and cc1 998, "), "{}", told.text);
+    assert!(told.text.contains("they take the CPU of pt_data_worker:0 200"), "{}", told.text);
     assert!(told.text.contains("renice 19 -p 999 998"), "{}", told.text);
     assert_eq!(told.saves_ns / MS, 15 * STEPS, "{told:#?}");
 }
@@ -185,9 +188,9 @@ fn different_troubles_of_two_ranks_share_one_whole() {
     let of = |kind: &str| found(&report, kind).share;
     let (input, own) = (of("input_starved"), of("launch_bound"));
     assert!((input - 0.4).abs() < 0.01 && (own - 0.4).abs() < 0.01, "{input} {own}");
-    let title = &found(&report, "input_starved").title;
-    assert!(title.contains("(40 %, mean of 2 GPUs)"), "{title}");
-    assert!(report.verdict.contains("at least 80 % of the time. 40 % because"), "{}", report.verdict);
+    let effect = found(&report, "input_starved").effect.join(", ");
+    assert!(effect.contains("mean of 2 GPUs"), "{effect}");
+    assert!(report.verdict.contains("at least 80 % of the time: 40 % because"), "{}", report.verdict);
 }
 
 /// How the launching thread of a job without NVML goes on after it was held up.
@@ -233,12 +236,12 @@ fn a_lock_sets_the_pace_where_nobody_knows_how_busy_the_gpu_is() {
         let lock = found(&report, "lock_contention");
         assert_about(lock.lost_ns, seconds * 20 * 43 * MS);
         assert_eq!((lock.severity, lock.confidence), (Severity::High, Confidence::Medium));
-        assert!(lock.title.starts_with("launching thread held up"), "{}", lock.title);
-        assert!(lock.confidence_reason.contains("not known without NVML"), "{}", lock.confidence_reason);
-        let said = "86 % of the time the launching thread was held up, because";
+        assert!(lock.effect[0].contains("the training thread was held up"), "{:?}", lock.effect);
+        assert!(lock.confidence_reason.contains("unknown without NVML"), "{}", lock.confidence_reason);
+        let said = "The training thread was held up 86 % of the time: it waits for a lock.";
         assert!(report.verdict.contains(said), "{}", report.verdict);
         assert!(report.gpu_idle_min_ns < Some(SECOND), "the GPU may have worked all the time");
-        let holder = if working { "running 86 %" } else { "asleep 86 %" };
+        let holder = if working { "86 % of the time running" } else { "86 % of the time asleep" };
         assert!(lock.root_cause.detail.contains(holder), "{}", lock.root_cause.detail);
     }
 }
@@ -303,7 +306,8 @@ fn large_copies_of_pageable_memory_set_the_pace() {
         assert_about(copy.lost_ns, 200 * 48 * MS);
         assert_eq!(copy.severity, Severity::High, "{}", report.verdict);
         assert!(texts(copy).contains("pin_memory"), "{:?}", copy.fixes);
-        assert!(report.verdict.contains("busy copying"), "{}", report.verdict);
+        assert!(report.verdict.contains("copies between host and device"), "{}", report.verdict);
+        assert!(copy.root_cause.detail.contains("busy copying"), "{}", copy.root_cause.detail);
     }
 }
 

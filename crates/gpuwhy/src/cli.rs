@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use values::{address, duration, gigabytes, max_size, memory, moment, ring_size};
 
-/// Tells why a GPU job is slow, stalls or runs out of memory, without touching its code.
+/// Find out why a GPU job is slow, stalls or runs out of memory, without changing its code.
 #[derive(Debug, Parser)]
 #[command(
     version,
@@ -23,57 +23,64 @@ use values::{address, duration, gigabytes, max_size, memory, moment, ring_size};
     after_help = "\
 Examples:
   gpuwhy check                                   can this machine be traced?
-  sudo gpuwhy demo                               see it work, without a GPU
+  sudo gpuwhy demo                               try it without a GPU
   sudo gpuwhy trace -- python3 train.py          start a job and trace it
-  sudo gpuwhy trace --pid 4821 --duration 60s    look at a running one
+  sudo gpuwhy trace --pid 4821 --duration 60s    trace a running job for a minute
   gpuwhy explain                                 where did the time go, and why?
-  gpuwhy memory                                  what is GPU memory used for, and does it leak?
+  gpuwhy memory                                  what uses GPU memory, and does it leak?
   gpuwhy stacks --op cudaMalloc                  which lines made the calls?
   gpuwhy query \"SELECT op, COUNT(*) FROM events GROUP BY op\"
-  gpuwhy merge -o all.db node0.db node1.db       one run file of several
-  gpuwhy share gpuwhy.db                         a copy that can be given to others
+  gpuwhy merge -o all.db node0.db node1.db       combine run files
+  gpuwhy share gpuwhy.db                         make a copy to give to others
   gpuwhy mcp                                     let an AI assistant ask"
 )]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Print details that help to report a problem, such as the verifier's reason for refusing an eBPF program
+    /// Print details for a bug report, such as why the verifier refused an eBPF program
     #[arg(long, short, global = true)]
     pub(crate) verbose: bool,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Tell whether this machine can be traced, and what to do if not
+    /// Check whether this machine can be traced, and what to do if not
     Check(Check),
-    /// Record the CUDA calls of a job, and what the kernel knows of its threads, into a run file
+    /// Record a job's CUDA calls and the kernel's scheduling of its threads in a run file
     Trace(Trace),
-    /// Tell where the time went, and why
+    /// Show where the time went, and why
     Explain(Explain),
-    /// Tell what GPU memory was used for: peak, leaks, fragmentation, what is hidden, why it ran out
+    /// Show what used GPU memory: peak, leaks, fragmentation, hidden memory, why it ran out
     Memory(Memory),
-    /// Tell which lines of Python made the calls, waited or were running
+    /// Show which lines of Python made the calls, waited or used the CPU
     Stacks(Stacks),
-    /// Ask a run file with SQL
+    /// Query a run file with SQL
     Query(Query),
-    /// Make one run file of several: ranks, nodes
+    /// Combine the run files of several ranks or nodes into one
     Merge(Merge),
-    /// Make one closed file of what a killed gpuwhy left
+    /// Turn what a killed gpuwhy left behind into one complete file
     Repair(Repair),
-    /// Copy a run file without what others should not see: arguments, folders, names of users
+    /// Copy a run file without private details: arguments, folders, user names
     Share(Share),
-    /// Analyse what torch.profiler and torch.cuda.memory._snapshot wrote
+    /// Analyse files written by torch.profiler and torch.cuda.memory._snapshot
     Profile(Profile),
-    /// Let an AI assistant ask: an MCP server on standard input and output, or over HTTP
+    /// Let an AI assistant ask: an MCP server on stdin and stdout, or over HTTP
     Mcp(Mcp),
-    /// Trace and explain a small training job on a simulated GPU: needs root and Python, no GPU
+    /// Trace and explain a small training job on a simulated GPU (needs root and Python, no GPU)
     Demo(Demo),
-    /// Waits for a byte on a file descriptor, then becomes the traced command (internal)
+    /// Wait for a byte on a file descriptor, then run the traced command (internal)
     #[command(name = "__hold", hide = true)]
     Hold(Hold),
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Exits with 1 if something required is missing. Run it with sudo if you trace with sudo.
+
+Examples:
+  sudo gpuwhy check
+  gpuwhy check --json | jq '.[] | select(.status != \"ok\")'
+  gpuwhy check -v                                why did the kernel refuse a program?")]
 pub(crate) struct Check {
     /// Print JSON
     #[arg(long)]
@@ -82,8 +89,8 @@ pub(crate) struct Check {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With neither --pid nor a command, every process that uses CUDA is traced, also those started later.
-The command runs as the user who called sudo, and gpuwhy exits with its exit code (125: gpuwhy failed).
+With neither --pid nor a command, gpuwhy traces every process that uses CUDA, including those started later.
+The command runs as the user who called sudo; gpuwhy exits with its exit code, or 125 if gpuwhy itself fails.
 
 Examples:
   sudo gpuwhy trace -- python3 train.py --epochs 1
@@ -94,85 +101,92 @@ Examples:
       --on-alert 'logger \"$GPUWHY_ALERT_TEXT\"' -- python3 train.py
   sudo gpuwhy trace --db night.db --json > progress.jsonl")]
 pub(crate) struct Trace {
-    /// Trace this process and its children (may be given several times)
+    /// Trace this process and its children (repeatable)
     #[arg(long, value_name = "PID", conflicts_with = "cmd")]
     pub(crate) pid: Vec<u32>,
     /// Stop after this long: 500ms, 60s, 5m, 2h
     #[arg(long, value_parser = duration)]
     pub(crate) duration: Option<Duration>,
-    /// The run file; one that exists is renamed, never overwritten
+    /// The run file to write; an existing one is renamed, never overwritten
     #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
     pub(crate) db: PathBuf,
-    /// The most the run file may take: 500MB, 2GB, 1GiB, none. As it fills, bursts of fast calls become rows that stand for
-    /// several (the column weight); slow calls and sums are kept
+    /// Maximum size of the run file: 500MB, 2GB, 1GiB or none
+    ///
+    /// As the file fills, bursts of fast calls are stored as rows that represent several calls (the column weight).
+    /// Slow calls and sums are kept.
     #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = max_size)]
     pub(crate) max_size: MaxSize,
-    /// Which calls to keep: those the program made, or also those CUDA's libraries made inside them
+    /// Which calls to keep: only the program's own, or also those CUDA's libraries make inside them
     #[arg(long, value_enum, default_value = "outer")]
     pub(crate) layers: Layers,
-    /// What to record of the host besides CUDA calls
+    /// What else to record on the host, beyond CUDA calls
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PART,…", default_values_t = HostPart::ALL)]
     pub(crate) host: Vec<HostPart>,
     /// Record CUDA calls only
     #[arg(long, conflicts_with = "host")]
     pub(crate) no_host: bool,
-    /// Leave out Python stacks
+    /// Do not record Python stacks
     #[arg(long)]
     pub(crate) no_stack: bool,
-    /// What tracing may cost the job: 2%, 0.5%, none. Beyond it bursts of launches are counted instead of followed, then the
-    /// hottest functions are let go, and that is said
+    /// How much tracing may slow the job down: 2%, 0.5% or none
+    ///
+    /// To stay within it, gpuwhy first counts bursts of launches instead of recording each, then removes probes from
+    /// the busiest functions, and says so.
     #[arg(long, value_name = "PART", default_value = "2%", overrides_with = "budget")]
     pub(crate) budget: Budget,
-    /// Raise an alert (may be given several times): memory>85% or memory>10GB of a GPU in use, growth>500MB/s over five
-    /// seconds, leak, oom. It takes the place of those of its kind that hold by themselves, which are memory>85%,
-    /// memory>95%, leak and oom; none turns these off
+    /// Raise an alert (repeatable): memory>85%, memory>10GB, growth>500MB/s, leak, oom or none
+    ///
+    /// memory is what is in use on one GPU, growth is measured over five seconds. The defaults are memory>85%,
+    /// memory>95%, leak and oom. A rule replaces the default rules of its kind; none turns the defaults off.
     #[arg(long, value_name = "RULE")]
     pub(crate) alert: Vec<Choice>,
-    /// Run this shell command for each alert, with GPUWHY_ALERT_TEXT, _KIND, _LEVEL, _RULE, _PID, _DEVICE, _GPU, _VALUE,
-    /// _THRESHOLD and _RUN in its environment; as the user who called sudo, one at a time, for 30 s at most
+    /// Run this shell command for each alert
+    ///
+    /// Its environment has GPUWHY_ALERT_TEXT, _KIND, _LEVEL, _RULE, _PID, _DEVICE, _GPU, _VALUE, _THRESHOLD and _RUN.
+    /// Commands run as the user who called sudo, one at a time, for at most 30 s each.
     #[arg(long, value_name = "CMD")]
     pub(crate) on_alert: Option<std::ffi::OsString>,
-    /// Print JSON lines to stdout, one a second, one for each alert, and a summary (the command's stdout then goes to stderr)
+    /// Print JSON lines: one per second, one per alert, and a summary (the command's stdout goes to stderr)
     #[arg(long)]
     pub(crate) json: bool,
-    /// Print nothing but errors, alerts and the summary
+    /// Print only errors, alerts and the summary
     #[arg(long, short)]
     pub(crate) quiet: bool,
-    /// How to attach probes; by default the cheapest way this kernel has
+    /// How to attach probes; the default is the cheapest way this kernel supports
     #[arg(long, value_enum, hide = true)]
     pub(crate) probes: Option<Probes>,
-    /// Look up in /proc which library made a call, as on kernels that cannot tell
+    /// Look up in /proc which library made a call, as on kernels whose eBPF cannot
     #[arg(long, hide = true)]
     pub(crate) callers_from_proc: bool,
-    /// Size of the buffer between kernel and gpuwhy, KiB, a power of two
+    /// Size of the ring buffer between kernel and gpuwhy in KiB, a power of two
     #[arg(long, default_value_t = 16 * 1024, hide = true, value_parser = ring_size)]
     pub(crate) ring_kib: u32,
-    /// The command to trace and its arguments; `--` before it may be left out
+    /// The command to trace, with its arguments (the `--` before it is optional)
     #[arg(trailing_var_arg = true, value_name = "CMD")]
     pub(crate) cmd: Vec<std::ffi::OsString>,
 }
 
-/// How large a run file may become, bytes; `None` for any size.
+/// Maximum size in bytes; `None`: unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MaxSize(pub(crate) Option<u64>);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Layers {
-    /// The program's own calls
+    /// Only the program's own calls
     Outer,
-    /// Also calls inside them, in the view inner_events
+    /// Also the calls inside them, in the view inner_events
     All,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum HostPart {
-    /// What every thread does: running, ready, blocked on what, woken by whom, who had the CPU
+    /// What each thread did: running, ready, blocked on what, woken by whom, who had the CPU
     Sched,
-    /// Page faults that need the disk, reclaim, page allocations, waits for the address space's lock
+    /// Page faults that read the disk, reclaim, page allocations, waits for the address-space lock
     Memory,
     /// Disk requests and TCP retransmits
     Io,
-    /// Every second: CPU, memory, pressure, cgroups, GPUs
+    /// Once a second: CPU, memory, pressure, cgroups, GPUs
     Samples,
 }
 
@@ -189,47 +203,48 @@ pub(crate) enum Probes {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-An event belongs to the time at which it began. The JSON is described in docs/stacks-json.md.
+A time range selects the events that started in it. docs/stacks-json.md describes the JSON.
 
 Examples:
   gpuwhy stacks --op cudaMalloc                        which lines allocate?
-  gpuwhy stacks --op sched_switch --by line            where do threads wait, and what for?
+  gpuwhy stacks --op sched_switch --by line            where do threads wait, and for what?
   gpuwhy stacks --op cpu_sample --by library           which package uses the CPU?
   gpuwhy stacks --op cudaMemcpyAsync --sort bytes --since 30s
   gpuwhy stacks --json | jq '.groups[0].frames'")]
 pub(crate) struct Stacks {
     #[command(flatten)]
     pub(crate) of: Of,
-    /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running); default: all of CUDA
+    /// Only this op: cudaMalloc, cudaStreamSynchronize, sched_switch (waits), cpu_sample (running) [default: all CUDA
+    /// ops]
     #[arg(long, value_name = "OP")]
     pub(crate) op: Option<String>,
-    /// What to put together
+    /// How to group
     #[arg(long, value_enum, default_value = "stack")]
     pub(crate) by: StacksBy,
-    /// Which figure comes first, largest on top
+    /// Sort by this figure, largest first
     #[arg(long, value_enum, default_value = "total")]
     pub(crate) sort: StacksSort,
-    /// How many to show
+    /// Show this many groups
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
-    /// Show all frames of long stacks
+    /// Show every frame of long stacks
     #[arg(long)]
     pub(crate) full: bool,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,
-    /// Give up after this long
+    /// Give up after this time
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StacksBy {
-    /// Whole stacks, one process each
+    /// Whole stacks, per process
     Stack,
-    /// Lines of your code; where there is none, of a package
+    /// Lines of your code; without one, lines of a package
     Line,
-    /// The functions they are in
+    /// Functions
     Function,
     /// Packages, your code, Python itself
     Library,
@@ -237,11 +252,11 @@ pub(crate) enum StacksBy {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum StacksSort {
-    /// Time in all
+    /// Total time
     Total,
-    /// How many
+    /// Number of calls
     Calls,
-    /// The longest
+    /// The longest call
     Max,
     /// Bytes
     Bytes,
@@ -249,10 +264,10 @@ pub(crate) enum StacksSort {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-The verdict first, then each finding, worst first: who waited for whom, what it cost, what to do; then what is well.
-Several jobs in one run are listed, worst first; --pid shows the job of a process.
-Explaining a whole run that has ended stores its findings in it (the view causal_chains).
-Exits with 3 if --fail-on finds something. The JSON is described in docs/explain-json.md.
+Prints the verdict, then the findings that cost most: what each costs, who waited for whom, and what to do.
+If the run has several jobs, they are listed worst first; --pid shows the job of one process.
+Explaining a whole run that has ended stores its findings in the file (view causal_chains).
+Exits with 3 if --fail-on finds something. docs/explain-json.md describes the JSON.
 
 Examples:
   gpuwhy explain
@@ -262,10 +277,13 @@ Examples:
 pub(crate) struct Explain {
     #[command(flatten)]
     pub(crate) of: Of,
-    /// Also show each process's calls: how many, how long, bytes allocated and freed
+    /// Show everything: all findings with chains and fixes, passed checks, machine, GPUs, threads
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Also show the calls of each process: count, time, bytes allocated and freed
     #[arg(long)]
     pub(crate) per_process: bool,
-    /// Exit with 3 if a finding is as bad as this, or worse
+    /// Exit with 3 if a finding has this severity or worse
     #[arg(long, value_enum, value_name = "SEVERITY")]
     pub(crate) fail_on: Option<FailOn>,
     /// Print JSON
@@ -275,56 +293,63 @@ pub(crate) struct Explain {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a section: the verdict, what was found, and all sections, the most important first.
-Leaks are lines whose allocations stay from step to step; caches that fill, warm-up and what is given back are none.
-The JSON has everything and is described in docs/memory-json.md. A bundle is a folder with every
-allocation and free (JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows
-who held memory when), figures, alerts and a manifest, see docs/memory-bundle.md; its events.json
-gives the same answers as the run file.
+Without a section option, prints the verdict and the findings that matter most; --full adds all sections.
+A leak is a line whose allocations stay alive step after step. A cache that fills up, warm-up, and memory
+that is freed later are not leaks.
+--json has everything (docs/memory-json.md). --bundle writes a folder with every allocation and free
+(JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows who held memory when),
+figures, alerts and a manifest (docs/memory-bundle.md). Its events.json gives the same answers as the
+run file.
 
 Examples:
   gpuwhy memory
   gpuwhy memory --leaks                                which lines keep what they allocate?
-  gpuwhy memory --at-peak --pid 3821                   who held memory when most was in use?
+  gpuwhy memory --at-peak --pid 3821                   who held memory at the peak?
   gpuwhy memory --oom                                  why did it run out?
-  gpuwhy memory --live                                 while it runs: what grows, when is it full?
-  gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and at which line?
+  gpuwhy memory --live                                 during a run: what grows, when is it full?
+  gpuwhy memory --compare healthy.db leaky.db fixed.db what changed, and on which line?
   gpuwhy memory --since 120s --json | jq .leaks
-  gpuwhy memory --bundle out/                          everything as files, to keep or hand on
-  gpuwhy memory out/ --leaks                           and read back from them")]
+  gpuwhy memory --bundle out/                          everything as files, to keep or pass on
+  gpuwhy memory out/ --leaks                           read the bundle back")]
 pub(crate) struct Memory {
     #[command(flatten)]
     pub(crate) of: Of,
-    /// Lines that keep what they allocate, and those that only look like it
+    /// Show everything: all findings with chains and fixes, and all sections
+    #[arg(long)]
+    pub(crate) full: bool,
+    /// Show lines that leak, and lines that only look like it
     #[arg(long)]
     pub(crate) leaks: bool,
-    /// What was in use when most was, by line
+    /// Show what was in use at the peak, by line
     #[arg(long)]
     pub(crate) at_peak: bool,
-    /// Memory reserved and not used, and what goes back and forth between PyTorch and the driver
+    /// Show memory reserved but not used, and what PyTorch keeps taking from the driver and returning
     #[arg(long)]
     pub(crate) fragmentation: bool,
-    /// What the device uses beyond what PyTorch reserved
+    /// Show what the device uses beyond what PyTorch reserved
     #[arg(long)]
     pub(crate) gap: bool,
-    /// Every time memory ran out: what was asked, what was in use
+    /// Show each time memory ran out: what was requested, what was in use
     #[arg(long)]
     pub(crate) oom: bool,
-    /// Write everything into this folder, which is new, empty or an earlier bundle, and print what was written
+    /// Write everything into this folder (new, empty or an earlier bundle) and list the files written
     #[arg(
         long,
         value_name = "FOLDER",
         conflicts_with_all = ["json", "leaks", "at_peak", "fragmentation", "gap", "oom", "live", "compare"]
     )]
     pub(crate) bundle: Option<PathBuf>,
-    /// Show a run that is being recorded, every second: in use, reserved, what grows at which line, time until memory is full.
-    /// Waits for one to begin, and ends with it, or by q or Ctrl-C
+    /// Watch a run while it is recorded; q or Ctrl-C quits
+    ///
+    /// Once a second: in use, reserved, which lines grow, time until memory is full. Waits for a recording to start and
+    /// ends with it.
     #[arg(
         long,
         conflicts_with_all = ["leaks", "at_peak", "fragmentation", "gap", "oom", "from", "to", "since", "compare"]
     )]
     pub(crate) live: bool,
-    /// Compare runs, the first being what the others are held against: peaks, growth, memory by line. Of --pid each has its own
+    /// Compare runs with the first one: peaks, growth, memory by line. With --pid, name at least one process of each
+    /// run
     #[arg(
         long,
         value_name = "RUN",
@@ -338,7 +363,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// The file that is asked about; of a bundle, its events.
+    /// The run file to read; for a bundle, its events.
     pub(crate) fn run(&self) -> PathBuf {
         let named = self.of.run.path();
         let events = named.join(EVENTS);
@@ -346,58 +371,56 @@ impl Memory {
     }
 }
 
-/// Of a bundle, the file with everything in it.
+/// The file in a bundle that holds every event.
 const EVENTS: &str = "events.json";
 
-/// Which run: as an argument, or with --db.
+/// The run file, as an argument or with --db.
 #[derive(Debug, Args)]
 pub(crate) struct RunFile {
-    /// The run file; for `memory` also a bundle's folder, or its events.json [default: gpuwhy.db]
+    /// The run file (`memory` also takes a bundle's folder or its events.json) [default: gpuwhy.db]
     #[arg(value_name = "FILE", conflicts_with = "db")]
     file: Option<PathBuf>,
-    /// The run file, as an option
+    /// The same, as an option
     #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
     db: PathBuf,
 }
 
 impl RunFile {
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         self.file.as_deref().unwrap_or(&self.db)
     }
 }
 
-/// What of which run.
+/// The run file, and which processes and time range to read.
 #[derive(Debug, Args)]
 pub(crate) struct Of {
     #[command(flatten)]
     pub(crate) run: RunFile,
-    /// Only these processes (may be given several times); explain takes their whole jobs
+    /// Only this process (repeatable); explain shows its whole job
     #[arg(long, value_name = "PID")]
     pid: Vec<u32>,
-    /// From this moment on, counted from the run's beginning: 90s, 2m
+    /// From this time on, counted from the start of the run: 90s, 2m
     #[arg(long, value_name = "TIME", value_parser = moment)]
     from: Option<Duration>,
-    /// Up to this moment
+    /// Up to this time, counted from the start of the run
     #[arg(long, value_name = "TIME", value_parser = duration)]
     to: Option<Duration>,
-    /// Only the last part of the run, so long
+    /// Only the last TIME of the run
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with_all = ["from", "to"])]
     since: Option<Duration>,
 }
 
 impl Of {
-    /// The processes asked for; none for all.
+    /// The requested processes; empty: all.
     pub(crate) fn pids(&self) -> &[u32] {
         &self.pid
     }
 
-    /// The part of the run.
     pub(crate) fn part(&self) -> Part {
         Part { from: self.from, to: self.to, since: self.since, pids: self.pid.clone() }
     }
 
-    /// Whether a part of the run's time is asked about.
+    /// Whether a time range was requested.
     pub(crate) fn has_times(&self) -> bool {
         self.from.is_some() || self.to.is_some() || self.since.is_some()
     }
@@ -405,21 +428,21 @@ impl Of {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FailOn {
-    /// Anything that cost time
+    /// 1 % of the time or more
     Low,
     /// 3 % of the time or more
     Medium,
     /// 10 % of the time or more
     High,
-    /// The job ended by it
+    /// It ended the job, or will
     Critical,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read-only: SQLite itself refuses to write. The views are described in docs/run-file.md, ready
-queries are in docs/sql.md. Beside SQLite's functions there are p50, p95, p99, quantile, human_time
-and human_bytes; --schema lists them with the views.
+Read-only: SQLite itself refuses to write. docs/run-file.md describes the views, docs/sql.md has
+ready-made queries. In addition to SQLite's functions there are p50, p95, p99, quantile, human_time
+and human_bytes. --schema lists all views and functions.
 
 Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
@@ -437,13 +460,13 @@ pub(crate) struct Query {
     /// Print comma-separated values
     #[arg(long)]
     pub(crate) csv: bool,
-    /// Stop after so many rows [default: 1,000 for a table on a terminal, else all]
+    /// Stop after this many rows [default: 1,000 for a table on a terminal, otherwise all]
     #[arg(long, value_name = "N")]
     pub(crate) rows: Option<u64>,
-    /// Give up after this long; waiting for whoever reads the output does not count
+    /// Give up after this time, not counting time spent waiting for the output to be read
     #[arg(long, value_parser = duration, default_value = "30s")]
     pub(crate) timeout: Duration,
-    /// The most memory it may take: 500MB, 4GB. What it sorts is kept in memory, never on a disk
+    /// Maximum memory for the query: 500MB, 4GB. Sorting uses memory, never the disk
     #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = memory)]
     pub(crate) memory: MaxSize,
     /// List the views with their columns, and the functions
@@ -456,8 +479,8 @@ pub(crate) struct Query {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A folder stands for the profiler traces (.json, .json.gz) and memory snapshots (.pickle) in it.
-Nothing in a pickle is executed. The JSON is described in docs/profile-json.md.
+In a folder, gpuwhy reads all profiler traces (.json, .json.gz) and memory snapshots (.pickle).
+It never executes anything in a pickle. docs/profile-json.md describes the JSON.
 
 Examples:
   gpuwhy profile outputs/run/
@@ -465,28 +488,31 @@ Examples:
   gpuwhy profile snapshot.pickle --gpu-gb 80
   gpuwhy profile run/ --json | jq .trace.devices")]
 pub(crate) struct Profile {
+    /// Show everything: all findings with chains and fixes, and all tables
+    #[arg(long)]
+    pub(crate) full: bool,
     /// Folders or files
     #[arg(required = true, value_name = "PATH")]
     pub(crate) paths: Vec<PathBuf>,
-    /// Let findings and rankings cover warm-up steps, too
+    /// Include warm-up steps in findings and rankings
     #[arg(long)]
     pub(crate) include_warmup: bool,
-    /// Only memory snapshots
+    /// Read only memory snapshots
     #[arg(long, conflicts_with = "trace_only")]
     pub(crate) memory_only: bool,
-    /// Only profiler traces
+    /// Read only profiler traces
     #[arg(long)]
     pub(crate) trace_only: bool,
-    /// Leave out CPU ops and Python functions: quicker, and idle time is not traced back to lines
+    /// Skip CPU ops and Python functions: faster, but idle time is not attributed to lines
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Memory of the GPU as its box says it (80 is 80 GiB), to tell how much room is left; a trace tells it, too
+    /// The GPU's advertised memory (80 means 80 GiB), to show how much is left; a trace has it already
     #[arg(long, value_name = "GB", value_parser = gigabytes)]
     pub(crate) gpu_gb: Option<f64>,
     /// Only this device
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..1024))]
     pub(crate) device: Option<u32>,
-    /// Kernel categories to use instead of the built-in ones (TOML)
+    /// Kernel categories that replace the built-in ones (TOML)
     #[arg(long, value_name = "FILE")]
     pub(crate) rules: Option<PathBuf>,
     /// Print JSON
@@ -496,82 +522,90 @@ pub(crate) struct Profile {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads run files, profiler traces and memory snapshots in the folders given; writes nothing. (To choose
-the fix for a leak it looks at the line of a .py file that a stack names, and shows nothing of it.)
-:PORT listens on this machine alone. Clients send a token as `Authorization: Bearer TOKEN`: that in
-GPUWHY_TOKEN or --token-file, else one is made and printed. The server is at /mcp.
-docs/mcp.md has the tools and how to set up assistants.
+Reads run files, profiler traces and memory snapshots in the given folders, and writes nothing. (To
+choose the fix for a leak it reads the line of a .py file that a stack names, but never shows it.)
+With --http, :PORT listens on this machine only, and clients must send `Authorization: Bearer TOKEN`.
+The token comes from GPUWHY_TOKEN or --token-file; without either, gpuwhy makes one and prints it. The
+server is at /mcp. docs/mcp.md describes the tools and how to set up assistants.
 
 Examples:
-  gpuwhy mcp                                        for an assistant to start: the newest run here
-  gpuwhy mcp --db night.db --dir outputs/           this run, and files in outputs/, too
+  gpuwhy mcp                                        started by an assistant: the newest run here
+  gpuwhy mcp --db night.db --dir outputs/           this run, and the files in outputs/
   gpuwhy mcp --http :8090                           http://127.0.0.1:8090/mcp
   GPUWHY_TOKEN=$(openssl rand -hex 32) gpuwhy mcp --http 0.0.0.0:8090 --tls-cert cert.pem --tls-key key.pem")]
 pub(crate) struct Mcp {
-    /// The run file that is meant where none is named; it need not be there yet. Default: the newest in the folders
+    /// The run file to use by default; it may not exist yet [default: the newest in the folders]
     #[arg(value_name = "FILE", conflicts_with = "db")]
     pub(crate) file: Option<PathBuf>,
-    /// The same as an option
+    /// The same, as an option
     #[arg(long, value_name = "FILE")]
     pub(crate) db: Option<PathBuf>,
-    /// A folder whose files may be read (may be given several times). Default: the run file's, or this one
+    /// A folder whose files may be read (repeatable) [default: the run file's folder, or the current one]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) dir: Vec<PathBuf>,
-    /// Serve streamable HTTP here instead of standard input and output: :8090, 127.0.0.1:8090, 0.0.0.0:8090
+    /// Serve streamable HTTP on this address instead of stdin and stdout: :8090, 127.0.0.1:8090, 0.0.0.0:8090
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) http: Option<SocketAddr>,
-    /// A file with the token that clients must send; it is made if it is not there
+    /// A file with the token that clients must send; created if missing
     #[arg(long, value_name = "FILE", requires = "http")]
     pub(crate) token_file: Option<PathBuf>,
-    /// The certificate for TLS, PEM
+    /// TLS certificate, PEM
     #[arg(long, value_name = "FILE", requires_all = ["http", "tls_key"])]
     pub(crate) tls_cert: Option<PathBuf>,
-    /// Its key, PEM
+    /// TLS key, PEM
     #[arg(long, value_name = "FILE", requires_all = ["http", "tls_cert"])]
     pub(crate) tls_key: Option<PathBuf>,
-    /// Another name under which clients reach this machine (may be given several times)
+    /// Another host name that clients use for this machine (repeatable)
     #[arg(long, value_name = "NAME", requires = "http")]
     pub(crate) allow_host: Vec<String>,
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Only the GPU is simulated: the processes, the scheduler and the eBPF probes are real.
+
+Examples:
+  sudo gpuwhy demo
+  sudo gpuwhy demo leak
+  sudo gpuwhy demo cpu-contention --duration 10s --db contention.db")]
 pub(crate) struct Demo {
-    /// What the simulated job suffers from
+    /// What is wrong with the simulated job
     #[arg(value_enum, default_value = "dataloader")]
     pub(crate) scenario: Scenario,
-    /// How long to run
+    /// How long the job runs
     #[arg(long, value_parser = duration, default_value = "6s")]
     pub(crate) duration: Duration,
-    /// The run file it leaves behind
+    /// The run file to write
     #[arg(long, value_name = "FILE", default_value = "gpuwhy-demo.db")]
     pub(crate) db: PathBuf,
-    /// Only write the simulated GPU's libraries and programs into this folder, for jobs of your own (examples/leak-tutorial)
+    /// Only unpack the simulated GPU's libraries and programs into this folder, for your own jobs (see
+    /// examples/leak-tutorial)
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["scenario", "duration", "db"])]
     pub(crate) unpack: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Scenario {
-    /// Data workers that cannot keep up
+    /// The data workers cannot keep up
     Dataloader,
-    /// Other programs on every core
+    /// Other programs keep every core busy
     CpuContention,
-    /// A GPU kept busy
+    /// Nothing: the GPU is busy
     Healthy,
-    /// Every step keeps a tensor
+    /// Each step keeps a tensor
     Leak,
-    /// The allocator's cache is emptied in every step
+    /// Each step empties the allocator's cache
     Fragmentation,
-    /// Memory runs out
+    /// GPU memory runs out
     Oom,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Hold {
-    /// Descriptor to read the byte from
+    /// File descriptor to read the byte from
     #[arg(long)]
     pub(crate) fd: i32,
-    /// Run as this user and group
+    /// Run the command as this user and group
     #[arg(long, value_name = "UID:GID")]
     pub(crate) user: Option<String>,
     #[arg(last = true, required = true)]

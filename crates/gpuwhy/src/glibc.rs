@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an older glibc than the build machine's lacks: how the program starts, and functions that are a system call.
-//! `build.rs` has the others and says how references get here.
+//! Replacements for what a glibc older than the build machine's lacks: program startup, and functions that are a single
+//! system call. `build.rs` handles the others and explains how references are redirected here.
 
 use libc::{AT_FDCWD, AT_SYMLINK_NOFOLLOW, c_char, c_int, c_uint, c_void, stat};
 use std::arch::global_asm;
@@ -10,8 +10,8 @@ global_asm!(include_str!(concat!(env!("OUT_DIR"), "/glibc.s")), options(att_synt
 #[cfg(target_arch = "aarch64")]
 global_asm!(include_str!(concat!(env!("OUT_DIR"), "/glibc.s")), options(raw));
 
-// Since 2.34 glibc calls the program's constructors itself, and the C compiler's start code leaves that to it. An older one
-// calls what it is given as the fourth argument.
+// From 2.34 on, glibc calls the program's constructors and the C compiler's startup code leaves that to it. An older
+// glibc calls the function passed as the fourth argument.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".symver older_start, __libc_start_main@GLIBC_2.2.5",
@@ -44,7 +44,7 @@ global_asm!(
 type Constructor = extern "C" fn(c_int, *const *const c_char, *const *const c_char);
 
 unsafe extern "C" {
-    /// The linker's: where the list of constructors begins and ends.
+    /// Defined by the linker: start and end of the list of constructors.
     static __init_array_start: [Constructor; 0];
     static __init_array_end: [Constructor; 0];
 }
@@ -83,7 +83,7 @@ unsafe fn stat_at(folder: c_int, path: *const c_char, found: *mut c_void, flags:
     unsafe { libc::syscall(libc::SYS_newfstatat, folder, path, found, flags) as c_int }
 }
 
-/// Functions of one form, each under the names for small and large files, which are the same here.
+/// Functions of the same form, each under its small-file and large-file names, which are equivalent on 64-bit.
 macro_rules! stat_functions {
     ($($name:ident, $name64:ident ($($argument:ident: $kind:ty),*) => $does:expr;)*) => {$(
         #[unsafe(no_mangle)]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! gpuwhy: why a GPU job is slow, stalls or runs out of memory. This crate only wires: each command is
-//! one file under `commands/`, and what it does lives in the rooms it calls.
+//! gpuwhy: why a GPU job is slow, stalls or runs out of memory. This crate only connects the others: each command is
+//! one file under `commands/`, and the work is done by the crates it calls.
 
 mod cli;
 mod commands;
@@ -28,14 +28,14 @@ fn main() -> ExitCode {
             if let Some(error) = error.downcast_ref::<gpuwhy_capture::CaptureError>() {
                 output::details(error.refusals().iter().flat_map(gpuwhy_capture::Refusal::lines));
             }
-            // `trace -- CMD` passes on CMD's exit code, so its own failure has a code no job uses.
+            // `trace -- CMD` passes on CMD's exit code, so gpuwhy's own failure has a distinct code.
             ExitCode::from(if traces { 125 } else { 1 })
         }
     }
 }
 
-/// Rust ignores SIGPIPE; `gpuwhy query … | head` should end quietly instead of with an error. A trace goes on
-/// when nobody reads its progress any more: the run file is what it is for.
+/// Rust ignores SIGPIPE, but `gpuwhy query … | head` should end quietly. `trace` keeps ignoring it: the recording
+/// continues even if its progress output is closed.
 fn restore_sigpipe() {
     // SAFETY: sets a signal's default action before any thread exists.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };

@@ -11,12 +11,12 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use unicode_width::UnicodeWidthChar;
 
-/// How wide text is where there is no terminal.
+/// Text width without a terminal, columns.
 const COLUMNS: usize = 100;
-/// Work that takes longer than this is told of.
+/// Work that takes longer than this is announced on the terminal.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Prints a line that is worth nothing if nobody reads it: a closed pipe is no error.
+/// Prints a line and ignores errors: a closed pipe does not matter.
 pub(crate) fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -35,7 +35,8 @@ pub(crate) fn say_aside(line: &str) {
     }
 }
 
-/// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as they are.
+/// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as
+/// they are.
 pub(crate) fn show(lines: impl IntoIterator<Item = String>) -> std::io::Result<()> {
     let stdout = std::io::stdout();
     let columns = terminal_size(&stdout).filter(|_| stdout.is_terminal()).map(|(_, columns)| usize::from(columns));
@@ -68,12 +69,12 @@ fn style(is_terminal: bool) -> Style {
     Style::for_output(is_terminal, var("NO_COLOR").as_deref(), var("TERM").as_deref())
 }
 
-/// Columns of the terminal at standard output; without one, as many as read well.
+/// Columns of the terminal at stdout, or a default without one.
 pub(crate) fn stdout_columns() -> usize {
     terminal_size(&std::io::stdout()).map_or(COLUMNS, |(_, columns)| usize::from(columns))
 }
 
-/// The same of standard error.
+/// Columns of the terminal at stderr, or a default without one.
 pub(crate) fn stderr_columns() -> usize {
     terminal_size(&std::io::stderr()).map_or(COLUMNS, |(_, columns)| usize::from(columns))
 }
@@ -87,7 +88,7 @@ pub(crate) fn terminal_size(terminal: &impl AsRawFd) -> Option<(u16, u16)> {
     (ok && size.ws_row > 0 && size.ws_col > 0).then_some((size.ws_row, size.ws_col))
 }
 
-/// Does something that may take long: then a terminal is told what it is waiting for.
+/// Runs `work`; if it takes long, a line on the terminal says what it is doing.
 pub(crate) fn patiently<T>(what: &str, work: impl FnOnce() -> T) -> T {
     if !std::io::stderr().is_terminal() {
         return work();
@@ -105,13 +106,13 @@ pub(crate) fn patiently<T>(what: &str, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Opens a run file for an answer to people. Tells of a -wal that is missing; the rest is answered all the same.
+/// Opens a run file for a command, and warns if its -wal is missing.
 pub(crate) fn open(path: &Path) -> gpuwhy_store::Result<Reader> {
     let reader = Reader::open(path)?;
     if reader.lacks_wal() {
         let path = gpuwhy_model::units::safe(&path.display().to_string(), 500);
         say_aside(&format!(
-            "gpuwhy: {path}-wal is not beside {path}, whose gpuwhy was killed: the last two seconds or so are missing"
+            "gpuwhy: {path}-wal is missing and gpuwhy was killed while recording {path}: about the last two seconds are missing"
         ));
     }
     Ok(reader)
@@ -122,7 +123,7 @@ pub(crate) fn one_sentence(error: &anyhow::Error) -> String {
     let mut parts: Vec<String> = Vec::new();
     for cause in error.chain() {
         let text = cause.to_string();
-        // Libraries put their source into their own message; do not say it twice.
+        // Libraries include their source in their own message: do not print it twice.
         if !parts.iter().any(|said| said.contains(&text)) {
             parts.push(text);
         }
@@ -138,14 +139,19 @@ pub(crate) fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
-/// Lines that help to report a problem, to stderr: with --verbose only.
+/// Whether --verbose was given.
+pub(crate) fn is_verbose() -> bool {
+    VERBOSE.load(Ordering::Relaxed)
+}
+
+/// Prints lines for a bug report to stderr, with --verbose only.
 pub(crate) fn details(lines: impl IntoIterator<Item = String>) {
     if VERBOSE.load(Ordering::Relaxed) {
         lines.into_iter().for_each(|line| say_aside(&format!("  {}", gpuwhy_model::units::safe(&line, 500))));
     }
 }
 
-/// The line cut to a number of columns; escape sequences take none and are kept.
+/// Cuts a line to `columns`; escape sequences have no width and are kept.
 pub(crate) fn cut(line: &str, columns: usize) -> String {
     let mut out = String::with_capacity(line.len());
     let mut used = 0;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A line on the terminal for a file that takes over a second: how far, how fast, how long still.
+//! A progress line for files that take more than a second to read: bytes done, rate, time left.
 
 use gpuwhy_model::units;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Nothing is said before this.
+/// The line appears after this time.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Nor more often than this.
+/// Minimum time between two updates.
 const EVERY: Duration = Duration::from_millis(200);
 
-/// Progress of one file. The line is wiped when it is dropped.
+/// Progress of reading one file. Dropping it clears the line.
 pub(crate) struct Progress {
     name: String,
     /// Bytes to read.
@@ -28,7 +28,7 @@ impl Progress {
         Self { name: units::safe(&name, 40), size, began: Instant::now(), said: None, wanted }
     }
 
-    /// Hears how many bytes are done.
+    /// Updates the line; `done` is the number of bytes read.
     pub(crate) fn at(&mut self, done: u64) {
         let elapsed = self.began.elapsed();
         if !self.wanted || elapsed < PATIENCE || self.said.is_some_and(|last| last.elapsed() < EVERY) {
@@ -37,7 +37,7 @@ impl Progress {
         self.said = Some(Instant::now());
         let line = line(&self.name, done, self.size, elapsed);
         let mut stderr = std::io::stderr().lock();
-        // A terminal that cannot be written to is no reason to stop.
+        // Failing to write to the terminal does not matter.
         let _ = write!(stderr, "\r\x1b[2K{line}").and_then(|()| stderr.flush());
     }
 }

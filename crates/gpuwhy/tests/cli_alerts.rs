@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy trace --alert`: jobs whose memory does something known, really traced, on a simulated GPU. What they say of
-//! themselves, the simulated allocator's log and NVML's settings are the truth.
+//! `gpuwhy trace --alert`: really traces jobs with known memory behaviour on a simulated GPU. The truth is what the jobs
+//! report, the simulated allocator's log and NVML's settings.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -18,16 +18,16 @@ const NOBODY: u32 = 65534;
 /// A small GPU's memory, bytes.
 const TOTAL: u64 = 256 << 20;
 
-/// What the command of `--on-alert` writes, a line for each alert.
+/// The `--on-alert` command: writes a line for each alert.
 const COMMAND: &str = r#"printf '%s|' "$GPUWHY_ALERT_KIND" "$GPUWHY_ALERT_LEVEL" "$GPUWHY_ALERT_RULE" "$GPUWHY_ALERT_PID" \
     "$GPUWHY_ALERT_VALUE" "$GPUWHY_ALERT_THRESHOLD" "$GPUWHY_ALERT_RUN" "$GPUWHY_ALERT_TEXT" >> "$ALERTS_OUT"; echo >> "$ALERTS_OUT""#;
 
-/// A memjob that was attached to, from when NVML had been looked at on.
+/// A memjob that starts after gpuwhy has attached and sampled NVML.
 struct Attached {
     place: Place,
     pid: u32,
     status: ExitStatus,
-    told: String,
+    output: String,
 }
 
 impl Attached {
@@ -35,7 +35,7 @@ impl Attached {
         place.dir.path().join("alerts.txt")
     }
 
-    /// `used`: what NVML says is used all the time.
+    /// `used`: the memory in use that NVML always reports.
     fn new(job: &[&str], used: u64, args: &[&str]) -> Self {
         let place = Place::new();
         let mut trace = place.trace();
@@ -54,16 +54,16 @@ impl Attached {
         trace.env("SIMGPU_NVML", &settings).env("ALERTS_OUT", Self::out(&place)).args(["--pid", &pid.to_string()]);
         let tracing = Tracing::start(&mut trace, &place, 3);
         tracing.wait_for_process(pid);
-        until("NVML is looked at", || {
+        until("NVML is sampled", || {
             number(&place.run_file(), "SELECT COUNT(*) FROM gpu_seconds WHERE memory_used IS NOT NULL") > 1
         });
         job.go();
         let (status, _) = job.end();
-        let told = text(&tracing.end());
-        Self { place, pid, status, told }
+        let output = text(&tracing.end());
+        Self { place, pid, status, output }
     }
 
-    /// What the command wrote, by alert.
+    /// The command's output, by alert.
     fn commands(&self) -> Vec<Vec<String>> {
         let written = std::fs::read_to_string(Self::out(&self.place)).unwrap_or_default();
         written.lines().map(|line| line.split('|').map(str::to_owned).collect()).collect()
@@ -77,7 +77,7 @@ impl Attached {
 }
 
 #[test]
-fn a_full_gpu_and_a_refusal_are_told_once_everywhere() {
+fn a_full_gpu_and_a_refusal_each_raise_one_alert_everywhere() {
     if !can_trace() {
         return;
     }
@@ -88,7 +88,7 @@ fn a_full_gpu_and_a_refusal_are_told_once_everywhere() {
         used,
         &["--alert", "none", "--alert", "memory>80%", "--alert", "oom"],
     );
-    assert_eq!(run.status.code(), Some(1), "it ran out of memory: {}", run.told);
+    assert_eq!(run.status.code(), Some(1), "it ran out of memory: {}", run.output);
     let truth = run.place.truth();
     let refused: Vec<Report> = truth
         .calls()
@@ -119,13 +119,13 @@ fn a_full_gpu_and_a_refusal_are_told_once_everywhere() {
     assert_eq!(commands[1][..4], ["oom".to_owned(), "critical".into(), "oom".into(), run.pid.to_string()]);
     assert_eq!(commands[1][4..7], [refused.size.unsigned_abs().to_string(), String::new(), db]);
     assert_eq!(commands[1][7], oom["text"].as_str().unwrap());
-    // The terminal, and who asks later.
-    assert_eq!(run.told.matches("gpuwhy: ALERT (warning) memory>80%: GPU 0").count(), 1, "{}", run.told);
-    assert_eq!(run.told.matches("gpuwhy: ALERT (critical) oom: out of memory").count(), 1, "{}", run.told);
-    assert!(!run.told.contains('\x1b') && !run.told.contains("on-alert"), "{}", run.told);
+    // The terminal, and the report.
+    assert_eq!(run.output.matches("gpuwhy: ALERT (warning) memory>80%: GPU 0").count(), 1, "{}", run.output);
+    assert_eq!(run.output.matches("gpuwhy: ALERT (critical) oom: out of memory").count(), 1, "{}", run.output);
+    assert!(!run.output.contains('\x1b') && !run.output.contains("on-alert"), "{}", run.output);
     let mut shown = Command::new(GPUWHY);
-    let shown = text(&succeed(shown.args(["memory", "--db"]).arg(run.place.db())));
-    assert!(shown.contains("Alerts while it was recorded") && shown.contains("critical (oom)"), "{shown}");
+    let shown = text(&succeed(shown.args(["memory", "--full", "--db"]).arg(run.place.db())));
+    assert!(shown.contains("Alerts during the recording") && shown.contains("critical (oom)"), "{shown}");
 }
 
 #[test]
@@ -135,13 +135,13 @@ fn a_healthy_job_raises_none() {
     }
     let _lock = one_at_a_time();
     let run = Attached::new(&["healthy", "--steps", "200"], TOTAL / 2, &["--alert", "growth>500MB/s"]);
-    assert!(run.status.success(), "{}", run.told);
+    assert!(run.status.success(), "{}", run.output);
     assert_eq!(number(&run.place.run_file(), "SELECT COUNT(*) FROM alerts"), 0);
     assert_eq!(run.memory()["alerts"], serde_json::json!([]));
-    assert!(!run.told.contains("ALERT") && run.commands().is_empty(), "{}", run.told);
+    assert!(!run.output.contains("ALERT") && run.commands().is_empty(), "{}", run.output);
 }
 
-/// With sudo the command is its caller's, as the job is: it has none of gpuwhy's rights.
+/// Under sudo the command runs as the caller, as the job does: it has none of gpuwhy's rights.
 #[test]
 fn the_command_has_no_more_rights_than_the_job() {
     if !can_trace() {
@@ -154,7 +154,7 @@ fn the_command_has_no_more_rights_than_the_job() {
     let mut trace = place.trace();
     trace.env("SUDO_UID", NOBODY.to_string()).env("SUDO_GID", NOBODY.to_string()).args(["--on-alert", rights]);
     let run = Attached::of(place, trace, &["caught", "--steps", "40", "--onset", "20"], TOTAL / 2);
-    let said = std::fs::read_to_string(Attached::out(&run.place)).unwrap_or_else(|_| panic!("{}", run.told));
+    let said = std::fs::read_to_string(Attached::out(&run.place)).unwrap_or_else(|_| panic!("{}", run.output));
     let words: Vec<&str> = said.split_whitespace().collect();
     let nobody = NOBODY.to_string();
     let none = "0000000000000000";
@@ -163,10 +163,10 @@ fn the_command_has_no_more_rights_than_the_job() {
     assert_eq!(number(&run.place.run_file(), "SELECT COUNT(*) FROM alerts WHERE kind = 'oom'"), 1);
 }
 
-/// The job goes on until the command that is run for the alert ends it: however slow the machine is, the alert came while
-/// it ran, or the job used up its steps.
+/// The alert's command ends the job. So on a machine of any speed, the alert came while the job ran, unless the job used
+/// up its steps.
 #[test]
-fn a_leak_is_told_with_its_line_while_the_job_runs() {
+fn a_leak_raises_an_alert_with_its_line_while_the_job_runs() {
     if !can_trace() {
         return;
     }
@@ -180,8 +180,8 @@ fn a_leak_is_told_with_its_line_while_the_job_runs() {
     let output = succeed(&mut trace);
     let truth = said_report(&String::from_utf8_lossy(&output.stderr));
     assert!(truth["steps"].as_u64().unwrap() < 6000, "the alert came in time: {}", text(&output));
-    let told = reports(&String::from_utf8_lossy(&output.stdout));
-    let alerts: Vec<&Value> = told.iter().filter(|line| line["type"] == "alert").collect();
+    let lines = reports(&String::from_utf8_lossy(&output.stdout));
+    let alerts: Vec<&Value> = lines.iter().filter(|line| line["type"] == "alert").collect();
     let [alert] = alerts.as_slice() else { panic!("one: {alerts:#?}") };
     let line = format!("memjob.py:{}", truth["lines"]["leak"]);
     assert_eq!((&alert["kind"], &alert["pid"]), (&"leak".into(), &truth["pid"]), "{alert:#}");
@@ -192,8 +192,13 @@ fn a_leak_is_told_with_its_line_while_the_job_runs() {
 }
 
 #[test]
-fn a_rule_that_is_none_is_refused_with_examples() {
-    for (rule, named) in [("memory>lots", "lots"), ("heat>5", "heat"), ("growth>5MB", "5MB")] {
+fn an_invalid_rule_is_refused_with_examples() {
+    for (rule, named) in [
+        ("memory>lots", "invalid limit \"lots\""),
+        ("memory>85", "\"85\" has no unit"),
+        ("heat>5", "unknown alert \"heat\""),
+        ("growth>5MB", "invalid unit \"MB\""),
+    ] {
         let output = Command::new(GPUWHY).args(["trace", "--alert", rule, "true"]).output().unwrap();
         let said = text(&output);
         assert_ne!(output.status.code(), Some(0));

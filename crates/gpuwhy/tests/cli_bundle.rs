@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory --bundle`: a job that leaks, really traced on a simulated GPU, as files. The simulated allocator's own log
-//! is the truth; the page is opened in a real browser.
+//! `gpuwhy memory --bundle`: really traces a leaking job on a simulated GPU and writes its bundle. The truth is the
+//! simulated allocator's own log; the page is opened in a real browser.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +25,7 @@ const FILES: [&str; 8] = [
     "manifest.json",
 ];
 
-/// A function's name as nobody gives it; it has to stay a name.
+/// A hostile function name; it must remain text.
 const EVIL: &str = "</script><img/src=x/onerror=document.body.id='taken'>";
 
 /// memjob.py, with one function called so.
@@ -93,7 +93,7 @@ fn answer(command: &mut Command) -> Value {
 }
 
 #[test]
-fn a_bundle_holds_all_that_is_known_and_is_read_back() {
+fn a_bundle_is_complete_and_is_read_back() {
     if !can_trace() {
         return;
     }
@@ -182,7 +182,7 @@ fn reading_back_gives_the_same_report(bundle: &Bundle) {
     assert_eq!(from_run["leaks"].as_array().unwrap().len(), 1, "{:#}", from_run["leaks"]);
     assert_eq!(from_run["leaks"][0]["onset_step"], bundle.truth["onset"]);
     assert!(!from_run["gaps"].as_array().unwrap().is_empty(), "NVML was asked");
-    // By what it is, not by its name.
+    // Recognised by content, not by name.
     let renamed = bundle.place.dir.path().join("kept");
     fs::copy(bundle.path("events.json"), &renamed).unwrap();
     let read_back = answer(Command::new(GPUWHY).arg("memory").arg(&renamed));
@@ -190,29 +190,34 @@ fn reading_back_gives_the_same_report(bundle: &Bundle) {
     let pid = bundle.truth["pid"].to_string();
     let of_it = answer(bundle.memory().args(["--pid", &pid]));
     assert_eq!(of_it, answer(Command::new(GPUWHY).arg("memory").arg(&renamed).args(["--pid", &pid])));
-    // In words, too.
-    let words = succeed(&mut bundle.memory()).stdout;
-    assert_eq!(words, succeed(Command::new(GPUWHY).arg("memory").arg(&renamed)).stdout);
-    // A run file is a run file, however it is named.
+    // The text is the same, too; the first screen but for the file that its last line names.
+    let words = succeed(bundle.memory().arg("--full")).stdout;
+    assert_eq!(words, succeed(Command::new(GPUWHY).args(["memory", "--full"]).arg(&renamed)).stdout);
+    let first = |command: &mut Command| {
+        let shown = String::from_utf8(succeed(command).stdout).unwrap();
+        shown.split_once("More: ").unwrap().0.to_owned()
+    };
+    assert_eq!(first(&mut bundle.memory()), first(Command::new(GPUWHY).arg("memory").arg(&renamed)));
+    // A run file may also be named without --db.
     from_run["run"] = Value::Null;
     let mut positional = answer(Command::new(GPUWHY).arg("memory").arg(bundle.place.db()));
     positional["run"] = Value::Null;
     assert_eq!(from_run, positional);
-    // The figures are those of the report, without its timelines.
+    // stats.json is the report without its timelines.
     let mut stats = bundle.json("stats.json");
     for report in [&mut from_run, &mut stats] {
         report["run"] = Value::Null;
         report["spaces"].as_array_mut().unwrap().iter_mut().for_each(|space| space["timeline"] = Value::Null);
     }
     assert_eq!(stats, from_run);
-    // A part of the run.
+    // A time range of the run.
     let part = bundle.place.dir.path().join("part");
     let args = ["--since", "800ms", "--pid", &pid];
     bundle.write(&part, &args);
     let of_part = answer(bundle.memory().args(args));
     assert_eq!(of_part, answer(Command::new(GPUWHY).arg("memory").arg(part.join("events.json"))));
     let said = refusal(Command::new(GPUWHY).arg("memory").arg(&renamed).args(["--since", "1s"]), 1);
-    assert!(said.contains("ask the run file"), "{said}");
+    assert!(said.contains("covers a fixed time range"), "{said}");
     let said = refusal(Command::new(GPUWHY).arg("memory").arg(&renamed).args(["--pid", "1"]), 1);
     assert!(said.contains("process 1 is not in"), "{said}");
     let whole = fs::read(&renamed).unwrap();
@@ -241,7 +246,7 @@ fn the_picture_is_one(bundle: &Bundle) {
     };
     let all = (picture.width() * picture.height()) as usize;
     assert!(count([255, 255, 255]) > all / 4 && count([255, 255, 255]) < all * 19 / 20, "{}", count([255, 255, 255]));
-    // What is in use, what is reserved, and what the device uses, which is asked once a second.
+    // Memory in use, reserved memory, and the device's memory, which is sampled once a second.
     for (line, least) in [([9, 105, 218], 500), ([219, 109, 0], 500), ([26, 127, 55], 50)] {
         assert!(count(line) > least, "{line:?}: {}", count(line));
     }
@@ -278,7 +283,7 @@ fn every_key_is_documented(bundle: &Bundle) {
     let first_column = doc.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").next());
     let described =
         first_column.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(|key| key.trim_end_matches("[]"));
-    // Of a call that never returned; there is none.
+    // `unfinished` is written for calls that never returned; this run has none.
     let gone: Vec<&str> = described.filter(|key| !written.contains(*key) && *key != "unfinished").collect();
     assert!(gone.is_empty(), "described but not there: {gone:?}");
 }
@@ -290,9 +295,9 @@ fn folders_of_others_are_left_alone(bundle: &Bundle) {
         command
     };
     let said = refusal(&mut bundled(&bundle.place.db()), 1);
-    assert!(said.contains("is no folder"), "{said}");
+    assert!(said.contains("is not a folder"), "{said}");
     let said = refusal(&mut bundled(bundle.place.dir.path()), 1);
-    assert!(said.contains("no file of a memory bundle"), "{said}");
+    assert!(said.contains("not part of a memory bundle"), "{said}");
     let said = refusal(bundled(&bundle.place.dir.path().join("new")).args(["--pid", "1"]), 1);
     assert!(said.contains("process 1 is not in this run"), "{said}");
     assert!(!bundle.place.dir.path().join("new").exists());
@@ -300,7 +305,7 @@ fn folders_of_others_are_left_alone(bundle: &Bundle) {
     assert!(said.contains("from the run file"), "{said}");
     let both = bundle.memory().args(["--bundle", "x", "--json"]).output().unwrap();
     assert_eq!(both.status.code(), Some(2), "{}", text(&both));
-    // An earlier bundle is written over.
+    // An earlier bundle is overwritten.
     let before = bundle.text("events.csv");
     bundle.write(&bundle.folder, &[]);
     assert_eq!(bundle.text("events.csv"), before);
@@ -323,7 +328,7 @@ fn browse(profile: &Path, address: &str) -> Option<String> {
     Some(String::from_utf8(succeed(&mut command).stdout).unwrap())
 }
 
-/// Does what a person does, in a copy of the page whose policy lets it.
+/// Acts as a user, in a copy of the page without its policy.
 const HAND: &str = r#"<script>
 const svg = document.querySelector('svg'), box = svg.getBoundingClientRect(), done = [];
 const shown = () => [...svg.querySelectorAll('text')].map((text) => text.textContent).join('|');
@@ -355,7 +360,7 @@ document.body.dataset.done = done.join(' ');
 fn the_page_shows_what_was_live(bundle: &Bundle) {
     let page = bundle.text("timeline.html");
     assert!(!page.contains("<img"), "a name became markup");
-    // A moment late in the leak, by the timeline.
+    // A time late in the leak, by the timeline.
     let timeline = bundle.json("timeline.json");
     let space = &timeline["spaces"][0];
     let peak = space["marks"].as_array().unwrap().iter().find(|mark| mark["kind"] == "peak").unwrap();
@@ -372,7 +377,7 @@ fn the_page_shows_what_was_live(bundle: &Bundle) {
     let shown = EVIL.replace('<', "&lt;").replace('>', "&gt;");
     assert!(seen.contains(&format!("memjob.py:{} {shown}", bundle.truth["lines"]["leak"])), "who held it: {seen}");
     assert!(!seen.contains("<img") && !seen.contains("id=\"taken\""), "a name was run");
-    // Without a moment it opens with the peak, and with what is wrong and what to do.
+    // Without a time it opens at the peak, with findings and fixes.
     let address = format!("file://{}", bundle.path("timeline.html").display());
     let Some(seen) = browse(&bundle.place.dir.path().join("profile-0"), &address) else { return };
     let most = points.iter().map(|point| point["allocated"].as_u64().unwrap()).max().unwrap();

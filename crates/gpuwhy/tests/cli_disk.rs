@@ -64,7 +64,7 @@ fn a_full_disk_is_told_at_once_and_in_every_answer() {
     assert_eq!(number(&db, "SELECT events_stored FROM sessions"), stored as i64);
     let says_it = |words: &str| {
         assert!(words.contains("events were lost because the disk was full"), "{words}");
-        assert!(!words.contains("othing holds it up") && !words.contains("No cause costs"), "{words}");
+        assert!(!words.contains("othing is holding the GPU back") && !words.contains("No cause costs"), "{words}");
     };
     says_it(summary["verdict"].as_str().unwrap());
     says_it(&text(&succeed(Command::new(GPUWHY).arg("explain").arg(place.db()))).replace("\n", " ").replace("  ", " "));
@@ -85,6 +85,8 @@ fn people_read_of_a_full_disk_in_the_first_line_after_it() {
     let full = said.lines().position(|line| line.contains("warning:") && line.contains("is full")).expect(&said);
     let next = said.lines().skip(full + 1).find(|line| line.contains(" events  ")).expect(&said);
     assert!(next.contains("not on disk") && !next.contains("no loss"), "{next} of {said}");
-    let verdict = said.lines().skip_while(|line| !line.contains("calls")).collect::<Vec<_>>().join(" ");
+    let end = said.lines().skip(full + 1).collect::<Vec<_>>().join(" ");
+    let (verdict, accounting) = end.split_once("gpuwhy: recorded ").expect(&said);
     assert!(verdict.contains("lost because the disk was full"), "{said}");
+    assert!(accounting.contains(" lost (write_failed "), "{said}");
 }

@@ -117,7 +117,7 @@ fn load_and_swap_are_told_of_the_machine() {
 fn warnings_of_a_process_are_told_and_a_healthy_one_has_none() {
     let place = run();
     let report = explain(&place);
-    assert_eq!(process(&report, TROUBLED)["warnings"], json!(["up to 60.0 MB of its memory were in swap"]));
+    assert_eq!(process(&report, TROUBLED)["warnings"], json!(["up to 60.0 MB of its memory was in swap"]));
     assert_eq!(process(&report, WELL)["warnings"], json!([]));
     let stats = Served::run(&place.db()).call("get_trace_stats", json!({})).unwrap();
     let of = |pid: u32| stats["processes"].as_array().unwrap().iter().find(|one| one["pid"] == pid).unwrap();
@@ -125,7 +125,7 @@ fn warnings_of_a_process_are_told_and_a_healthy_one_has_none() {
     let told: Vec<&str> = told.collect();
     assert!(told.contains(&"cudaLaunchKernel: fell from 100/s to 25/s"), "{stats:#}");
     assert!(told.iter().any(|one| one.starts_with("cudaStreamSync: p99 ")), "{stats:#}");
-    assert!(told.contains(&"up to 60.0 MB of its memory were in swap"), "{stats:#}");
+    assert!(told.contains(&"up to 60.0 MB of its memory was in swap"), "{stats:#}");
     assert_eq!(of(WELL).get("warnings"), None, "{stats:#}");
     let launches = stats["ops"].as_array().unwrap().iter().find(|op| op["op"] == "cudaLaunchKernel").unwrap();
     // Both together: 150 a second, then 75.

@@ -6,7 +6,7 @@ mod common;
 
 use common::made::{LONG, MS, Made, reading, sleepy};
 use common::mcp::Served;
-use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed};
+use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed, text};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -75,15 +75,17 @@ fn jobs_are_listed_worst_first() {
     for (job, pid) in jobs.iter().zip(["1000", "2000"]) {
         let own = explain(&place, &["--pid", pid]);
         assert_eq!(job["verdict"], own["verdict"]);
-        assert_eq!(job["summary"], own["findings"][0]["title"]);
+        let (summary, worst) = (job["summary"].as_str().unwrap(), own["findings"][0]["title"].as_str().unwrap());
+        // The title and what it costs.
+        assert!(summary.starts_with(&format!("{worst} (")) && summary.ends_with(')'), "{summary}");
         assert_eq!(own["jobs"], json!([]));
     }
     let lines: Vec<&str> = jobs.iter().map(|job| job["summary"].as_str().unwrap()).collect();
     let text = screen(&place, &[]);
-    assert!(text.starts_with("2 jobs were recorded; the worst first\n"), "{text}");
+    assert!(text.starts_with("2 jobs recorded, worst first\n"), "{text}");
     let at = |what: &str| text.find(what).unwrap_or_else(|| panic!("no {what} in {text}"));
     assert!(at("[HIGH]") < at("python3 a.py 1000") && at("python3 a.py 1000") < at("python3 b.py 2000"), "{text}");
-    assert!(lines.iter().all(|line| text.contains(&line[..30])), "{text}");
+    assert!(lines.iter().all(|line| text.contains(line.split(" (").next().unwrap())), "{text}");
     assert!(text.contains(&format!("gpuwhy explain --db {} --pid 1000", place.db().display())), "{text}");
 }
 
@@ -93,14 +95,16 @@ fn who_shares_the_gpu_is_named_and_is_no_part_of_the_job() {
     for (pid, other) in [("1000", "python3 b.py 2000"), ("2000", "python3 a.py 1000")] {
         let report = explain(&place, &["--pid", pid]);
         let text = report.to_string();
-        assert!(!text.contains("another process of the job"), "{report:#}");
+        assert!(!text.contains("Another process of the job"), "{report:#}");
         let shared = report["findings"].as_array().unwrap().iter().find(|finding| finding["kind"] == "gpu_shared");
         // The first has work 20 ms of 100, the second 40 of 50: in a fifth of the time both have, save for edges.
         if pid == "2000" || shared.is_some() {
             let shared = shared.unwrap_or_else(|| panic!("{pid} does not share: {report:#}"));
-            assert_eq!(shared["title"], format!("another job used the GPU at the same time: {other}"));
+            assert_eq!(shared["title"], "Another job used the GPU at the same time");
+            let detail = shared["root_cause"]["detail"].as_str().unwrap();
+            assert!(detail.starts_with(&format!("{other} had work on the same GPU")), "{detail}");
         }
-        assert!(report["verdict"].as_str().unwrap().contains("no work of this job"), "{report:#}");
+        assert!(report["verdict"].as_str().unwrap().contains("no work from this job"), "{report:#}");
     }
     // On another device there is nothing to share.
     let (apart, _) = two_jobs(1);
@@ -145,7 +149,7 @@ fn ranks_of_a_launcher_are_one_job_and_a_single_job_is_not_listed() {
     assert_eq!(report["jobs"], json!([]), "{report:#}");
     assert_eq!(sum(&report["processes"], "launches"), 400);
     assert_eq!(plain(explain(&place, &["--pid", "3002"])), plain(report));
-    assert!(!screen(&place, &[]).contains("jobs were recorded"));
+    assert!(!screen(&place, &[]).contains("jobs recorded"));
 }
 
 /// Starts two processes that use CUDA, waits until they are told to go on, and for their end.
@@ -188,6 +192,9 @@ fn a_launcher_that_uses_no_gpu_is_recorded_with_its_ranks() {
         // Whatever else uses CUDA on this machine is none of theirs.
         let ours =
             |job: &&Value| job["pids"].as_array().unwrap().iter().any(|pid| pids.contains(&pid.as_u64().unwrap()));
-        assert_eq!(report["jobs"].as_array().unwrap().iter().filter(ours).count(), jobs, "{name}: {report:#}");
+        let found = report["jobs"].as_array().unwrap().iter().filter(ours).count();
+        let mut ask = Command::new(GPUWHY);
+        ask.args(["query", "--db"]).arg(place.db()).arg("SELECT pid, parent, name FROM processes");
+        assert_eq!(found, jobs, "{name}, jobs of {pids:?}: {}", text(&succeed(&mut ask)));
     }
 }

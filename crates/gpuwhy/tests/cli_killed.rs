@@ -74,7 +74,7 @@ fn the_file_of_a_killed_gpuwhy_is_worth_copying() {
     let alone = copy(&place, "alone", &[""]);
     let explained = succeed(&mut gpuwhy(&["explain"], &alone));
     let aside = String::from_utf8_lossy(&explained.stderr).into_owned();
-    assert!(aside.contains("run.db-wal is not beside") && aside.contains("last two seconds"), "{aside}");
+    assert!(aside.contains("run.db-wal is missing") && aside.contains("last two seconds"), "{aside}");
     let stored_alone = {
         let said = text(&succeed(&mut gpuwhy(&["repair"], &alone)));
         assert!(said.contains("run.db-wal is not here") && said.contains("the run has no end"), "{said}");
@@ -88,12 +88,12 @@ fn the_file_of_a_killed_gpuwhy_is_worth_copying() {
     let mut repair = Command::new(GPUWHY);
     let folder = both.parent().unwrap();
     let said = text(&succeed(repair.arg("repair").arg(&both).arg(folder.join("run.db-wal"))));
-    assert!(said.contains("of it came from") && said.contains("gpuwhy was killed"), "{said}");
+    assert!(said.contains("of that came from") && said.contains("gpuwhy was killed"), "{said}");
     assert!(!folder.join("run.db-wal").exists() && !folder.join("run.db-shm").exists());
     let db = open(&both);
     let stored = number(&db, "SELECT COUNT(*) FROM events");
     assert!(stored == before && stored > stored_alone, "{stored} of {before}, alone {stored_alone}");
-    assert!(said.contains(" events of ") && said.contains(" lost; one file of "), "{said}");
+    assert!(said.contains(" events of ") && said.contains(" lost; one file, "), "{said}");
     assert_eq!(
         number(&db, "SELECT SUM(calls) FROM seconds WHERE op = 'cudaLaunchKernel'"),
         number(&db, "SELECT SUM(weight) FROM events WHERE op = 'cudaLaunchKernel'")
@@ -113,14 +113,14 @@ fn the_file_of_a_killed_gpuwhy_is_worth_copying() {
 fn what_cannot_be_repaired_is_said_in_a_sentence() {
     let place = Place::new();
     let missing = place.db();
-    assert!(refusal(&mut gpuwhy(&["repair"], &missing), 1).contains("there is no run file"));
+    assert!(refusal(&mut gpuwhy(&["repair"], &missing), 1).contains("no run file"));
     fs::write(&missing, "").unwrap();
     for command in ["repair", "explain", "memory", "stacks"] {
         let said = refusal(&mut gpuwhy(&[command], &missing), 1);
         assert!(said.contains("is empty") && said.contains("run.db-wal"), "{command}: {said}");
     }
     let wal = place.dir.path().join("other.db-wal");
-    assert!(refusal(&mut gpuwhy(&["repair"], &wal), 1).contains("name "), "a part is no run");
+    assert!(refusal(&mut gpuwhy(&["repair"], &wal), 1).contains("is part of the run file "), "a part is no run");
     let help = text(&succeed(Command::new(GPUWHY).args(["repair", "--help"])));
     assert!(help.contains("Examples:") && help.matches("gpuwhy repair").count() >= 3, "{help}");
 }

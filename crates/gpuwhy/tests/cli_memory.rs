@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory`: jobs whose memory does something known, really traced, on a simulated GPU. What they say of themselves
-//! and the simulated allocator's own log are the truth.
+//! `gpuwhy memory`: really traces jobs with known memory behaviour on a simulated GPU. The truth is what the jobs report
+//! and the simulated allocator's own log.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -12,8 +12,8 @@ use simgpu::log::detail::{Detail, Report};
 use std::collections::BTreeMap;
 use std::process::{Command, Output};
 
-/// A traced memjob: what it said, and what gpuwhy says of its memory.
-struct Told {
+/// A traced memjob: its own report, and gpuwhy's memory report.
+struct Traced {
     place: Place,
     truth: Value,
     memory: Value,
@@ -25,7 +25,7 @@ fn trace(place: &Place, args: &[&str], env: &[(&str, &str)]) -> Output {
     command.output().unwrap()
 }
 
-impl Told {
+impl Traced {
     fn new(args: &[&str]) -> Self {
         let place = Place::new();
         let output = trace(&place, args, &[]);
@@ -58,7 +58,7 @@ impl Told {
         spaces.iter().find(|space| space["source"] == "torch").unwrap_or_else(|| panic!("{:#}", self.memory))
     }
 
-    /// The one leak there is must be the job's: its line, its slope within 2 %, its onset.
+    /// There is exactly one leak, with the job's line, its slope within 2 %, and its onset.
     fn assert_leak(&self, mark: &str) -> &Value {
         let [leak] = self.leaks().as_slice() else { panic!("one leak: {:#}", self.memory["leaks"]) };
         assert_eq!(leak["line"], self.line(mark), "{leak:#}");
@@ -75,14 +75,14 @@ impl Told {
         self.assert_steps();
     }
 
-    /// As many steps as the job made, for certain.
+    /// All of the job's steps were found, with high certainty.
     fn assert_steps(&self) {
         let steps = &self.memory["steps"][0];
         assert_eq!((&steps["steps"], &steps["certainty"]), (&self.truth["steps"], &"high".into()), "{steps:#}");
         assert_eq!(steps["launches"], 12, "{steps:#}");
     }
 
-    /// The peak is the highest total the allocator ever reported, and what was live then adds up to it.
+    /// The peak is the highest total the allocator ever reported, and live memory by line adds up to it.
     fn assert_exact_peak(&self) {
         let reports = allocator_reports(&self.place);
         let most = |pick: fn(&Report) -> u64| reports.iter().map(pick).max().unwrap();
@@ -105,7 +105,7 @@ impl Told {
     }
 }
 
-/// What the simulated allocator reported, by its own log.
+/// The simulated allocator's reports, from its own log.
 fn allocator_reports(place: &Place) -> Vec<Report> {
     let truth = place.truth();
     let report = |call: simgpu::log::Call| match &call.detail {
@@ -135,31 +135,38 @@ fn one_tensor_a_step_is_a_leak_from_the_step_it_began_in() {
         return;
     }
     let _lock = one_at_a_time();
-    let told = Told::new(&["leak", "--onset", "40"]);
-    let leak = told.assert_leak("leak").clone();
-    told.assert_exact_peak();
-    assert_eq!(leak["grown_bytes"], told.truth["kept_bytes"], "to the byte: {leak:#}");
+    let traced = Traced::new(&["leak", "--onset", "40"]);
+    let leak = traced.assert_leak("leak").clone();
+    traced.assert_exact_peak();
+    assert_eq!(leak["grown_bytes"], traced.truth["kept_bytes"], "to the byte: {leak:#}");
     assert_eq!(leak["certainty"], "high", "{leak:#}");
-    let fix = told.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
+    let fix = traced.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
     assert!(fix.contains(".item()") && fix.contains("detached clone"), "{fix}");
     // An explanation of the run has it, too, and leaves it in the file.
     let mut explain = Command::new(GPUWHY);
-    let explained = succeed(explain.args(["explain", "--json", "--db"]).arg(told.place.db()));
+    let explained = succeed(explain.args(["explain", "--json", "--db"]).arg(traced.place.db()));
     let explained: Value = serde_json::from_slice(&explained.stdout).unwrap();
-    assert!(explained["findings"].as_array().unwrap().contains(told.finding("memory_leak")), "{explained:#}");
+    assert!(explained["findings"].as_array().unwrap().contains(traced.finding("memory_leak")), "{explained:#}");
     let stored = "SELECT COUNT(*) FROM causal_chains WHERE kind = 'memory_leak'";
-    assert_eq!(number(&told.place.run_file(), stored), 1);
-    // The same in words, and only what was asked for.
-    let all = shown(&told.place, &[]);
-    for part in ["memory_leak", &told.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"] {
+    assert_eq!(number(&traced.place.run_file(), stored), 1);
+    // The same for people: the first screen, everything, and one section.
+    let first = shown(&traced.place, &[]);
+    for part in [&traced.line("leak"), "since step 40", "HIGH", "Fix: ", "█ in use", "Top lines at the peak", "More: "]
+    {
+        assert!(first.contains(part), "{part} is missing in\n{first}");
+    }
+    assert!(first.lines().count() <= 40 && !first.contains("(certain)"), "{first}");
+    let all = shown(&traced.place, &["--full"]);
+    for part in ["memory_leak", &traced.line("leak"), "since step 40", "█ in use", "In use at the peak", "(certain)"]
+    {
         assert!(all.contains(part), "{part} is missing in\n{all}");
     }
-    assert!(!all.contains('\x1b'), "no terminal, no colours");
-    let peak = shown(&told.place, &["--at-peak"]);
-    assert!(peak.contains(&told.line("model")) && !peak.contains("Growth"), "{peak}");
+    assert!(!first.contains('\x1b') && !all.contains('\x1b'), "no terminal, no colours");
+    let peak = shown(&traced.place, &["--at-peak"]);
+    assert!(peak.contains(&traced.line("model")) && !peak.contains("Growth"), "{peak}");
 }
 
-/// The answer is the same on a machine that has not the job's files.
+/// The answer is the same on a machine without the job's files.
 #[test]
 fn a_leak_is_fixed_the_same_way_once_the_source_is_gone() {
     if !can_trace() {
@@ -174,11 +181,11 @@ fn a_leak_is_fixed_the_same_way_once_the_source_is_gone() {
     assert!(output.status.success(), "{}", text(&output));
     let source = std::fs::read_to_string(&own.memjob_py).unwrap();
     std::fs::remove_dir_all(&own.dir).unwrap();
-    let told = Told::of(place, &output);
-    let fix = told.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
+    let traced = Traced::of(place, &output);
+    let fix = traced.finding("memory_leak")["fixes"][0]["text"].as_str().unwrap();
     assert!(fix.contains("detached clone"), "{fix}");
-    // What is kept is what stood there, line by line.
-    let file = told.place.run_file();
+    // The run file has the lines as they were.
+    let file = traced.place.run_file();
     let mut rows = file.prepare("SELECT line, text FROM source_lines WHERE file LIKE '%/memjob.py'").unwrap();
     let kept = rows.query_map([], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
     let kept: Vec<(u32, String)> = kept.collect::<Result<_, _>>().unwrap();
@@ -195,8 +202,8 @@ fn the_same_leak_at_half_the_step_rate_leaks_as_much_a_step() {
     }
     let _lock = one_at_a_time();
     for ms in ["4", "8"] {
-        let told = Told::new(&["leak", "--steps", "100", "--step-ms", ms]);
-        let leak = told.assert_leak("leak");
+        let traced = Traced::new(&["leak", "--steps", "100", "--step-ms", ms]);
+        let leak = traced.assert_leak("leak");
         assert!(leak["bytes_per_second"].as_f64().unwrap() > 0.0, "{leak:#}");
     }
 }
@@ -207,13 +214,13 @@ fn a_slow_leak_in_noise_of_the_same_line_is_found() {
         return;
     }
     let _lock = one_at_a_time();
-    let told = Told::new(&["slow_leak", "--steps", "300"]);
-    told.assert_leak("slow_leak");
-    told.assert_exact_peak();
+    let traced = Traced::new(&["slow_leak", "--steps", "300"]);
+    traced.assert_leak("slow_leak");
+    traced.assert_exact_peak();
 }
 
 #[test]
-fn what_is_bounded_is_no_leak() {
+fn bounded_growth_is_not_a_leak() {
     if !can_trace() {
         return;
     }
@@ -225,41 +232,41 @@ fn what_is_bounded_is_no_leak() {
         ("warmup", "none"),
         ("sawtooth", "sawtooth"),
     ] {
-        let told = Told::new(&[mode]);
-        told.assert_no_leak();
-        told.assert_exact_peak();
-        let said = if mode == "healthy" { "none".to_owned() } else { told.growth(mode) };
-        // A warm-up that is over before the first looks count has nothing left to be told of.
+        let traced = Traced::new(&[mode]);
+        traced.assert_no_leak();
+        traced.assert_exact_peak();
+        let said = if mode == "healthy" { "none".to_owned() } else { traced.growth(mode) };
+        // A warm-up that ends before growth is first checked leaves no trace.
         assert!(said == kind || mode == "warmup" && said == "settled", "{mode}: {said}");
-        assert!(told.memory["verdict"].as_str().unwrap().contains("No leak was found"), "{mode}");
+        assert!(traced.memory["verdict"].as_str().unwrap().contains("No leak found"), "{mode}");
     }
 }
 
 #[test]
-fn what_empty_cache_gives_back_and_is_taken_again_is_told_by_line() {
+fn memory_that_empty_cache_returns_and_pytorch_takes_again_is_reported_by_line() {
     if !can_trace() {
         return;
     }
     let _lock = one_at_a_time();
     let place = Place::new();
     let output = trace(&place, &["churn", "--steps", "60"], &[("SIMGPU_ALLOC_US", "300")]);
-    let told = Told::of(place, &output);
-    told.assert_no_leak();
-    let one = &told.memory["fragmentation"][0];
-    assert_eq!(one["returned_by"][0]["line"], told.line("churn"), "{one:#}");
+    let traced = Traced::of(place, &output);
+    traced.assert_no_leak();
+    let one = &traced.memory["fragmentation"][0];
+    assert_eq!(one["returned_by"][0]["line"], traced.line("churn"), "{one:#}");
     // Every segment's allocation and free, by the simulated driver's own log.
-    let truth = told.place.truth();
+    let truth = traced.place.truth();
     let made = truth.calls().filter(|call| &*call.function == "cudaMalloc" && call.ret == 0);
     let freed = truth.calls().filter(|call| &*call.function == "cudaFree");
     assert_eq!((&one["segments"], &one["returned"]), (&made.count().into(), &freed.count().into()), "{one:#}");
     assert_eq!(one["past_allocator"], serde_json::json!([]));
-    let found = told.finding("fragmentation");
+    let found = traced.finding("fragmentation");
     assert_eq!(found["root_cause"]["kind"], "empty_cache", "{found:#}");
-    assert_eq!(found["root_cause"]["line"], told.line("churn"));
+    assert_eq!(found["root_cause"]["line"], traced.line("churn"));
 }
 
 #[test]
-fn when_memory_runs_out_the_story_is_told() {
+fn running_out_of_memory_is_explained() {
     if !can_trace() {
         return;
     }
@@ -270,48 +277,48 @@ fn when_memory_runs_out_the_story_is_told() {
     let env = [("SIMGPU_MEM", "256M"), ("SIMGPU_NVML", settings.to_str().unwrap())];
     let output = trace(&place, &["oom", "--steps", "2000"], &env);
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
-    let told = Told::of(place, &output);
-    let log = told.place.truth();
+    let traced = Traced::of(place, &output);
+    let log = traced.place.truth();
     let refused: Vec<Report> = log
         .calls()
         .filter(|call| call.function.contains("OutOfMemory"))
         .filter_map(|call| if let Some(Detail::Report(report)) = &call.detail { Some(*report) } else { None })
         .collect();
-    let oom = &told.memory["ooms"][0];
-    assert_eq!(told.memory["oom_count"], refused.len());
+    let oom = &traced.memory["ooms"][0];
+    assert_eq!(traced.memory["oom_count"], refused.len());
     let numbers = ["asked", "allocated", "reserved"].map(|key| oom[key].as_u64().unwrap());
     assert_eq!(numbers, [refused[0].size.unsigned_abs(), refused[0].total_allocated, refused[0].total_reserved]);
     assert_eq!(oom["fatal"], true, "{oom:#}");
     let live: u64 = oom["live"].as_array().unwrap().iter().map(|row| row["bytes"].as_u64().unwrap()).sum();
     assert_eq!(live, refused[0].total_allocated, "what was live adds up: {oom:#}");
-    assert_eq!(oom["live"][0]["line"], told.line("leak"), "{oom:#}");
-    assert_eq!(oom["live"][0]["bytes"], told.truth["kept_bytes"], "{oom:#}");
-    let found = told.finding("oom");
+    assert_eq!(oom["live"][0]["line"], traced.line("leak"), "{oom:#}");
+    assert_eq!(oom["live"][0]["bytes"], traced.truth["kept_bytes"], "{oom:#}");
+    let found = traced.finding("oom");
     assert_eq!((&found["severity"], &found["root_cause"]["kind"]), (&"critical".into(), &"leak".into()), "{found:#}");
-    assert_eq!(found["root_cause"]["line"], told.line("leak"), "{found:#}");
-    let story = shown(&told.place, &["--oom"]);
-    for part in ["Out of memory", "asked for", "the process ended", "stop the leak at", &told.line("leak")] {
+    assert_eq!(found["root_cause"]["line"], traced.line("leak"), "{found:#}");
+    let story = shown(&traced.place, &["--oom"]);
+    for part in ["Out of memory", "asked for", "the process ended", "stop the leak at", &traced.line("leak")] {
         assert!(story.contains(part), "{part} is missing in\n{story}");
     }
 }
 
 #[test]
-fn a_refusal_that_was_caught_ended_nothing() {
+fn a_refusal_that_was_caught_is_not_fatal() {
     if !can_trace() {
         return;
     }
     let _lock = one_at_a_time();
-    let told = Told::new(&["caught", "--steps", "60", "--onset", "30"]);
-    told.assert_no_leak();
-    let oom = &told.memory["ooms"][0];
+    let traced = Traced::new(&["caught", "--steps", "60", "--onset", "30"]);
+    traced.assert_no_leak();
+    let oom = &traced.memory["ooms"][0];
     assert_eq!((&oom["fatal"], &oom["asked"], &oom["step"]), (&false.into(), &(1_u64 << 40).into(), &30.into()));
-    assert_eq!(oom["line"], told.line("caught"), "{oom:#}");
-    assert_eq!(told.finding("oom")["root_cause"]["kind"], "large_request");
+    assert_eq!(oom["line"], traced.line("caught"), "{oom:#}");
+    assert_eq!(traced.finding("oom")["root_cause"]["kind"], "large_request");
     assert!(oom["stack"][0].as_str().unwrap().contains("simcuda.py"), "{oom:#}");
 }
 
 #[test]
-fn what_a_killed_job_held_is_known() {
+fn the_memory_of_a_killed_job_is_known() {
     if !can_trace() {
         return;
     }
@@ -319,13 +326,13 @@ fn what_a_killed_job_held_is_known() {
     let place = Place::new();
     let output = trace(&place, &["killed", "--steps", "60"], &[]);
     assert_eq!(output.status.code(), Some(128 + 9), "{}", text(&output));
-    let told = Told::of(place, &output);
-    told.assert_leak("leak");
-    let end = &told.memory["ends"][0];
+    let traced = Traced::of(place, &output);
+    traced.assert_leak("leak");
+    let end = &traced.memory["ends"][0];
     assert_eq!(end["signal"], 9, "{end:#}");
     let rows = end["live"].as_array().unwrap();
-    let of = |mark: &str| rows.iter().find(|row| row["line"] == told.line(mark)).unwrap()["bytes"].clone();
-    assert_eq!(of("leak"), told.truth["kept_bytes"]);
+    let of = |mark: &str| rows.iter().find(|row| row["line"] == traced.line(mark)).unwrap()["bytes"].clone();
+    assert_eq!(of("leak"), traced.truth["kept_bytes"]);
     assert_eq!(of("model"), 64 * 768 * 1024);
     let (last, had) = (end["before"].as_array().unwrap().last().unwrap(), end["allocated"].as_u64());
     assert!(last["allocated_least"].as_u64() <= had && had <= last["allocated"].as_u64() && had > Some(0), "{end:#}");
@@ -374,14 +381,14 @@ fn gradients_count_for_the_line_that_called_backward() {
     succeed(command.args(["--quiet", "--", "python3"]).arg(&job));
     let report = json(&place, &[]);
     let held: BTreeMap<&str, u64> = report["spaces"][0]["at_peak"].as_array().unwrap().iter().map(held).collect();
-    // What such threads make after backward() is over is nobody's.
+    // Allocations of such threads after backward() has returned have no line.
     let expected = [("job.py:5", 1 << 20), ("job.py:6", 512 + (8 << 20)), ("job.py:7", 2 << 20), ("no line", 3 << 20)];
     assert_eq!(held, BTreeMap::from(expected), "{report:#}");
     let bundle = place.dir.path().join("bundle");
     succeed(memory(&place, &[]).arg("--bundle").arg(&bundle));
     let again = succeed(Command::new(GPUWHY).args(["memory", "--json"]).arg(bundle.join("events.json")));
     let again: Value = serde_json::from_slice(&again.stdout).unwrap();
-    assert_eq!(again["spaces"][0]["at_peak"], report["spaces"][0]["at_peak"], "a bundle tells the same");
+    assert_eq!(again["spaces"][0]["at_peak"], report["spaces"][0]["at_peak"], "a bundle gives the same");
 }
 
 fn held(holder: &Value) -> (&str, u64) {
@@ -389,7 +396,7 @@ fn held(holder: &Value) -> (&str, u64) {
 }
 
 #[test]
-fn what_is_older_than_the_attach_is_pre_existing() {
+fn memory_older_than_the_attach_is_pre_existing() {
     if !can_trace() {
         return;
     }
@@ -403,34 +410,34 @@ fn what_is_older_than_the_attach_is_pre_existing() {
     job.go();
     let truth = said_report(&job.end_well());
     assert!(tracing.end().status.success(), "it ends with the job");
-    let told = Told { memory: json(&place, &[]), truth, place };
-    let space = told.space();
+    let traced = Traced { memory: json(&place, &[]), truth, place };
+    let space = traced.space();
     assert_eq!(space["preexisting"], 64 * 768 * 1024, "{space:#}");
     assert_eq!(space["peak_preexisting"], space["preexisting"], "the model stays: {space:#}");
-    let most = allocator_reports(&told.place).iter().map(|report| report.total_allocated).max().unwrap();
+    let most = allocator_reports(&traced.place).iter().map(|report| report.total_allocated).max().unwrap();
     assert_eq!(space["peak_allocated"], most);
-    told.assert_leak("leak");
-    assert!(shown(&told.place, &["--at-peak"]).contains("pre-existing"));
+    traced.assert_leak("leak");
+    assert!(shown(&traced.place, &["--at-peak"]).contains("pre-existing"));
 }
 
 #[test]
-fn parts_processes_and_files_that_are_not_there_are_refused_in_one_line() {
+fn missing_time_ranges_processes_and_files_are_refused_in_one_line() {
     if !can_trace() {
         return;
     }
     let _lock = one_at_a_time();
-    let told = Told::new(&["leak", "--steps", "60"]);
-    let pid = told.truth["pid"].to_string();
-    assert_eq!(json(&told.place, &["--pid", &pid])["leaks"], told.memory["leaks"]);
-    assert!(refusal(&mut memory(&told.place, &["--pid", "1"]), 1).contains("is not in this run"));
-    assert!(refusal(&mut memory(&told.place, &["--from", "2h"]), 1).contains("nothing between"));
+    let traced = Traced::new(&["leak", "--steps", "60"]);
+    let pid = traced.truth["pid"].to_string();
+    assert_eq!(json(&traced.place, &["--pid", &pid])["leaks"], traced.memory["leaks"]);
+    assert!(refusal(&mut memory(&traced.place, &["--pid", "1"]), 1).contains("not in this run"));
+    assert!(refusal(&mut memory(&traced.place, &["--from", "2h"]), 1).contains("invalid range"));
     let mut nowhere = Command::new(GPUWHY);
     refusal(nowhere.args(["memory", "--db", "/nowhere/run.db"]), 1);
-    // From the middle on: what was live before still is, and the peak is that of the part.
-    let (onset, peak) = (&told.leaks()[0]["onset_ns"], &told.space()["peak_allocated_at_ns"]);
+    // From the middle on: earlier memory is still live, and the peak is that of the range.
+    let (onset, peak) = (&traced.leaks()[0]["onset_ns"], &traced.space()["peak_allocated_at_ns"]);
     let middle = u64::midpoint(onset.as_u64().unwrap(), peak.as_u64().unwrap());
-    let late = json(&told.place, &["--from", &format!("{}ms", middle as f64 / 1e6)]);
-    assert_eq!(late["spaces"][0]["peak_allocated"], told.space()["peak_allocated"]);
+    let late = json(&traced.place, &["--from", &format!("{}ms", middle as f64 / 1e6)]);
+    assert_eq!(late["spaces"][0]["peak_allocated"], traced.space()["peak_allocated"]);
     let balance = &late["spaces"][0]["balance"];
     let number = |key: &str| balance[key].as_u64().unwrap();
     assert!(number("live_before") > 64 * 768 * 1024, "the model, and what had leaked: {balance:#}");
@@ -438,20 +445,20 @@ fn parts_processes_and_files_that_are_not_there_are_refused_in_one_line() {
 }
 
 #[test]
-fn the_demos_about_memory_tell_the_line_and_the_fix() {
+fn the_demos_about_memory_show_the_line_and_the_fix() {
     if !can_trace() {
         return;
     }
     let _lock = one_at_a_time();
-    for (scenario, kind, fix) in [
-        ("leak", "memory_leak", ".item()"),
-        ("fragmentation", "fragmentation", "empty_cache()"),
-        ("oom", "oom", "stop the leak"),
+    for (scenario, title, fix) in [
+        ("leak", " leaks ", ".item()"),
+        ("fragmentation", "PyTorch returned", "empty_cache()"),
+        ("oom", "Out of memory at", "stop the leak"),
     ] {
         let place = Place::new();
         let mut demo = Command::new(GPUWHY);
         let output = succeed(demo.args(["demo", scenario, "--duration", "2s", "--db"]).arg(place.db()));
         let said = text(&output);
-        assert!(said.contains(kind) && said.contains("memjob.py:") && said.contains(fix), "{scenario}: {said}");
+        assert!(said.contains(title) && said.contains("memjob.py:") && said.contains(fix), "{scenario}: {said}");
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory --compare`: jobs whose memory does something known, really traced, on a simulated GPU, side by side.
+//! `gpuwhy memory --compare`: really traces jobs with known memory behaviour on a simulated GPU and compares them.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-/// Traces a memjob into a file of this name; what it said of itself.
+/// Traces a memjob into a file of this name; returns its own report.
 fn traced(place: &Place, name: &str, args: &[&str]) -> Value {
     let mut command = Command::new(GPUWHY);
     command.args(["trace", "--budget", "none", "--quiet", "--db"]).arg(place.dir.path().join(name));
@@ -29,7 +29,7 @@ fn json(place: &Place, args: &[&str]) -> Value {
 }
 
 #[test]
-fn what_a_leak_changed_is_told_by_line_and_step() {
+fn a_leak_is_reported_by_line_and_step() {
     if !can_trace() {
         return;
     }
@@ -67,7 +67,7 @@ fn what_a_leak_changed_is_told_by_line_and_step() {
     assert!(all["notes"][0].as_str().unwrap().contains("compared per step"), "{all:#}");
     // The same for people.
     let shown = String::from_utf8(succeed(&mut compare(&place, &files)).stdout).unwrap();
-    for part in ["peak allocated", "leaky.db", &line, " new", "To know when comparing"] {
+    for part in ["peak in use", "leaky.db", &line, " new", "Notes on this comparison"] {
         assert!(shown.contains(part), "{part} is missing in\n{shown}");
     }
     assert!(!shown.contains('\x1b'), "no terminal, no colours");
@@ -84,7 +84,7 @@ fn what_a_leak_changed_is_told_by_line_and_step() {
 }
 
 #[test]
-fn runs_that_are_not_there_or_have_no_memory_are_told() {
+fn missing_runs_and_runs_without_memory_are_reported() {
     if !can_trace() {
         return;
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory --live`: jobs whose memory does something known, really traced on a simulated GPU, and watched by another
-//! process meanwhile. Nothing is asserted about when something is seen, only that it is.
+//! `gpuwhy memory --live`: really traces jobs with known memory behaviour on a simulated GPU while another process watches
+//! them. Tests what is seen, not when.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;
@@ -30,7 +30,7 @@ fn live(place: &Place, args: &[&str]) -> Command {
     command
 }
 
-/// A trace of a job that leaks until it is told to end.
+/// A trace of a job that leaks until it is stopped.
 fn trace_of_a_leak(place: &Place) -> Tracing {
     let mut command = place.trace();
     command.args(["--quiet", "--", "python3"]).arg(&sim().memjob_py);
@@ -104,7 +104,7 @@ fn a_leak_is_seen_while_it_grows_and_the_end_is_the_report() {
     let rest = watched.end();
     let [.., last, end] = rest.as_slice() else { panic!("{rest:#?}") };
     assert_eq!((&end["type"], &end["state"]), (&"end".into(), &"ended".into()), "{end:#}");
-    // All of it was seen: the peak is the report's to the byte.
+    // Nothing was missed: the peak is the report's, to the byte.
     let report = succeed(Command::new(GPUWHY).args(["memory", "--json", "--db"]).arg(place.db()));
     let report: Value = serde_json::from_slice(&report.stdout).unwrap();
     assert_eq!(end["verdict"], report["verdict"]);
@@ -113,7 +113,7 @@ fn a_leak_is_seen_while_it_grows_and_the_end_is_the_report() {
 }
 
 #[test]
-fn a_run_that_has_ended_is_told_with_its_refusals_and_a_killed_one_is_noticed() {
+fn an_ended_run_shows_its_refusals_and_a_killed_one_is_noticed() {
     if !can_trace() {
         return;
     }
@@ -123,14 +123,14 @@ fn a_run_that_has_ended_is_told_with_its_refusals_and_a_killed_one_is_noticed() 
     let output = oom.args(["oom", "--steps", "2000"]).output().unwrap();
     assert_eq!(output.status.code(), Some(1), "{}", text(&output));
     let said = String::from_utf8(succeed(&mut live(&place, &[])).stdout).unwrap();
-    for part in ["out of memory at", "has ended already", &leak_line(), "shows more"] {
+    for part in ["out of memory at", "has already ended", &leak_line(), "shows more"] {
         assert!(said.contains(part), "{part} is missing in\n{said}");
     }
     assert!(!said.contains('\x1b'), "no terminal, no colours: {said:?}");
     let lines = Watched::start(&place).end();
     assert_eq!(lines.len(), 2, "{lines:#?}");
     assert!(lines[0]["oom_count"].as_u64().unwrap() > 0, "{:#}", lines[0]);
-    // One whose gpuwhy was killed.
+    // A run whose gpuwhy was killed.
     let place = Place::new();
     let tracing = trace_of_a_leak(&place);
     let watched = Watched::start(&place);
@@ -140,13 +140,13 @@ fn a_run_that_has_ended_is_told_with_its_refusals_and_a_killed_one_is_noticed() 
     end_orphan(&place);
     let lines = watched.end();
     assert_eq!(lines.last().unwrap()["state"], "left", "{lines:#?}");
-    // What is no run is refused.
+    // A file that is not a run is refused.
     std::fs::write(place.dir.path().join("no.db"), "something else").unwrap();
     let mut other = Command::new(GPUWHY);
     refusal(other.args(["memory", "--live", "--json", "--db"]).arg(place.dir.path().join("no.db")), 1);
 }
 
-/// The job of a gpuwhy that was killed goes on: ends it.
+/// Ends the job of a gpuwhy that was killed.
 fn end_orphan(place: &Place) {
     let pid = number(&place.run_file(), "SELECT pid FROM processes WHERE name LIKE '%memjob%' LIMIT 1");
     let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
@@ -198,7 +198,7 @@ impl OnTerminal {
         }
     }
 
-    /// Its end, which is a good one, with the terminal as it was.
+    /// Waits for a successful end that restores the terminal.
     fn end(mut self) -> String {
         assert!(self.child.wait().unwrap().success());
         while let Ok(more) = self.screen.recv_timeout(LIMIT) {
@@ -211,7 +211,7 @@ impl OnTerminal {
 }
 
 #[test]
-fn a_terminal_is_redrawn_and_given_back() {
+fn a_terminal_is_redrawn_and_restored() {
     if !can_trace() {
         return;
     }
@@ -237,7 +237,7 @@ fn a_terminal_is_redrawn_and_given_back() {
 }
 
 #[test]
-fn nobody_reads_any_more() {
+fn it_quits_when_nothing_reads_its_output() {
     let place = Place::new();
     let mut pipe = Command::new("sh");
     let script = r#"{ "$0" memory --live --db "$1"; echo "ended $?" >&2; } | head -1"#;

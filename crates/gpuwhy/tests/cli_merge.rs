@@ -90,7 +90,7 @@ fn every_command_understands_the_result() {
     let gpuwhy = |args: &[&str]| text(&succeed(Command::new(GPUWHY).args(args).arg("--db").arg(&all)));
     let sql = "SELECT input, human_time(clock_offset_ns) AS later FROM merged";
     assert!(gpuwhy(&["query", "--csv", sql]).starts_with("input,later\n0,0 ns\n1,"));
-    assert!(gpuwhy(&["stacks"]).contains("all of CUDA"));
+    assert!(gpuwhy(&["stacks"]).contains("all CUDA functions"));
     let report: serde_json::Value = serde_json::from_str(&gpuwhy(&["explain", "--json", "--per-process"])).unwrap();
     let processes: Vec<i64> =
         report["processes"].as_array().into_iter().flatten().filter_map(|process| process["pid"].as_i64()).collect();

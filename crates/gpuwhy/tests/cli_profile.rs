@@ -38,7 +38,7 @@ fn a_folder_gives_one_document_with_every_key_that_is_promised() {
     let folder = folder();
     let document = json(&mut profile(&[folder.path().to_str().unwrap()]));
     assert_eq!(document["schema"], "gpuwhy.profile/1");
-    assert_eq!(document["files"].as_array().unwrap().len(), 2, "the config is none of PyTorch's");
+    assert_eq!(document["files"].as_array().unwrap().len(), 2, "config.json is not one of PyTorch's files");
     let device = &document["trace"]["devices"][0];
     let parts = "index name span_ns busy_ns idle_ns compute_ns communication_ns copy_ns exposed_communication_ns exposed_copy_ns";
     for key in parts.split(' ') {
@@ -53,7 +53,7 @@ fn a_folder_gives_one_document_with_every_key_that_is_promised() {
     for key in keys.split_whitespace() {
         assert!(!memory[key].is_null(), "memory.devices[].{key}");
     }
-    assert!(memory["capacity_bytes"].as_u64().unwrap() > 100_000_000_000, "the trace tells the GPU's memory");
+    assert!(memory["capacity_bytes"].as_u64().unwrap() > 100_000_000_000, "the trace has the GPU's memory");
     for (part, keys) in [
         ("/trace/steps", "count method confidence items"),
         ("/trace/kernels/0", "name total_ns count"),
@@ -80,11 +80,11 @@ fn switches_choose_what_is_analysed() {
     let path = folder.path().to_str().unwrap();
     let memory = json(&mut profile(&[path, "--memory-only", "--gpu-gb", "80"]));
     assert!(memory["trace"].is_null());
-    assert_eq!(memory["memory"]["devices"][0]["capacity_bytes"], 80u64 << 30, "as sizes of GPUs are counted");
+    assert_eq!(memory["memory"]["devices"][0]["capacity_bytes"], 80u64 << 30, "GPU vendors write GB for 2^30 bytes");
     let trace = json(&mut profile(&[path, "--trace-only"]));
     assert!(trace["memory"].is_null());
     let quick = json(&mut profile(&[path, "--trace-only", "--quick"]));
-    assert_eq!(quick["trace"]["devices"], trace["trace"]["devices"], "a quick look at the same file says the same");
+    assert_eq!(quick["trace"]["devices"], trace["trace"]["devices"], "--quick gives the same account");
     let other = json(&mut profile(&[path, "--device", "5"]));
     assert_eq!(other["trace"]["devices"].as_array().unwrap().len(), 0);
 }
@@ -121,10 +121,16 @@ fn a_file_that_cannot_be_read_takes_nothing_from_the_others() {
 #[test]
 fn text_names_the_line_and_has_no_escape_codes_in_a_pipe() {
     let leak = recording("data/leak/snapshot.pickle.gz");
-    let said = text(&succeed(&mut profile(&[leak.to_str().unwrap()])));
-    assert!(said.contains("work_train.py:32"), "{said}");
-    assert!(said.contains("memory_growth") && said.contains("reconciled to the byte"), "{said}");
-    assert!(!said.contains('\x1b'), "{said:?}");
+    let short = text(&succeed(&mut profile(&[leak.to_str().unwrap()])));
+    assert!(short.contains("work_train.py:32") && short.contains("Fix: "), "{short}");
+    assert!(short.lines().count() <= 25, "one screen: {short}");
+    let more = format!("More: gpuwhy profile --full {}", leak.display());
+    assert!(short.split_whitespace().collect::<Vec<_>>().join(" ").contains(&more), "{short}");
+    let full = text(&succeed(&mut profile(&[leak.to_str().unwrap(), "--full"])));
+    assert!(full.contains("work_train.py:32"), "{full}");
+    assert!(full.contains("memory_growth") && full.contains("reconciled to the byte"), "{full}");
+    assert!(full.contains("Churn: allocated and freed again") && !full.contains("More: "), "{full}");
+    assert!(!short.contains('\x1b') && !full.contains('\x1b'), "{short:?}");
 }
 
 #[test]

@@ -216,9 +216,9 @@ fn files_that_are_no_runs_are_told_apart() {
     spoilt[4096..].fill(0xa5);
     std::fs::write(path("spoilt.db"), spoilt).unwrap();
     for (name, why, fix) in [
-        ("missing.db", "there is no run file", "gpuwhy trace"),
+        ("missing.db", "no run file", "gpuwhy trace"),
         ("notes.txt", "not an SQLite database", "--db"),
-        ("empty.db", "not a gpuwhy run file", "--db"),
+        ("empty.db", "is empty", "empty.db-wal"),
         ("other.db", "not a gpuwhy run file", "--db"),
         (".", "not a gpuwhy run file", "--db"),
         ("newer.db", "version 99", "update gpuwhy"),
@@ -251,10 +251,16 @@ fn another_user_reads_a_run_where_they_may_not_write() {
     let binary = place.dir.path().join("gpuwhy");
     std::fs::copy(GPUWHY, &binary).unwrap();
     std::fs::set_permissions(place.dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(binary);
-    let output = succeed(command.args(["query", "--db"]).arg(&db).arg("SELECT COUNT(*) > 2000 AS many FROM events"));
-    assert_eq!(text(&output), "many\n   1\n");
+    let ask = || {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
+        command.args(["query", "--db"]).arg(&db).arg("SELECT COUNT(*) > 2000 AS many FROM events");
+        command
+    };
+    let said = refused(&mut ask());
+    assert!(said.contains("belongs to user 0") && said.contains("gpuwhy share"), "{said}");
+    std::fs::set_permissions(&db, PermissionsExt::from_mode(0o644)).unwrap();
+    assert_eq!(text(&succeed(&mut ask())), "many\n   1\n");
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn the_timeout_ends_it_whatever_the_format() {
         assert_eq!(output.status.code(), Some(1), "{format:?}: {told}");
         assert!(told.contains("stopped after 0.1 s") && told.contains("--timeout"), "{format:?}: {told}");
         let rows = String::from_utf8(output.stdout).unwrap().matches("row ").count();
-        assert!(rows > 0 && told.contains("is not complete"), "{format:?}: {rows} rows, {told}");
+        assert!(rows > 0 && told.contains("is incomplete"), "{format:?}: {rows} rows, {told}");
     }
 }
 

@@ -289,11 +289,11 @@ fn on_a_disk_that_fills_up_it_goes_on_says_so_and_counts() {
     let (status, report) = many.end();
     assert!(status.success() && report.contains("\"calls\":90000,"), "the job is unharmed: {report}");
     let (summary, warnings) = tracing.end(&disk.db());
-    let full = format!("the disk with {} is full: going on in memory", disk.db().display());
+    let full = format!("the disk with {} is full: keeping events in memory", disk.db().display());
     assert!(warnings.matches(&full).count() <= 1, "said when it begins, not over and over: {warnings}");
     assert!(summary["lost"].as_i64() > Some(0), "{summary}");
     let problem = summary["problem"].as_str().unwrap_or_default();
-    assert!(problem.contains("was full to the end") && problem.contains(disk.db().to_str().unwrap()), "{summary}");
+    assert!(problem.contains("was full until the end") && problem.contains(disk.db().to_str().unwrap()), "{summary}");
     assert!(launches(&disk.db()) >= 5000, "what was committed is kept");
     let seen = number(&open(&disk.db()), "SELECT SUM(calls) FROM seconds WHERE op = 'cudaLaunchKernel'");
     assert_eq!(seen, 95_000, "seconds are exact all the same");
@@ -321,7 +321,7 @@ fn when_space_is_freed_everything_is_stored() {
     second.go();
     assert!(second.end().0.success());
     let (summary, warnings) = tracing.end(&disk.db());
-    for said in ["is full: going on in memory", "can be written again"] {
+    for said in ["is full: keeping events in memory", "is writable again"] {
         assert_eq!(warnings.matches(said).count(), 1, "{said}: {warnings}");
     }
     assert_eq!(launches(&disk.db()), 7000);

@@ -21,7 +21,9 @@ struct Demo {
 fn demo(scenario: &'static str) -> Demo {
     let place = Place::new();
     let mut command = Command::new(GPUWHY);
-    command.args(["demo", scenario, "--duration", "4s", "--db"]).arg(place.db()).current_dir(place.dir.path());
+    // With the table of ops and gpuwhy's own figures.
+    command.args(["--verbose", "demo", scenario, "--duration", "4s", "--db"]).arg(place.db());
+    command.current_dir(place.dir.path());
     let screen = on_terminal(&mut command, 80);
     Demo { place, screen }
 }
@@ -107,6 +109,7 @@ fn nothing_is_wider_than_the_terminal() {
         for columns in [80, 100, 120] {
             for args in [
                 &["explain"][..],
+                &["explain", "--full"],
                 &["explain", "--per-process"],
                 &["memory"],
                 &["memory", "--oom"],

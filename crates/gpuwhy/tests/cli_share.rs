@@ -71,7 +71,7 @@ fn a_copy_for_others_is_explained_like_the_original() {
         assert!(!bytes.windows(words.len()).any(|window| window == words.as_bytes()), "{words} is in the copy");
         assert!(!said.replace("--hide", "").contains(words), "{words}: {said}");
     }
-    for words in ["gone:", "left:", "programs: ", "python3", "train.py", "Look these over"] {
+    for words in ["removed:", "kept:", "programs: ", "python3", "train.py", "Check these names"] {
         assert!(said.contains(words), "{words}: {said}");
     }
     assert_eq!(fs::metadata(&made).unwrap().mode() & 0o777, 0o600);
@@ -104,7 +104,7 @@ fn a_copy_is_made_whole_or_not_at_all() {
     let mut again = Command::new(GPUWHY);
     again.arg("share").arg(place.db()).arg("-o").arg(&output);
     succeed(&mut again);
-    assert!(refusal(&mut again, 1).contains("exists already"));
+    assert!(refusal(&mut again, 1).contains("already exists"));
     assert_eq!(fs::read(place.db()).unwrap(), before, "the original stays as it is");
     let missing = place.dir.path().join("none.db");
     assert!(refusal(Command::new(GPUWHY).arg("share").arg(&missing), 1).contains("none.db"));
@@ -114,12 +114,12 @@ fn a_copy_is_made_whole_or_not_at_all() {
     )
     .unwrap();
     let said = refusal(Command::new(GPUWHY).arg("share").arg(&missing), 1);
-    assert!(said.contains("no run file"), "{said}");
+    assert!(said.contains("not a gpuwhy run file"), "{said}");
     assert!(!place.dir.path().join("none-shared.db").exists());
     let names = fs::read_dir(place.dir.path()).unwrap().count();
     assert_eq!(names, 3, "nothing half done is left");
     let help = text(&succeed(Command::new(GPUWHY).args(["share", "--help"])));
-    assert!(help.contains("Examples:") && help.contains("gone") && help.contains("left"), "{help}");
+    assert!(help.contains("Examples:") && help.contains("removed") && help.contains("kept"), "{help}");
 }
 
 #[test]

@@ -77,10 +77,10 @@ fn a_small_file_has_true_sums_and_every_slow_call() {
         format!("SELECT COUNT(*) FROM events WHERE layer <> 'kernel' AND weight = 1 AND duration_ns >= {SLOW_NS}");
     assert!(number(&db, &sql) >= slow as i64, "{} of {slow}", number(&db, &sql));
 
-    let note = "events are in this file as weights of others";
+    let note = "events are represented by similar rows";
     assert!(said.contains(note) && said.contains("--max-size 3.00 MB"), "{said}");
     let explained = text(&succeed(Command::new(GPUWHY).args(["explain", "--db"]).arg(place.db())));
-    assert!(explained.contains("are told by others like them"), "{explained}");
+    assert!(explained.contains("are represented by similar rows"), "{explained}");
     for format in [None, Some("--json"), Some("--csv")] {
         let args: Vec<&str> = format.into_iter().chain(["SELECT COUNT(*) AS n FROM sessions"]).collect();
         let output = query(&place, &args);
@@ -102,7 +102,7 @@ fn a_file_that_is_large_enough_is_as_without() {
         let mut command = place.trace();
         command.args(flags).args(["--quiet", "--"]).arg(&sim().simjob).arg("--cudart").arg(&sim().cudart);
         let said = text(&succeed(command.args(["--calls", "20000"])));
-        assert!(!said.contains("weights of others"), "{said}");
+        assert!(!said.contains("represented by similar rows"), "{said}");
         let db = place.run_file();
         assert_eq!(number(&db, "SELECT max_size FROM sessions"), max_size);
         assert_eq!(number(&db, "SELECT thinned FROM sessions"), 0);
@@ -114,7 +114,9 @@ fn a_file_that_is_large_enough_is_as_without() {
 #[test]
 fn a_size_that_makes_no_sense_is_refused_before_anything_is_done() {
     let place = Place::new();
-    for (size, says) in [("10kB", "at least 1 MB"), ("2 elephants", "is no unit of size"), ("", "like 500MB")] {
+    for (size, says) in
+        [("10kB", "at least 1 MB"), ("2 elephants", "expected a size such as 500MB"), ("", "such as 500MB")]
+    {
         let output = Command::new(GPUWHY).args(["trace", "--max-size", size, "--db"]).arg(place.db()).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{size}");
         assert!(text(&output).contains(says), "{}", text(&output));

@@ -175,8 +175,8 @@ fn a_file_that_has_the_name_is_kept_under_another() {
     std::fs::write(place.db(), &kept[0]).unwrap();
     for _ in 0..2 {
         let said = text(&succeed(&mut trace_to(&place.db(), &["--", "true"])));
-        let line = said.lines().find(|line| line.contains("the earlier ")).unwrap_or_else(|| panic!("{said}"));
-        let (_, name) = line.rsplit_once(" is now ").unwrap();
+        let line = said.lines().find(|line| line.contains("renamed the existing ")).unwrap_or_else(|| panic!("{said}"));
+        let (_, name) = line.rsplit_once(" to ").unwrap();
         assert_eq!(&std::fs::read(name).unwrap(), kept.last().unwrap(), "{name} has what was there");
         assert_eq!(stop_reason(&place.db()).as_deref(), Some("exit"));
         kept.push(std::fs::read(place.db()).unwrap());
@@ -351,12 +351,13 @@ fn without_a_terminal_there_are_no_escape_codes() {
     }
     let _lock = one_at_a_time();
     let place = Place::new();
-    let output = traced_simjob(&place, &[]);
+    let output = traced_simjob(&place, &["--verbose"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(!stderr.contains(['\x1b', '\r']), "{stderr:?}");
     assert!(stderr.contains("tracing the job"), "{stderr}");
     assert!(stderr.lines().any(|line| line.starts_with("cudaLaunchKernel ")), "{stderr}");
-    assert!(stderr.contains(" stored, 0 lost in "), "{stderr}");
+    assert!(stderr.contains("gpuwhy: recorded 20") && stderr.contains(", none lost\n"), "{stderr}");
+    assert!(stderr.contains(" events stored") && stderr.contains("gpuwhy itself: "), "{stderr}");
 }
 
 #[test]
@@ -367,7 +368,9 @@ fn quiet_says_only_how_it_ended() {
     let _lock = one_at_a_time();
     let place = Place::new();
     let stderr = String::from_utf8(traced_simjob(&place, &["--quiet"]).stderr).unwrap();
-    assert!(stderr.starts_with("gpuwhy: ") && stderr.contains(" seen, "), "{stderr}");
+    let first = stderr.lines().find(|line| !line.is_empty());
+    assert!(first.is_some_and(|line| line.starts_with("The GPU was idle at least ")), "{stderr}");
+    assert!(stderr.contains("\ngpuwhy: recorded ") && stderr.contains(", none lost\n"), "{stderr}");
     assert!(!stderr.contains("tracing") && !stderr.contains("cudaLaunchKernel"), "{stderr}");
 }
 
@@ -425,7 +428,7 @@ fn with_json_stdout_has_json_lines_and_nothing_else() {
 fn on_a_terminal(place: &Place, environment: &str) -> String {
     let job = r#"sh -c '"$0" --cudart "$1" --calls 300; echo scrolled; timeout --foreground 25 head -n 1'"#;
     let line = format!(
-        "stty rows 40 cols 120; {environment} exec {GPUWHY} trace --db {} -- {job} {} {}",
+        "stty rows 40 cols 120; {environment} exec {GPUWHY} --verbose trace --db {} -- {job} {} {}",
         place.db().display(),
         sim().simjob.display(),
         sim().cudart.display()
@@ -459,7 +462,7 @@ fn on_a_terminal_a_table_redraws_below_the_jobs_output() {
     assert!(before.contains("\x1b[1;26r"), "14 of 40 lines are kept: {before:?}");
     assert!(before.contains("cudaLaunchKernel") && before.contains("scrolled"), "{before:?}");
     assert!(before.contains("\x1b[1mop "), "headings are bold: {before:?}");
-    assert!(end.contains("cudaLaunchKernel") && end.contains(" seen, "), "{end:?}");
+    assert!(end.contains("cudaLaunchKernel") && end.contains("gpuwhy: recorded "), "{end:?}");
     assert!(!end.contains("\x1b[2K"), "nothing redraws any more: {end:?}");
 }
 

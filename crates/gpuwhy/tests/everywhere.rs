@@ -165,7 +165,7 @@ fn assert_linked_in(place: &Place) {
     let path = sim().staticjob.display();
     let noted = format!(
         "SELECT COUNT(*) FROM libraries WHERE path = '{path}' AND library = 'runtime' \
-         AND note LIKE '%the CUDA runtime is part of this file%'"
+         AND note LIKE '%the CUDA runtime is linked into this file%'"
     );
     assert_eq!(number(&place.run_file(), &noted), 1);
 }

@@ -305,7 +305,8 @@ fn lines_are_those_of_stacks(client: &mut Client, place: &Place) {
 }
 
 fn sums_are_those_of_query(client: &mut Client, place: &Place) {
-    let cuda = "op NOT IN (SELECT op FROM ops WHERE layer = 'kernel')";
+    // The allocator's reports are no calls of CUDA: get_memory answers for them.
+    let cuda = "op NOT IN (SELECT op FROM ops WHERE layer IN ('kernel', 'torch'))";
     let sql = format!(
         "SELECT op, SUM(calls) AS calls, SUM(total_ns) AS total_ns, MAX(max_ns) AS max_ns FROM seconds WHERE {cuda} \
          GROUP BY op ORDER BY SUM(total_ns) DESC, SUM(calls) DESC, op"
@@ -376,11 +377,11 @@ fn everything_named_is_there(client: &mut Client, tools: &[Value], texts: &str) 
 fn what_is_wrong_is_told(client: &mut Client) {
     let refused = client.result("get_trace_stats", &json!({"run": "../secret.db"}));
     assert_eq!(refused["isError"], true, "an assistant reads why: {refused}");
-    assert!(refused["content"][0]["text"].as_str().unwrap().contains("--dir"), "{refused}");
+    assert!(refused["content"][0]["text"].as_str().unwrap().contains("folder this server may read"), "{refused}");
     let unknown = client.try_to(&json!({"do": "call", "name": "rm", "arguments": {}})).unwrap_err();
-    assert!(unknown.contains("there is no tool \"rm\""), "{unknown}");
+    assert!(unknown.contains("unknown tool \"rm\""), "{unknown}");
     let unknown = client.try_to(&json!({"do": "read", "uri": "gpuwhy://nothing"})).unwrap_err();
-    assert!(unknown.contains("there is no resource"), "{unknown}");
+    assert!(unknown.contains("unknown resource"), "{unknown}");
 }
 
 // ---- both SDKs, both transports ----
@@ -454,7 +455,7 @@ fn with_tls_and_a_token_only_who_has_both_is_served() {
         client.end();
         for wrong in ["", "correct-horse-battery-stable"] {
             let why = start(sdk, wrong).err().unwrap_or_else(|| panic!("{sdk:?} was served with the token {wrong:?}"));
-            assert!(why.contains("401") || why.contains("this server wants a token"), "{sdk:?}: {why}");
+            assert!(why.contains("401") || why.contains("token required"), "{sdk:?}: {why}");
         }
     }
     let mut command = Sdk::Python.command(tools, &place);

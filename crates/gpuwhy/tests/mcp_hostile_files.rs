@@ -63,7 +63,7 @@ fn nothing_outside_the_folder_is_read() {
     ] {
         for (tool, argument) in [("get_trace_stats", "run"), ("compare_runs", "before"), ("get_profile", "path")] {
             let why = served.refused(tool, json!({(argument): path}));
-            let told = why.contains("is not in a folder this server may read") || why.contains("is not there");
+            let told = why.contains("is outside the folders this server may read") || why.contains("does not exist");
             assert!(told && !why.contains("secret_kernel"), "{tool} {path:?}: {why}");
         }
         served.still_serves(path);
@@ -236,7 +236,7 @@ fn a_cursor_is_of_one_run() {
     made_run(&place.dir.path().join("new"), 2_000, 40, "train");
     std::fs::rename(place.dir.path().join("new"), place.db()).unwrap();
     let why = served.refused("get_stacks", json!({"cursor": cursor}));
-    assert!(why.contains("ask again without it"), "{why}");
+    assert!(why.contains("ask again without a cursor"), "{why}");
 }
 
 #[test]

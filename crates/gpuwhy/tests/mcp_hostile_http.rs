@@ -29,7 +29,7 @@ fn served() -> (Place, Web) {
 fn a_port_alone_is_this_machine_alone() {
     let (_place, web) = served();
     assert!(web.address.ip().is_loopback() && web.address.port() != 0);
-    assert!(web.said.contains("for this machine alone"), "{}", web.said);
+    assert!(web.said.contains("reachable from this machine only"), "{}", web.said);
     web.still_serves("the start");
 }
 
@@ -41,7 +41,7 @@ fn without_a_token_one_is_made_and_said_once() {
         let (web, line) = Web::with_made_token(&mut mcp(&place, &["--http", address]));
         assert!(web.token.len() == 64 && web.token.bytes().all(|byte| byte.is_ascii_hexdigit()), "{line}");
         assert!(line.contains("Authorization: Bearer"), "{line}");
-        assert!(web.said.contains("with a token") && !web.said.contains(&web.token), "{}", web.said);
+        assert!(web.said.contains("token required") && !web.said.contains(&web.token), "{}", web.said);
     }
     let (one, _) = Web::with_made_token(&mut mcp(&place, &["--http", ":0"]));
     let (two, _) = Web::with_made_token(mcp(&place, &["--http", ":0"]).env("GPUWHY_TOKEN", "  "));
@@ -49,7 +49,7 @@ fn without_a_token_one_is_made_and_said_once() {
     let said = refusal(mcp(&place, &["--http", ":0"]).env("GPUWHY_TOKEN", "12345"), 1);
     assert!(said.contains("5 characters") && !said.contains("12345"), "{said}");
     let web = Web::start(mcp(&place, &["--http", "0.0.0.0:0"]).env("GPUWHY_TOKEN", TOKEN));
-    assert!(web.said.contains("other machines, too, with a token"), "{}", web.said);
+    assert!(web.said.contains("reachable from other machines; token required"), "{}", web.said);
     assert!(!web.said.contains(TOKEN));
 }
 

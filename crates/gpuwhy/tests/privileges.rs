@@ -471,7 +471,7 @@ fn two_capabilities_are_enough_for_a_users_own_job() {
     let binary = with_file_capabilities(&place, "cap_bpf,cap_perfmon+ep");
     let folder = private_folder(&place, "theirs", NOBODY);
     let check = text(&as_somebody_else().arg(&binary).arg("check").output().unwrap());
-    let lacks = "without CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH: only their own processes";
+    let lacks = "without CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH: can trace only their own processes";
     assert!(check.contains(lacks) && check.contains("Ready to trace"), "{check}");
     let mut command = as_somebody_else();
     command.arg(&binary).args(["trace", "--budget", "none", "--quiet", "--db"]).arg(folder.join("run.db")).arg("--");

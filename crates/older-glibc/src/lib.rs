@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! For build scripts: what is built here runs with an older glibc than this machine's, down to 2.27 (Ubuntu 18.04; RHEL 8
-//! has 2.28).
+//! For build scripts: makes binaries run with an older glibc than the build machine's, down to 2.27 (Ubuntu 18.04; RHEL
+//! 8 has 2.28).
 //!
-//! A linker takes the newest version of each function that the build machine has, and the dynamic linker refuses to start
-//! what needs a version that it lacks. Assembler directives ([`versions`]) ask for the version that every glibc has.
-//! Before 2.34 threads and dlopen were in libraries of their own, so that these must be linked with, too, and named as
-//! where the versions are from. Newer machines have no more than their names left: [`stubs`] makes libraries to link with.
+//! A linker uses the newest version of each function on the build machine, and the dynamic linker refuses to start a
+//! program that needs a version it lacks. Assembler directives ([`versions`]) select a version that every glibc has.
+//! Before 2.34, threads and dlopen were in separate libraries, so a binary must also link with these and name them as
+//! the source of the versions. Newer machines only have empty ones: [`stubs`] makes libraries to link with.
 
 use std::ffi::OsString;
 use std::fmt::Write;
@@ -18,7 +18,7 @@ use std::process::Command;
 pub enum Home {
     /// libdl.
     Loader,
-    /// libm, as ever.
+    /// libm, as before.
     Math,
     /// libpthread.
     Threads,
@@ -26,8 +26,8 @@ pub enum Home {
 
 use Home::{Loader, Math, Threads};
 
-/// Functions that got a new version after 2.27 which does the same for us as the one before: where they were, and that
-/// version on x86-64.
+/// Functions that got a new version after 2.27 and whose older version works the same for us: their library, and the
+/// older version on x86-64.
 pub const OLDER: &[(&str, Home, &str)] = &[
     ("dladdr", Loader, "2.2.5"),
     ("dlclose", Loader, "2.2.5"),
@@ -73,12 +73,12 @@ fn is_x86() -> bool {
     std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64")
 }
 
-/// Elsewhere everything began with 2.17.
+/// On other architectures, every version starts with 2.17.
 fn version_here(on_x86: &'static str) -> &'static str {
     if is_x86() { on_x86 } else { "2.17" }
 }
 
-/// Assembler directives that make references to `prefix` + function lead to the version that every glibc has.
+/// Assembler directives that bind references to `prefix` + function to the version that every glibc has.
 pub fn versions(prefix: &str) -> String {
     let mut text = String::new();
     for (name, _, version) in OLDER {
@@ -88,10 +88,11 @@ pub fn versions(prefix: &str) -> String {
     text
 }
 
-/// Names of the stubs as `-l` has them. At run time nobody finds them by mistake: they have no library's file name.
+/// Names of the stubs for `-l`. They cannot be found by mistake at run time, because they do not have a library's file
+/// name.
 pub const STUBS: [&str; 2] = ["former_pthread", "former_dl"];
 
-/// Makes the libraries of [`STUBS`], to be linked with before the C library, and returns their paths.
+/// Makes the libraries of [`STUBS`], to link with before the C library, and returns their paths.
 pub fn stubs(folder: &Path) -> io::Result<Vec<PathBuf>> {
     let homes = [(Threads, "libpthread.so.0"), (Loader, "libdl.so.2")];
     STUBS.iter().zip(homes).map(|(stub, (home, library))| make_stub(folder, stub, home, library)).collect()

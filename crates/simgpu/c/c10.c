@@ -88,7 +88,7 @@ API(void, c10sim_set_reporter, (C10Reporter fresh))
     reporter = fresh;
 }
 
-// A lock that is given back when its block is left, also by an exception.
+// A lock that is released at the end of its block, also after an exception.
 static void unlock(pthread_mutex_t **held)
 {
     pthread_mutex_unlock(*held);

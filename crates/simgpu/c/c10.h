@@ -23,7 +23,7 @@ void report_out_of_memory(int64_t size, size_t total_allocated, size_t total_res
                           C10Device device)
     __asm__("_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE");
 
-// What the two report to, as PyTorch's profiler is: NULL, the default, is none.
+// The sink of both reports, like PyTorch's profiler; NULL (the default) for no sink.
 // Out of memory has no pointer. A reporter may throw C++ exceptions: they pass
 // through the functions here, which log the call with C10SIM_THROWN.
 typedef void (*C10Reporter)(void *ptr, int64_t size, size_t total_allocated,

@@ -107,9 +107,9 @@ void shared_init(void);
 void shared_lock(void);
 void shared_unlock(void);
 
-// kernel.c: all handles of a kernel, and pointers that are none, have a duration.
+// kernel.c: every kernel handle has a duration, and so do invalid pointers.
 uint64_t kernel_duration(const void *function);
-// The kernel of a name, made if there is none; see simgpu_kernel_name.
+// The kernel with this name, created if needed; see simgpu_kernel_name.
 struct SimKernel *kernel_by_name(const char *name);
 CUkernel kernel_handle(struct SimKernel *kernel);
 CUfunction kernel_function(struct SimKernel *kernel);

@@ -31,7 +31,7 @@ static CUresult transfer_staged(unsigned direction, size_t bytes, SimStream *str
         } else {
             result = stream_enqueue(stream, &work, end);
             device_wait_until(*end);
-            // The engine's part has passed by now; both together have the speed asked for.
+            // The engine's time has passed by now; both together run at the given speed.
             device_work_on_cpu(host_ns > work.duration_ns ? host_ns - work.duration_ns : 0);
         }
         bytes -= piece;
@@ -46,7 +46,7 @@ static bool needs_staging(unsigned direction, uint64_t host, const SimStream *st
 }
 
 // Queues a transfer on the call's stream; a synchronous one waits for its end.
-// `host` is the address on the host's side, 0 if there is none.
+// `host` is the host address, or 0.
 static CUresult transfer(SimCall *call, unsigned direction, uint64_t host, size_t bytes, CUstream handle,
                          bool per_thread, bool wait)
 {

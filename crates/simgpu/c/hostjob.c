@@ -21,7 +21,7 @@
 #include <unistd.h>
 
 static int truth_fd = -1;
-static Mark started; // the first thread's, when it could go on: nobody may have looked before
+static Mark started; // the first thread's, when it could go on, in case it is not observed before
 
 uint64_t clock_ns(int clock)
 {
@@ -369,7 +369,7 @@ int main(int argc, char **argv)
         misused();
     if (options.truth)
         truth_fd = (int)must(open(options.truth, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644), options.truth);
-    // Nothing is left behind when the one who started it dies: it may hold a CPU or memory.
+    // Dies with its parent, as it may hold a CPU or memory.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (!mode || !mode->holds_itself)
         hold(&options);

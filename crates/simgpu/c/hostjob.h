@@ -32,7 +32,7 @@ typedef struct Mark {
     uint64_t on_cpu_ns;    // schedstat
     uint64_t delay_ns;     // schedstat: ready, but without a CPU
     uint64_t read_bytes;   // from storage, in its name
-    int64_t voluntary;     // switches that the thread asked for: it blocked
+    int64_t voluntary;     // voluntary switches: the thread blocked
     int64_t involuntary;   // the others, also by sched_yield
     int64_t major_faults;
 } Mark;
@@ -80,9 +80,9 @@ void tell_window(const char *name, pid_t pid, pid_t tid, const Mark *begin, cons
 
 void start_thread(Thread *thread, const Options *options, const char *name, void (*body)(Thread *));
 // Lets the threads end one after the other, so that none waits for a CPU between its last mark and its
-// end, and tells their windows.
+// end, and reports their windows.
 void end_threads(Thread *threads, int count);
-// Waits for a child, tells its figures as it left them, and returns its status as waitpid has it.
+// Waits for a child, reports its figures, and returns its status as waitpid does.
 int reap(pid_t pid);
 // The state of a thread of this process as /proc has it; `syscall` (if any) is set to the number of its
 // system call when it sleeps in one.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// hostjob: who wakes whom, over pipes and over a lock.
+// hostjob: wakeups over pipes and over a lock.
 #define _GNU_SOURCE
 #include "hostjob.h"
 
@@ -121,7 +121,7 @@ static void take_turns(Thread *thread)
         turn->unlocking = clock_ns(CLOCK_MONOTONIC);
         pthread_mutex_unlock(&lock);
         turn->unlocked = clock_ns(CLOCK_MONOTONIC);
-        // The lock is not fair: who asks again at once has it again.
+        // The lock is not fair: a thread that asks again at once gets it again.
         sleep_ns(500000);
     }
 }

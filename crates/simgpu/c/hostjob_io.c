@@ -23,7 +23,7 @@
 #define MIB (1u << 20)
 #define FILE_BYTES (64 * MIB)
 
-// Makes the file and returns it, with nothing of it in the page cache.
+// Creates the file and returns it, with none of its pages in the page cache.
 static int cold_file(const Options *options, int flags)
 {
     if (!options->path)
@@ -77,7 +77,7 @@ void run_disk(const Options *options)
     read_at_random(options, fd, or_else(options->count, 50), or_else(options->kib, 1024) * 1024);
 }
 
-// Every part once, from the start: the page cache never has what is read next.
+// Reads every part once, in order: the page cache never has the next one.
 void run_buffered(const Options *options)
 {
     int fd = cold_file(options, 0);
@@ -173,7 +173,7 @@ void run_mmaplock(const Options *options)
 
 void run_oom(const Options *options)
 {
-    uint64_t limit = or_else(options->count, 256) * MIB; // it gives up if nobody stops it
+    uint64_t limit = or_else(options->count, 256) * MIB; // gives up here unless stopped before
     pid_t pid = (pid_t)must(fork(), "fork");
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -229,7 +229,7 @@ static void retransmit(int family)
     }
     while (!sent_again(clients, 4))
         sleep_ns(100000000);
-    // All of them do it at nearly the same time, and then not for two seconds.
+    // All processes do it at nearly the same time, then pause for two seconds.
     sleep_ns(100000000);
     unsigned count = sent_again(clients, 4);
     tell("{\"what\":\"retransmits\",\"family\":%d,\"port\":%d,\"count\":%u}", family == AF_INET ? 4 : 6,

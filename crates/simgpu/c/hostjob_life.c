@@ -82,7 +82,7 @@ void run_exec(const Options *options)
         become_a_sleeper(options);
     static Thread threads[2];
     start_thread(&threads[0], options, "sibling", thread_sleeps);
-    // It takes the place of the first thread, and with it the number.
+    // It replaces the first thread and takes its id.
     start_thread(&threads[1], options, "execer", thread_becomes_a_sleeper);
     pthread_join(threads[1].handle, NULL);
 }

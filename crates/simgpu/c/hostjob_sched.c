@@ -145,7 +145,7 @@ static void mixture(Thread *thread)
     while (!gate_open)
         pthread_cond_wait(&gate, &gate_lock);
     pthread_mutex_unlock(&gate_lock);
-    thread->begin = mark(); // nobody may have looked before
+    thread->begin = mark(); // in case it is not observed before
     uint64_t rounds = or_else(thread->options->count, 20);
     unsigned kind = (unsigned)thread->number % 4;
     for (uint64_t i = 0; i < rounds; i++) {
@@ -178,7 +178,7 @@ void run_threads(const Options *options)
     for (int i = 0; i < options->threads; i++) {
         while (!__atomic_load_n(&threads[i].tid, __ATOMIC_ACQUIRE))
             sleep_ns(1000000);
-        until_asleep(threads[i].tid); // at the gate: nothing happens while somebody looks at it
+        until_asleep(threads[i].tid); // at the gate: nothing happens while it is observed
     }
     hold(options);
     pthread_mutex_lock(&gate_lock);

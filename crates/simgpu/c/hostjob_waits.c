@@ -43,7 +43,7 @@ typedef struct Scene {
     uint64_t begin, woken, end;
     long syscall;    // the sleeper's, as the waker saw it ...
     uint64_t seen;   // ... at this time
-    pid_t waker_tid; // who ends the wait; 0: the waker; -1: some thread of the kernel's
+    pid_t waker_tid; // the thread that ends the wait; 0: the waker; -1: a kernel thread
     const struct Kind *kind;
 } Scene;
 
@@ -222,7 +222,7 @@ static void wait_with_deadline(Scene *scene)
     deadline.tv_nsec = (long)(nsec % 1000000000u);
     pthread_mutex_lock(&scene->lock);
     if (pthread_cond_timedwait(&scene->cond, &scene->lock, &deadline) != ETIMEDOUT)
-        die("nobody signals this condition");
+        die("no thread signals this condition");
     pthread_mutex_unlock(&scene->lock);
 }
 
@@ -333,7 +333,7 @@ static void wait_for_aio(Scene *scene)
     char event[64];
     struct timespec limit = {.tv_nsec = 2 * PAUSE_NS};
     must(syscall(SYS_io_getevents, context, 1, 1, event, &limit), "io_getevents");
-    // Not destroyed before the process ends: that would be a wait of its own.
+    // Not destroyed before the process ends: destroying it would be another wait.
 }
 
 static const Kind kinds[] = {
@@ -423,7 +423,7 @@ static bool run_wait(const Options *options, const Kind *kind)
 
 void run_waits(const Options *options)
 {
-    // Signals are for those who wait for them.
+    // Only the waiting threads take the signals.
     sigset_t set = only(SIGUSR1);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
     bool all = !strcmp(options->mode, "waits");

@@ -89,7 +89,7 @@ static uint64_t take_first_fit(SimDevice *device, uint64_t size)
     return 0;
 }
 
-// With the lock held: gives a range back and merges it with its neighbours.
+// With the lock held: frees a range and merges it with its neighbours.
 static void give_back(SimDevice *device, uint64_t address, uint64_t size)
 {
     FreeBlock **at = &device->free_list;
@@ -231,7 +231,7 @@ CUresult memory_unregister(void *ptr)
     return found ? CUDA_SUCCESS : CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 }
 
-// Address space is never reused: 2 TiB of it outlasts any test.
+// Address space is never reused: 2 TiB outlast any test.
 CUresult memory_reserve(uint64_t bytes, uint64_t *address)
 {
     if (!bytes || bytes % VMM_GRANULE)

@@ -68,7 +68,7 @@ static SimDetail describe(ncclComm_t comm, size_t count, ncclDataType_t type, in
     return detail;
 }
 
-// Opens the log entry of a collective, and gives it the next number of its communicator.
+// Opens the log entry of a collective and takes the communicator's next number for it.
 #define BEGIN_COLLECTIVE(name, buffer, peer)                                           \
     SimDetail detail = describe(comm, count, type, (peer));                            \
     BEGIN(name, .bytes = count * type_bytes(type), .pointer = (uintptr_t)(buffer),     \

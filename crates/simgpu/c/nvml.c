@@ -10,9 +10,9 @@
 //                                 processes hold, unless it is given
 //   sm_mhz, memory_mhz, power_mw, temperature_c, throttle
 //   busy PERCENT                  what the utilisation samples say
-//   process PID BYTES             a compute process (-1: bytes not told)
+//   process PID BYTES             a compute process (-1: bytes unknown)
 //   graphics PID BYTES            a graphics process
-//   xid NUMBER COUNT              COUNT events so far; each is told once
+//   xid NUMBER COUNT              COUNT events so far; each is reported once
 //   unsupported NAME              that call (rate, power_mw, ...) fails
 //   slow_init_ms N                how long nvmlInit takes
 //   logs FOLDER                   rate, samples and compute processes come from

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the stand-in for NVML knows from truth logs instead of from its settings.
+// The values that the simulated NVML takes from truth logs instead of its settings.
 #ifndef SIMGPU_NVML_TRUTH_H
 #define SIMGPU_NVML_TRUTH_H
 

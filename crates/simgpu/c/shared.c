@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One GPU for several processes: when its engines are done stands in a small
-// file that all of them map ($SIMGPU_SHARED), so that the work of one waits for
+// One GPU for several processes: the times at which its engines are done are in a small
+// file that all processes map ($SIMGPU_SHARED), so that the work of one waits for
 // that of the others. Memory, streams and handles stay each process's own.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -31,7 +31,7 @@ static void init_lock(SimShared *fresh)
     pthread_mutexattr_destroy(&attr);
 }
 
-// Maps the file; who comes first, which the file's lock decides, fills it.
+// Maps the file. The first process, decided by the file's lock, fills it.
 static SimShared *map_file(int fd)
 {
     SimShared *map = MAP_FAILED;

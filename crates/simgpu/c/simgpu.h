@@ -85,7 +85,7 @@ void simgpu_set_hook(void (*hook)(void *), void *arg);
     simgpu_enter(&call)
 
 // Opens a function that is not logged. Compilers leave the frame pointer out
-// of leaf functions even when told to keep it; asking for it brings it back.
+// of leaf functions even with -fno-omit-frame-pointer; reading it brings it back.
 #define QUERY_BEGIN() __asm__ volatile("" : : "r"(__builtin_frame_address(0)))
 
 #endif

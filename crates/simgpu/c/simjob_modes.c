@@ -97,7 +97,7 @@ void run_oom(const Options *options, const Api *api, Result *result)
     free(chunks);
 }
 
-// Called inside cuStreamSynchronize: tells the parent that the call is open.
+// Called inside cuStreamSynchronize: reports to the parent that the call is open.
 static void tell_parent(void *arg)
 {
     char byte = 'b';

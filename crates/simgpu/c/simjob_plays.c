@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 static const char usage[] =
-    "usage: simjob MODE [--cudart PATH ...] [OPTION ...]   ($SIMJOB_CUDART: a PATH, too)\n"
+    "usage: simjob MODE [--cudart PATH ...] [OPTION ...]   ($SIMJOB_CUDART: another PATH)\n"
     "  late       --wait-ms N --calls N --for-ms N --rate N: no library for a while, then calls at once\n"
     "  reload     --rounds N --calls N: loads and unloads one PATH after the other, N times\n"
     "  twocopies  --calls N: N calls of the first PATH, 2N + 1 of the second, in turn, and the frees due\n"

@@ -130,7 +130,7 @@ uint64_t sim_now(void); // CLOCK_MONOTONIC ns
 
 // The device of the thread's current context, or -1.
 int sim_current_device(void);
-// Makes sure that what the thread owns is given back when it ends.
+// Makes sure that what the thread owns is freed when it ends.
 void sim_thread_at_exit(void);
 // Gives back the thread's per-thread streams when it ends (device.c).
 void sim_thread_release_streams(SimThread *thread);

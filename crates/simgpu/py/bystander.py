@@ -59,10 +59,10 @@ def use_gpu(kernel_us):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--name", default="bystander")
-    parser.add_argument("--cpus", default="", help="to be pinned on, such as 0,1")
+    parser.add_argument("--cpus", default="", help="CPUs to be pinned to, such as 0,1")
     parser.add_argument("--busy-ms", type=float, default=1000.0)
     parser.add_argument("--rest-ms", type=float, default=0.0)
-    parser.add_argument("--when", default="", metavar="FOLDER", help="begin when something is in there")
+    parser.add_argument("--when", default="", metavar="FOLDER", help="start when a file appears in it")
     parser.add_argument("--gpu-us", type=float, default=0.0)
     options = parser.parse_args()
     cpus = [int(cpu) for cpu in options.cpus.split(",") if cpu]

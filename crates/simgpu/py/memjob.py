@@ -1,21 +1,21 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A training loop whose memory does something exactly known, on the simulated CUDA stack.
+"""A training loop with exactly known memory behaviour, on the simulated CUDA stack.
 
-  healthy      every step frees what it allocates
-  leak         from --onset on, every step keeps a clone in a list
-  slow_leak    every step keeps a thousandth of the model, beside noise from the same line
+  healthy      every step frees its allocations
+  leak         from step --onset on, every step keeps a clone in a list
+  slow_leak    every step keeps a thousandth of the model, in noise from the same line
   cache        keeps one tensor a step until the cache is full
-  renewed      the same, and then replaces the oldest
-  warmup       the first steps allocate what stays, less and less
+  renewed      the same, then replaces the oldest
+  warmup       the first steps keep fewer and fewer tensors
   sawtooth     keeps one tensor a step and drops all of them every --every steps
   churn        empties the allocator's cache in every step
-  oom          leaks until there is no memory left, and ends by the error
-  caught       asks for more than there is, once, and goes on
-  killed       leaks, and ends by SIGKILL
+  oom          leaks until memory runs out, and ends with that error
+  caught       asks once for more memory than there is, and goes on
+  killed       leaks, then kills itself with SIGKILL
 
-The last line it prints is JSON: what it did, and from which lines. Sizes are multiples of 512 below 1 MiB, or of 2 MiB from
-10 MiB on: those the allocator takes as they are.
+The last line it prints is JSON: what it did, and at which lines. Sizes are multiples of 512 bytes below 1 MiB, or of 2 MiB
+from 10 MiB on, which the allocator does not round.
 """
 
 import argparse
@@ -29,7 +29,7 @@ import time
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
 os.environ.setdefault("SIMGPU_LIB", FOLDER)
-# Packages are not the program's own code, and so are not where its lines are.
+# Lines in site-packages do not count as the program's own.
 sys.path.insert(0, os.path.join(FOLDER, "site-packages"))
 
 import simtorch  # noqa: E402
@@ -45,7 +45,7 @@ KERNELS = 4
 
 
 class Job:
-    """The loop and what it keeps."""
+    """The loop and the tensors it keeps."""
 
     def __init__(self, options):
         self.options = options
@@ -67,7 +67,7 @@ class Job:
         self.kept_bytes += loss.size
 
     def keep_a_thousandth(self):
-        """One line makes noise that lives for some steps, and a little that stays."""
+        """One line allocates noise that lives for a few steps, and a little that stays."""
         sizes = [THOUSANDTH] + [self.random.randrange(1, 2047) * simtorch.UNIT for _ in range(self.random.randrange(12))]
         made = [simtorch.empty(size) for size in sizes]  # LINE slow_leak
         self.history.append(made[0])
@@ -154,7 +154,7 @@ class Job:
         return self.options.steps
 
     def tell(self, steps):
-        """What is true: for people how it went, for tests everything."""
+        """Prints what happened: a sentence for people, JSON for tests."""
         if self.options.words:
             end = "done: %d steps" % steps if steps else "memory ran out"
             print("%s, %d MB kept" % (end, self.kept_bytes // 10**6), flush=True)
@@ -172,7 +172,7 @@ class Job:
 
 
 def lines():
-    """The lines that are marked in this file."""
+    """The lines marked in this file."""
     with open(os.path.abspath(__file__), encoding="utf-8") as file:
         marked = [(text.rsplit("# LINE ", 1), number) for number, text in enumerate(file, 1) if "# LINE " in text]
     return {parts[1].strip(): number for parts, number in marked if '"' not in parts[1]}
@@ -187,9 +187,9 @@ def main():
     parser.add_argument("--step-ms", type=float, default=0)
     parser.add_argument("--kernel-us", type=float, default=50)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--until", metavar="FILE", help="end after the step in which this file is there")
-    parser.add_argument("--words", action="store_true", help="tell the end in words, not as JSON")
-    parser.add_argument("--hold", action="store_true", help="with the model made, say so and wait for a line")
+    parser.add_argument("--until", metavar="FILE", help="end after the step in which this file exists")
+    parser.add_argument("--words", action="store_true", help="print the result as a sentence, not as JSON")
+    parser.add_argument("--hold", action="store_true", help="once the model exists, print `ready` and wait for a line")
     options = parser.parse_args()
     job = Job(options)
     if options.hold:
@@ -200,7 +200,7 @@ def main():
     except simtorch.OutOfMemoryError:
         job.tell(0)
         if options.words:
-            sys.exit("simtorch.OutOfMemoryError: the GPU's memory ran out")
+            sys.exit("simtorch.OutOfMemoryError: the GPU ran out of memory")
         raise
     job.tell(steps)
 

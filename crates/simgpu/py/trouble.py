@@ -60,7 +60,7 @@ class Trainer:
     # ---- one step ----
 
     def before_step(self):
-        """What the main thread does besides: nothing, or its trouble."""
+        """The main thread's extra work: nothing, or its trouble."""
         if self.has("host_sleep"):
             self.wait_for_all()
             trouble_host.take_a_nap(self.options.hard_ms)
@@ -84,7 +84,7 @@ class Trainer:
         self.cuda.copy_to_device(self.on_device, self.pageable, len(self.pageable), self.streams[0])
 
     def allocate_and_free(self):
-        """Takes memory from the driver and gives it back, in every step."""
+        """Allocates and frees driver memory in every step."""
         taken = [self.cuda.malloc(ALLOCATION_BYTES) for _ in range(ALLOCATIONS)]
         for pointer in taken:
             self.cuda.free_device(pointer)
@@ -184,7 +184,7 @@ def blamed_lines(trouble):
 
 
 def tell_truth(trainer):
-    """Writes what the job knows of itself."""
+    """Writes what the job measured about itself."""
     path = os.environ.get("TROUBLE_TRUTH")
     if not path:
         return
@@ -203,7 +203,7 @@ def tell_truth(trainer):
 
 
 def start_second(options):
-    """Another user of the same GPU, if one is asked for."""
+    """A second process on the same GPU, if --second is given."""
     if not options.second:
         return None
     folder = os.path.dirname(os.path.abspath(__file__))

@@ -51,7 +51,7 @@ def decode(milliseconds):
 
 
 def read_from_disk(file, milliseconds):
-    """Reads pieces past the page cache for so long."""
+    """Reads pieces past the page cache for the given time."""
     deadline = time.monotonic() + milliseconds / 1000.0
     buffer = mmap.mmap(-1, READ_BYTES)
     pieces = os.fstat(file).st_size // READ_BYTES
@@ -106,7 +106,7 @@ class Loader:
             process.start()
 
     def next_batch(self):
-        """Waits for a batch; None if there is none for long."""
+        """Waits for a batch; None after a timeout."""
         try:
             return self.batches.get(timeout=5.0)
         except queue.Empty:

@@ -64,7 +64,7 @@ class LockHolders:
 
 
 class Computers:
-    """Threads of pure Python: they hold the interpreter's lock, and whoever lets go of it waits to get it back."""
+    """Threads of pure Python: they hold the GIL, so a thread that releases it waits to get it back."""
 
     CHECKSUM_S = 0.001
 
@@ -79,7 +79,7 @@ class Computers:
             thread.start()
 
     def compute(self):
-        """Never ends by itself, and never waits."""
+        """Never returns and never waits."""
         value = 1
         while not self.stopped:
             value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
@@ -108,7 +108,7 @@ class Table:
         os.close(file)
 
     def look_up(self):
-        """Reads single bytes of random pages for so long."""
+        """Reads single bytes of random pages for the given time."""
         total = 0
         deadline = time.monotonic() + self.milliseconds / 1000.0
         while time.monotonic() < deadline:

@@ -29,40 +29,40 @@ def numbers(text):
 def add_shape(parser):
     """The job as it would be without any trouble."""
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--name", default="", help="of the process; empty: the interpreter's")
-    parser.add_argument("--kernels", type=int, default=40, help="in one step")
+    parser.add_argument("--name", default="", help="process name; empty: the interpreter's")
+    parser.add_argument("--kernels", type=int, default=40, help="kernels per step")
     parser.add_argument("--kernel-us", type=float, default=250.0)
-    parser.add_argument("--host-us", type=float, default=15.0, help="Python's work before each launch")
+    parser.add_argument("--host-us", type=float, default=15.0, help="Python work before each launch")
     parser.add_argument("--streams", type=int, choices=(1, 2), default=1)
     parser.add_argument("--sync", choices=("spin", "block"), default="block", help="how the library waits")
     parser.add_argument(
         "--wait",
         choices=("event", "stream", "never"),
         default="event",
-        help="for the step before; for this step; only when the queue is full",
+        help="wait for the previous step, for this step, or only when the queue is full",
     )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--worker-name", default="pt_data_worker")
-    parser.add_argument("--batch-ms", type=float, default=0.5, help="what a worker needs for a batch")
-    parser.add_argument("--cpus", type=numbers, default=[], help="of the main process")
+    parser.add_argument("--batch-ms", type=float, default=0.5, help="worker time per batch")
+    parser.add_argument("--cpus", type=numbers, default=[], help="CPUs of the main process")
     parser.add_argument("--worker-cpus", type=numbers, default=[])
 
 
 def add_trouble(parser):
     """The trouble itself."""
-    parser.add_argument("--trouble", default="none", help="one of %s; two with a comma" % ", ".join(TROUBLES))
-    parser.add_argument("--hard-ms", type=float, default=10.0, help="what a trouble of the main thread takes")
-    parser.add_argument("--threads", type=int, default=1, help="that hold the lock or compute")
-    parser.add_argument("--file", default="", help="that workers read, or that is mapped")
-    parser.add_argument("--cgroup", action="append", default=[], help="folder of a cgroup to be in")
-    parser.add_argument("--copy-mb", type=int, default=16, help="of pageable memory, in one step")
-    parser.add_argument("--alloc-us", type=int, default=0, help="of one cudaMalloc")
+    parser.add_argument("--trouble", default="none", help="one of %s, or two separated by a comma" % ", ".join(TROUBLES))
+    parser.add_argument("--hard-ms", type=float, default=10.0, help="duration of a trouble in the main thread")
+    parser.add_argument("--threads", type=int, default=1, help="threads that hold the lock or compute")
+    parser.add_argument("--file", default="", help="file that workers read or map")
+    parser.add_argument("--cgroup", action="append", default=[], help="folder of a cgroup to join")
+    parser.add_argument("--copy-mb", type=int, default=16, help="pageable memory copied per step")
+    parser.add_argument("--alloc-us", type=int, default=0, help="duration of one cudaMalloc")
     parser.add_argument("--pageable-gbps", type=float, default=0)
     parser.add_argument("--second", default="", help="name of a second process on the GPU, a child of this one")
 
 
 def parse():
-    """Reads the command line, and tells the libraries what is theirs."""
+    """Reads the command line and passes the libraries their settings."""
     parser = argparse.ArgumentParser(description="A training job with a known trouble, on the simulated CUDA stack.")
     add_shape(parser)
     add_trouble(parser)
@@ -70,7 +70,7 @@ def parse():
     options.trouble = options.trouble.split(",")
     unknown = set(options.trouble) - set(TROUBLES)
     if unknown:
-        parser.error("no such trouble: %s" % ", ".join(sorted(unknown)))
+        parser.error("unknown trouble: %s" % ", ".join(sorted(unknown)))
     os.environ["SIMGPU_SYNC"] = options.sync
     if options.alloc_us:
         os.environ["SIMGPU_ALLOC_US"] = str(options.alloc_us)

@@ -129,7 +129,7 @@ pub struct Call {
     pub device: i8,
     /// Direction of a copy.
     pub direction: Engine,
-    /// What else there is to know of it; none for most functions.
+    /// More about the call; `None` for most functions.
     pub detail: Option<Detail>,
     /// A name that belongs to it: of the function looked up, or of the file loaded.
     pub text: Option<Arc<str>>,

@@ -46,7 +46,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     each.map(|line| format!("{HELLO}{line}").into_bytes()).collect()
 }
 
-/// A folder with one good run, made once.
+/// A folder with one valid run, made once.
 fn served() -> &'static Path {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
@@ -60,10 +60,10 @@ fn served() -> &'static Path {
     folder.path()
 }
 
-/// Whatever comes, each line that goes back is JSON-RPC, and no tool has a fault.
+/// For any input, each line of the answer is JSON-RPC and no tool reports an internal error.
 pub(super) fn mcp(data: &[u8]) {
     let config = Config { run: None, folders: vec![served().into()], check: Box::new(Vec::new) };
-    // A client that breaks the protocol is cut off, which is an error and no fault.
+    // A client that breaks the protocol is disconnected: an error, but not a failure.
     let Ok(said) = gpuwhy_serve::answer_lines(config, data) else { return };
     for line in said.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()) {
         let line: Value =

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The targets, and the table that everything goes through.
+//! The targets and their table.
 
 mod mcp;
 mod run_file;
@@ -8,7 +8,7 @@ mod torch;
 
 use crate::Target;
 
-/// All of them.
+/// Every target.
 pub const ALL: &[Target] = &[
     Target {
         name: "secrets",

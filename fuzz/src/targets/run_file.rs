@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Run files, which are passed on to others: opened, explained, asked with SQL.
+//! Run files, which users share: opened, explained, queried with SQL.
 
 use gpuwhy_ask::{Part, explain, memory, schema, stats};
 use gpuwhy_model::{Call, CallFlags};
@@ -10,9 +10,9 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 const SECOND: u64 = 1_000_000_000;
-/// A question may take this long; then it is ended, which is no failure.
+/// A query may take this long, then it is stopped, which is not a failure.
 const LIMIT: Duration = Duration::from_secs(2);
-/// What views and tables are asked.
+/// Queries of views and tables.
 const QUESTIONS: [&str; 3] = [
     "SELECT op, COUNT(*), SUM(duration_ns), p99(duration_ns, weight) FROM events GROUP BY op",
     "SELECT * FROM processes",
@@ -26,7 +26,7 @@ fn example(path: &Path) {
         command: Some("python3 train.py".into()),
         ..NewRun::default()
     };
-    let Ok(created) = Writer::create(path, &new) else { panic!("a run file cannot be made in {}", path.display()) };
+    let Ok(created) = Writer::create(path, &new) else { panic!("cannot create a run file in {}", path.display()) };
     let mut writer = created.writer;
     writer.set_process(7, "train");
     let names = ["cudaMalloc", "cudaLaunchKernel", "cudaStreamSynchronize", "cudaFree"];
@@ -72,7 +72,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     SEEDS.get_or_init(make).clone()
 }
 
-/// An error or an answer, whatever the file holds.
+/// For any file, an error or an answer.
 pub(super) fn run_file(data: &[u8]) {
     let folder = tempfile::tempdir().unwrap_or_else(|why| panic!("no folder: {why}"));
     let path = folder.path().join("run.db");

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Command lines and texts in which secrets are to be replaced.
+//! Command lines and texts in which secrets must be replaced.
 
 use gpuwhy_capture::secrets::{command_line, hide};
 
-/// Words and signs around which a secret is looked for.
+/// Words and signs that mark a secret.
 pub(super) const WORDS: &[&[u8]] = &[
     b"--token ",
     b"--token=",
@@ -26,7 +26,7 @@ pub(super) const WORDS: &[&[u8]] = &[
     b"\xe2\x80\x8b",
 ];
 
-/// A secret that is planted: it has the look of one, so it must be replaced wherever it stands by itself.
+/// A planted secret: a token that must be replaced wherever it stands alone.
 const PLANTED: &str = "hf_abcdefghijKLMNOPQRSTuvwxyz01234567";
 
 pub(super) fn seeds() -> Vec<Vec<u8>> {
@@ -41,7 +41,7 @@ pub(super) fn seeds() -> Vec<Vec<u8>> {
     .to_vec()
 }
 
-/// Words are separated by zeroes, as in /proc/PID/cmdline. Hiding is done once: a second time changes nothing.
+/// Words are separated by zero bytes, as in /proc/PID/cmdline. Hiding is idempotent: a second time changes nothing.
 pub(super) fn secrets(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let words: Vec<&str> = text.split('\0').collect();

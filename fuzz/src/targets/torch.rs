@@ -5,7 +5,7 @@ use flate2::read::GzDecoder;
 use gpuwhy_torch::{snapshot, trace};
 use std::io::Read;
 
-/// A trace of a few events, small enough that a change in it matters.
+/// A trace of a few events, so small that most changes matter.
 const SMALL_TRACE: &str = r#"{"schemaVersion":1,"deviceProperties":[{"id":0,"name":"NVIDIA H100","totalGlobalMem":85000000000}],
 "distributedInfo":{"backend":"nccl","rank":0,"world_size":2},"baseTimeNanoseconds":1700000000000000000,"traceEvents":[
 {"ph":"X","cat":"cpu_op","name":"aten::mm","pid":1,"tid":1,"ts":10.5,"dur":20.25,"args":{"External id":1,"Sequence number":7}},
@@ -40,7 +40,7 @@ fn packed(path: &str) -> Vec<u8> {
 }
 
 pub(super) fn traces() -> Vec<Vec<u8>> {
-    // The beginning of a real one: whole it takes long to read, and most changes would fall where nothing depends on them.
+    // The start of a real trace: a whole one takes long to read, and most changes would not matter.
     let mut real = packed("data_trace/graphs.json.gz");
     real.truncate(64 << 10);
     vec![SMALL_TRACE.into(), SMALL_TRACE.replace('\n', "").into(), real]
@@ -63,7 +63,7 @@ pub(super) fn snapshots() -> Vec<Vec<u8>> {
     vec![packed("data/expandable_late/snapshot.pickle.gz"), packed("data/pending/snapshot.pickle.gz")]
 }
 
-/// No panic, and no memory beyond the limit.
+/// No panic, and no memory use above the limit.
 pub(super) fn snapshot(data: &[u8]) {
     let options = snapshot::Options { memory_limit_bytes: 64 << 20, ..snapshot::Options::default() };
     let _ = snapshot::analyse(data, &options, None);

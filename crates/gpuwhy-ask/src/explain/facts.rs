@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the run file says beside its events, in the words of the analysis.
+//! Converts the store's facts of a run to those of the analysis.
 
 use gpuwhy_model::Job;
 use gpuwhy_store::RunFacts;
 use gpuwhy_why::{Facts, LossFact, ProcessFact};
 
-/// The facts of a part of a run, for one of its jobs; of all processes together where that is none.
+/// The facts of a time range, for one job or (`None`) for all processes.
 pub(super) fn gather(run: &RunFacts, from_ns: u64, to_ns: u64, job: Option<&Job>) -> Facts {
     let cores = run.session.machine.cores.unwrap_or(0);
     let sampled = run.system.last().map(|sample| sample.cores);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several jobs in one run: which of them are explained, and their reports put together.
+//! Several jobs in one run: chooses which are explained and combines their reports.
 
 use crate::{Asked, Result};
 use gpuwhy_model::{Class, Finding, Job, OpId, Severity, units};
@@ -9,10 +9,10 @@ use gpuwhy_why::report::JobReport;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Jobs explained at most, those with most launches: each takes memory of its own.
+/// Most jobs explained, those with most launches: each takes its own memory.
 const MOST: usize = 16;
 
-/// Kinds of findings about time in calls that allocate and free: what it cost the GPU, and what the calls took.
+/// Kinds of findings about allocating and freeing: the GPU time it cost, and the time the calls took.
 const ALLOC_CHURN: &str = "alloc_churn";
 const ALLOC_LATENCY: &str = "alloc_latency";
 
@@ -24,7 +24,7 @@ pub(super) struct Explained {
     pub(super) report: Report,
 }
 
-/// The jobs that are worth a report: those that launched in the part, most first. `None` stands for all processes.
+/// The jobs to report on: those that launched in the time range, most launches first. `None` stands for all processes.
 pub(super) fn worth(reader: &Reader, asked: &Asked) -> Result<Vec<Option<Job>>> {
     if let [job] = asked.jobs.as_slice() {
         return Ok(vec![(!asked.all).then(|| job.clone())]);
@@ -44,10 +44,10 @@ pub(super) fn worth(reader: &Reader, asked: &Asked) -> Result<Vec<Option<Job>>> 
     Ok(if jobs.is_empty() { vec![None] } else { jobs })
 }
 
-/// Gives each report its job's findings, and makes one report of all.
+/// Gives each report its job's findings about memory, and combines the reports.
 pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) -> Report {
     let several = explained.len() > 1;
-    let mut nobodys = Vec::new();
+    let mut of_no_job = Vec::new();
     let mut of_each: Vec<Vec<Finding>> = vec![Vec::new(); explained.len()];
     for finding in findings {
         let is_of = |one: &Explained| match (&one.job, finding.pid) {
@@ -56,11 +56,11 @@ pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) ->
             (None, _) => true,
         };
         let own = explained.iter().position(is_of).and_then(|place| of_each.get_mut(place));
-        own.unwrap_or(&mut nobodys).push(finding);
+        own.unwrap_or(&mut of_no_job).push(finding);
     }
     if let [own] = of_each.as_mut_slice() {
-        // Also what is wrong with a job that launched nothing.
-        own.append(&mut nobodys);
+        // A job that launched nothing has findings, too.
+        own.append(&mut of_no_job);
     }
     for (one, own) in explained.iter_mut().zip(of_each) {
         let own = absorb(&mut one.report.findings, own);
@@ -70,14 +70,14 @@ pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) ->
         Some(only) if explained.is_empty() => only.report,
         Some(last) => {
             explained.push(last);
-            all(explained, nobodys)
+            all(explained, of_no_job)
         }
         None => Report::default(),
     }
 }
 
-/// Time in calls that allocate and free was found from both sides: by what it did to the GPU, and by what it did with memory.
-/// That is one finding, as bad as `gpuwhy memory` says it is. Returns what else is worth telling of memory.
+/// Time in calls that allocate and free is found twice: by its cost in GPU time, and by the memory analysis. Merges both into
+/// one finding with the severity of `gpuwhy memory`. Returns the other important findings about memory.
 fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
     let mut others = Vec::new();
     for finding in of_memory {
@@ -85,9 +85,9 @@ fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
         match findings.iter_mut().find(same).filter(|_| finding.lost_ns > 0) {
             Some(found) => {
                 found.severity = finding.severity;
-                found.effect.push(finding.title);
+                found.effect.push(finding.headline());
             }
-            // What cost the GPU nothing is a matter of `gpuwhy memory` alone.
+            // Without a cost in GPU time it is for `gpuwhy memory` only.
             None if finding.kind == ALLOC_LATENCY => {}
             None => others.extend(Some(finding).filter(|finding| finding.severity >= Severity::Medium)),
         }
@@ -95,7 +95,7 @@ fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
     others
 }
 
-fn all(mut explained: Vec<Explained>, nobodys: Vec<Finding>) -> Report {
+fn all(mut explained: Vec<Explained>, of_no_job: Vec<Finding>) -> Report {
     let mut findings = Vec::new();
     let lost = |report: &Report| report.findings.iter().map(|finding| finding.lost_ns).max();
     explained.sort_by_key(|one| Reverse((worst(&one.report), lost(&one.report))));
@@ -113,13 +113,13 @@ fn all(mut explained: Vec<Explained>, nobodys: Vec<Finding>) -> Report {
     }
     let mut known = std::collections::BTreeSet::new();
     whole.loss.notes.retain(|note| known.insert(note.clone()));
-    // Those of the jobs have their places in the verdict.
+    // The verdict already has the jobs' findings.
     whole.findings.append(&mut findings);
-    // What is well with one job may be wrong with another, and no steady part is that of all.
+    // A check may pass in one job and fail in another, and the jobs have no common steady state.
     whole.healthy.clear();
     whole.steady = None;
     whole.verdict = verdict(&jobs, &whole.verdict);
-    whole.add_findings(nobodys);
+    whole.add_findings(of_no_job);
     whole.jobs = jobs;
     whole
 }
@@ -153,8 +153,8 @@ fn job_report(explained: &Explained) -> JobReport {
 /// A job in one line: its worst finding.
 fn summary(report: &Report) -> String {
     match report.findings.first().filter(|finding| finding.severity > Severity::Info) {
-        Some(worst) => worst.title.clone(),
-        None if report.loss.too_much => "too much was lost to say".to_owned(),
+        Some(worst) => worst.headline(),
+        None if report.loss.too_much => "too many events were lost to say".to_owned(),
         None => "no cause costs 1 % or more".to_owned(),
     }
 }
@@ -162,7 +162,7 @@ fn summary(report: &Report) -> String {
 fn verdict(jobs: &[JobReport], of_worst: &str) -> String {
     let many = units::count(jobs.len() as u64);
     let who = jobs.first().map(|job| format!("{} {}", job.name, job.pid)).unwrap_or_default();
-    format!("{many} jobs were recorded. The worst is {who}: {of_worst}")
+    format!("{many} jobs were recorded; the worst is {who}. {of_worst}")
 }
 
 #[cfg(test)]
@@ -179,14 +179,14 @@ mod tests {
     }
 
     #[test]
-    fn one_trouble_is_as_bad_in_every_answer() {
+    fn one_problem_has_one_severity_in_every_answer() {
         for kind in ["fragmentation", ALLOC_LATENCY] {
             for severity in [Severity::Low, Severity::High] {
                 let time = explained(vec![costing(ALLOC_CHURN, Severity::Medium)]);
                 let report = together(time, vec![costing(kind, severity)]);
                 assert_eq!(report.findings.len(), 1, "{:#?}", report.findings);
                 assert_eq!((report.findings[0].kind.as_str(), report.findings[0].severity), (ALLOC_CHURN, severity));
-                assert_eq!(report.findings[0].effect, [format!("{kind} cost time")]);
+                assert_eq!(report.findings[0].effect, [format!("{kind} cost time (5 ns)")]);
             }
         }
         // Of memory that is reserved for nothing the time says nothing; and what cost no GPU time stays with memory.
@@ -220,6 +220,10 @@ mod tests {
         };
         let oom = Finding { pid: Some(9), ..Finding::new("oom", Severity::Critical, "out of memory at 1 s".into()) };
         let report = together(vec![job(7), job(8)], vec![oom]);
-        assert!(report.verdict.starts_with("Out of memory at 1 s. 2 jobs were recorded."), "{}", report.verdict);
+        assert!(
+            report.verdict.starts_with("Out of memory at 1 s. 2 jobs were recorded; the worst is"),
+            "{}",
+            report.verdict
+        );
     }
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers go into the run they are about.
+//! Stores findings in their run file.
 
 use super::Explained;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Stores the findings of a run that has ended. A file that may not be written to, or is busy, is as good without:
-/// whoever asks again gets the same answer.
+/// Stores the findings of a run that has ended. Errors are ignored, as for a file that is read-only or busy: explaining again
+/// gives the same findings.
 pub fn keep(path: &Path, explained: &Explained) {
     let Explained { report, session } = explained;
     if session.stop_unix_ns.is_none() || report.findings.is_empty() {

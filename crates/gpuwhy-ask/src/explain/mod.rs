@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a run file to its explanation: what the store knows is handed to gpuwhy-why, event by event.
+//! Explains a run file: feeds the store's facts and events to gpuwhy-why.
 
 mod facts;
 mod jobs;
@@ -24,16 +24,15 @@ pub struct Explained {
     pub session: Session,
 }
 
-/// Explains a run, or a part of it, job by job: where its time went, and, on a thread of its own meanwhile, what is wrong with
-/// its memory.
+/// Explains a run, or a time range of it, job by job: where the time went and, on a second thread, problems with memory.
 pub fn explain(reader: &Reader, part: &Part) -> Result<Explained> {
     explain_unless(&|| false, reader, part)
 }
 
-/// The same, and an error if it is told to stop meanwhile.
+/// The same; an error if `stop` asks it to stop.
 pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Explained> {
     let asked = Asked::find(reader, part)?;
-    // Of the jobs' processes, not only those that were named.
+    // All of the jobs' processes, not only the named ones.
     let pids = if asked.all { Vec::new() } else { asked.pids() };
     let of_jobs = &Part { pids, ..part.clone() };
     let (failed, path) = (AtomicBool::new(false), reader.path());
@@ -45,7 +44,7 @@ pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
         failed.store(explained.is_err(), Ordering::Relaxed);
         let memory = match beside {
             Ok(thread) => thread.join().unwrap_or_else(|fault| std::panic::resume_unwind(fault)),
-            // No thread is to be had: then one after the other.
+            // Without a thread: one after the other.
             Err(_) if explained.is_ok() => memory::findings(stop, reader, of_jobs),
             Err(_) => Ok(Vec::new()),
         };
@@ -55,14 +54,14 @@ pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
     Ok(Explained { report, session: asked.session })
 }
 
-/// Explains each job that is worth it, in one pass over the events.
+/// Explains each job that launched, in one pass over the events.
 fn explain_time(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<Vec<jobs::Explained>> {
     let run = reader.facts(asked.from_ns, Some(asked.to_ns))?;
     let worth = jobs::worth(reader, asked)?;
     let explainer = |job: &Option<Job>| Explainer::new(facts::gather(&run, asked.from_ns, asked.to_ns, job.as_ref()));
     let mut explainers: Vec<Explainer> = worth.iter().map(explainer).collect();
     drop(run);
-    // From the beginning, whatever part is asked about: what was going on then may have begun long before.
+    // Always from the beginning: an interval in the time range may have started long before.
     reader.replay(0, Some(asked.to_ns), |event| {
         explainers.iter_mut().for_each(|explainer| explainer.feed(event));
         if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

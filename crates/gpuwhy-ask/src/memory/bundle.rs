@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a run file to a folder with all that is known of its memory. The run is played twice, as for a report: first for
-//! the steps and for the header, then for the events, which go to the files and the analysis at once.
+//! Writes a bundle: a folder with everything about a run's memory. Plays the run twice, as for a report: first for the
+//! steps and the header, then for the events, which go to the files and to the analysis at once.
 
-use super::{Asked, sites};
+use super::{RunInput, sites};
 use crate::{Error, Part, Result, Stop};
 use gpuwhy_bundle::alerts::Alerts;
 use gpuwhy_bundle::{
@@ -16,11 +16,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Files that are written event by event.
+/// Files written event by event.
 const JSON: &str = "events.json";
 const CSV: &str = "events.csv";
 
-/// What is kept of the traced command, characters: a reader takes no words of any length.
+/// Characters kept of the traced command: a reader limits the length of strings.
 const MOST_OF_COMMAND: usize = 4096;
 
 /// A bundle that was written.
@@ -30,12 +30,12 @@ pub struct Bundled {
     pub files: Vec<WrittenFile>,
     /// Events in it.
     pub events: u64,
-    /// What is known.
+    /// The report.
     pub report: Report,
 }
 
-/// Writes a bundle of a run's memory, or that of a part of it, into a folder. `run` is the run file's name, `version`
-/// that of gpuwhy.
+/// Writes a bundle of a run's memory, or a time range of it, into a folder. `run` is the run file's name, `version` that
+/// of gpuwhy.
 pub fn write_bundle(
     stop: &Stop<'_>,
     reader: &Reader,
@@ -43,16 +43,16 @@ pub fn write_bundle(
     (run, version): (&str, &str),
     folder: &Path,
 ) -> Result<Bundled> {
-    let asked = Asked::new(reader, part)?;
-    // Before minutes of work, so that one learns at once that it cannot be.
+    let input = RunInput::new(reader, part)?;
+    // First of all: a folder that cannot be used should fail now and not after minutes of work.
     let mut folder = Folder::take(folder)?;
-    let first = First::pass(stop, reader, &asked)?;
+    let first = FirstPass::run(stop, reader, &input)?;
     let ids: Vec<u64> = first.stacks.iter().copied().collect();
     let words = sites(reader, &ids)?;
-    let header = header(&asked, &first, &words, (run, version));
+    let header = header(&input, &first, &words, (run, version));
     let backward = backward_stacks(&words);
-    let mut analyser = Analyser::new(asked.facts.clone(), first.steps).with_backward(backward).in_detail();
-    write_events(stop, reader, &asked, &header, (&mut folder, &mut analyser))?;
+    let mut analyser = Analyser::new(input.facts.clone(), first.steps).with_backward(backward).in_detail();
+    write_events(stop, reader, &input, &header, (&mut folder, &mut analyser))?;
     let known = |ids: &[u64]| ids.iter().filter_map(|id| Some((*id, words.get(id)?.clone()))).collect();
     let report = analyser.finish(&mut |ids| known(ids));
     write_report(&mut folder, &header, &report)?;
@@ -62,19 +62,19 @@ pub fn write_bundle(
     Ok(Bundled { files, events: header.event_count, report })
 }
 
-/// What the first pass tells.
-struct First {
+/// Results of the first pass.
+struct FirstPass {
     steps: BTreeMap<u32, ProcessSteps>,
     stacks: BTreeSet<u64>,
     events: u64,
 }
 
-impl First {
-    fn pass(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<Self> {
-        let mut finder = StepFinder::new(asked.facts.from_ns, asked.facts.to_ns);
-        let mut sieve = Sieve::new(&asked.facts.only);
+impl FirstPass {
+    fn run(stop: &Stop<'_>, reader: &Reader, input: &RunInput) -> Result<Self> {
+        let mut finder = StepFinder::new(input.facts.from_ns, input.facts.to_ns);
+        let mut sieve = Sieve::new(&input.facts.only);
         let (mut stacks, mut events) = (BTreeSet::new(), 0);
-        asked.play(stop, reader, |event| {
+        input.play(stop, reader, |event| {
             finder.feed(event);
             if sieve.keeps(event) {
                 events += 1;
@@ -83,7 +83,7 @@ impl First {
             ControlFlow::Continue(())
         })?;
         let mut steps = finder.finish();
-        steps.retain(|pid, _| asked.facts.wants(*pid));
+        steps.retain(|pid, _| input.facts.wants(*pid));
         stacks.extend(steps.values().filter_map(|steps| steps.marker.and_then(|marker| marker.1)));
         Ok(Self { steps, stacks, events })
     }
@@ -96,9 +96,9 @@ fn stack(event: &MemoryEvent) -> Option<u64> {
     }
 }
 
-fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, version): (&str, &str)) -> Header {
+fn header(input: &RunInput, first: &FirstPass, words: &HashMap<u64, SiteFact>, (run, version): (&str, &str)) -> Header {
     let number_of: HashMap<u64, u32> = first.stacks.iter().copied().zip(0..).collect();
-    let (session, facts) = (&asked.session, &asked.facts);
+    let (session, facts) = (&input.session, &input.facts);
     let gpu = |gpu: &gpuwhy_model::sample::Gpu| gpuwhy_bundle::Gpu {
         gpu: gpu.gpu,
         name: gpu.name.clone(),
@@ -119,13 +119,13 @@ fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, ve
             duration_ns: session.duration_ns,
             command: session.command.as_deref().map(|command| command.chars().take(MOST_OF_COMMAND).collect()),
         },
-        part: gpuwhy_bundle::Part { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
+        part: gpuwhy_bundle::Selection { from_ns: facts.from_ns, to_ns: facts.to_ns, pids: facts.only.clone() },
         lost: facts.lost,
         unreported: facts.unreported.clone(),
         notes: facts.notes.clone(),
         alerts: facts.alerts.clone(),
         processes: facts.processes.values().map(process).collect(),
-        gpus: asked.gpus.iter().map(gpu).collect(),
+        gpus: input.gpus.iter().map(gpu).collect(),
         steps: steps.collect(),
         sites: first.stacks.iter().zip(0..).map(|(stack, site)| Site::new(site, *stack, words.get(stack))).collect(),
         event_count: first.events,
@@ -139,16 +139,16 @@ fn header(asked: &Asked, first: &First, words: &HashMap<u64, SiteFact>, (run, ve
 fn write_events(
     stop: &Stop<'_>,
     reader: &Reader,
-    asked: &Asked,
+    input: &RunInput,
     header: &Header,
     (folder, analyser): (&mut Folder, &mut Analyser),
 ) -> Result<()> {
     let (json, csv) = (folder.begin(JSON)?, folder.begin(CSV)?);
     let mut json = EventsWriter::new(json, header).map_err(|source| folder.cannot(JSON, source))?;
     let mut csv = CsvWriter::new(csv, header).map_err(|source| folder.cannot(CSV, source))?;
-    let mut sieve = Sieve::new(&asked.facts.only);
+    let mut sieve = Sieve::new(&input.facts.only);
     let mut failed = None;
-    asked.play(stop, reader, |event| {
+    input.play(stop, reader, |event| {
         analyser.feed(event);
         if sieve.keeps(event) {
             let json = json.event(event).map_err(|source| folder.cannot(JSON, source));
@@ -168,7 +168,7 @@ fn write_events(
     Ok(folder.end(csv)?)
 }
 
-/// All that is made from the report.
+/// The files made from the report.
 fn write_report(folder: &mut Folder, header: &Header, report: &Report) -> Result<()> {
     let run = &header.run;
     let timeline = Timeline::new(run, report);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several run files' memory side by side.
+//! Compares the memory of several run files.
 
 use super::{Examined, examine_unless};
 use crate::{Error, Part, Result, Stop};
@@ -9,17 +9,17 @@ use gpuwhy_store::Reader;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Runs compared, and their files in the same order.
+/// A comparison, and the run files in the same order.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Compared {
-    /// What differs.
+    /// The comparison.
     pub comparison: Comparison,
     /// The run files.
     pub paths: Vec<PathBuf>,
 }
 
-/// Compares the memory of runs, or of the same part of each. The first is the reference. Processes have other numbers in
-/// other runs: of those that are asked for, each run has those that are its own, and must have one.
+/// Compares the memory of runs, or the same time range of each. The first is the reference. Process ids differ between
+/// runs, so each run uses those of the given ids that it has; it must have at least one.
 pub fn compare(stop: &Stop<'_>, paths: &[PathBuf], part: &Part) -> Result<Compared> {
     let examined: Vec<Examined> = paths.iter().map(|path| examined(stop, path, part)).collect::<Result<_>>()?;
     let reports = examined.iter().map(|one| &one.report);
@@ -40,7 +40,7 @@ fn examined(stop: &Stop<'_>, path: &Path, part: &Part) -> Result<Examined> {
     examine_unless(stop, &reader, &part)
 }
 
-/// What the runs are called: their files' names, or their paths where two have the same name.
+/// Names the runs by file name, or by path where two file names are the same.
 fn names(paths: &[PathBuf]) -> Vec<String> {
     let short = |path: &PathBuf| path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
     let all: Vec<String> = paths.iter().map(short).collect();
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_are_called_by_their_files_unless_two_are_called_the_same() {
+    fn runs_are_named_by_file_unless_two_names_are_the_same() {
         let of = |paths: &[&str]| names(&paths.iter().map(PathBuf::from).collect::<Vec<_>>());
         assert_eq!(of(&["/a/x.db", "/b/y.db"]), ["x.db", "y.db"]);
         assert_eq!(of(&["a/x.db", "b/x.db", "y.db"]), ["a/x.db", "b/x.db", "y.db"]);

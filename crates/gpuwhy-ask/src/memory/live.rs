@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory of a run that another process is still writing, look by look.
+//! Follows the memory of a run that another process is still recording.
 //!
-//! Each look opens the file, reads what is new, and closes it: whoever writes it can end the run without waiting for a
-//! reader, and the lock that tells whether somebody writes can be looked at in between.
+//! Each update opens the file, reads the new rows and closes it again: the writer can end the run without waiting for a
+//! reader, and the lock that shows whether there is a writer can be checked in between.
 
 use super::site;
 use super::source::Sources;
@@ -15,63 +15,63 @@ use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-/// Rows appear up to half a second after they happened: what is newer than this is left for the next look, ns.
+/// Rows appear up to half a second after their event: newer rows are left for the next update, ns.
 const LAG_NS: u64 = 1_500_000_000;
-/// A row has the time at which its call began and comes when that has ended, and rows come in that order: those that are as
-/// much older than the newest are all there, also when the writer is late. A call that allocates and takes longer is met in
-/// the end, when all is read again.
+/// A row has the time at which its call began and is written when the call ends. So all rows older than the newest by this
+/// are there, even if the writer is late. An allocating call that takes longer is only counted at the end, when everything
+/// is read again.
 const LONGEST_CALL_NS: u64 = 1_000_000_000;
-/// After so many looks without a newer row it is not the writer that is late: nothing happens.
-const LOOKS_IDLE: u32 = 8;
-/// So many looks without anything new, and without a writer, mean that it was killed.
-const LOOKS_LEFT: u32 = 3;
-/// A file that is no run yet may become one for so many looks.
-const LOOKS_BEGINNING: u32 = 10;
+/// After this many updates without a newer row, the writer is not late: the job is quiet.
+const UPDATES_IDLE: u32 = 8;
+/// After this many updates without anything new and without a writer, gpuwhy was killed.
+const UPDATES_LEFT: u32 = 3;
+/// A file that is not a run yet has this many updates to become one.
+const UPDATES_BEGINNING: u32 = 10;
 
-/// How the run stands.
+/// The state of the run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
     /// There is no run yet.
     Waiting,
     /// It is being recorded.
     Running,
-    /// It has ended; why.
+    /// It has ended, for this reason.
     Ended(String),
-    /// Nobody records it any more, and nobody ended it: gpuwhy was killed.
+    /// Recording stopped without ending the run: gpuwhy was killed.
     Left,
 }
 
-/// What one look found.
+/// The result of one update.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Look {
-    /// How the run stands.
+pub struct LiveUpdate {
+    /// The state of the run.
     pub state: State,
-    /// What is known now; nothing while there is no run.
+    /// Its memory now; empty while there is no run.
     pub picture: Picture,
-    /// Whether this is the first look at the run.
+    /// Whether this is the first update of this run.
     pub is_first: bool,
 }
 
-/// Follows a run file.
-pub struct Following {
+/// A run file that is followed.
+pub struct LiveRun {
     path: PathBuf,
     pids: Vec<u32>,
     tracker: Tracker,
     follow: MemoryFollow,
     sites: HashMap<u64, SiteFact>,
     names: HashMap<u32, String>,
-    /// NVML was read up to here, ns.
+    /// NVML's samples were read up to here, ns.
     samples_from: u64,
-    /// The run's beginning: another one is another run.
+    /// The run's start time identifies it: a new run may replace the file.
     start: Option<(u64, u64)>,
-    /// The end of the run so far at the last look, and the looks since it moved.
+    /// The run's length at the last update, and the updates since it grew.
     last: (u64, u32),
-    /// Looks at something that is no run.
+    /// Updates that found no run.
     failed: u32,
 }
 
-impl Following {
-    /// The run at a path, which need not be there yet. Only these processes; of none given, all.
+impl LiveRun {
+    /// Follows the run at a path, which need not exist yet. With `pids`, only these processes.
     pub fn new(path: &Path, pids: &[u32]) -> Self {
         Self {
             path: path.into(),
@@ -87,9 +87,9 @@ impl Following {
         }
     }
 
-    /// Reads what is new. `now_ns` is `CLOCK_MONOTONIC`; `alone` says that nothing else in this process has the file open.
-    pub fn look(&mut self, stop: &Stop<'_>, now_ns: u64, alone: bool) -> Result<Look> {
-        // Before the file is opened: one that ends in between is seen as ended, not as left.
+    /// Reads the new rows. `now_ns` is `CLOCK_MONOTONIC`; `alone` means nothing else in this process has the file open.
+    pub fn update(&mut self, stop: &Stop<'_>, now_ns: u64, alone: bool) -> Result<LiveUpdate> {
+        // Before the file is opened: a run that ends in between then counts as ended, not as left.
         let is_left = alone && is_written(&self.path).is_ok_and(|written| !written);
         let reader = match Reader::open(&self.path) {
             Ok(reader) => reader,
@@ -104,38 +104,38 @@ impl Following {
         }
         let state = self.state(&session, is_left);
         let at_ns = if state == State::Running { self.horizon(&session, now_ns) } else { session.duration_ns };
-        let let_go = super::about(reader.memory_let_go()?, &self.pids);
-        self.tracker.set_unreported(super::unreported(&let_go, u64::MAX - 1));
+        let pauses = super::about(reader.memory_let_go()?, &self.pids);
+        self.tracker.set_unreported(super::unreported(&pauses, u64::MAX - 1));
         if state != State::Running && !is_first {
-            // Once more from the beginning: nothing that came late is missing in the end.
+            // From the beginning again, so that late rows are counted, too.
             self.read_again(stop, &reader, at_ns, true)?;
         } else {
             self.read(stop, &reader, at_ns, state != State::Running)?;
         }
         if is_first && self.tracker.knows_backward() {
-            // What autograd's threads allocated was read before that was known.
+            // Allocations of autograd's threads were read before its stacks were known.
             self.read_again(stop, &reader, at_ns, state != State::Running)?;
         }
-        let notes = super::notes(&let_go, at_ns);
+        let notes = super::notes(&pauses, at_ns);
         let picture = Picture { notes, ..self.tracker.picture(at_ns, &self.sites, &self.names) };
-        Ok(Look { state, picture, is_first })
+        Ok(LiveUpdate { state, picture, is_first })
     }
 
-    /// What a whole examination of the run said, and up to when it looked.
+    /// Takes the report of an examination of the whole run.
     pub fn judged(&mut self, report: &Report) {
         self.tracker.judged(report, report.to_ns);
     }
 
-    /// No run: not yet, or not at all. A new one is empty at first, and soon somebody writes it.
-    fn not_there(&mut self, error: gpuwhy_store::Error, is_left: bool) -> Result<Look> {
+    /// There is no run, yet or at all. A new run file is empty at first and soon has a writer.
+    fn not_there(&mut self, error: gpuwhy_store::Error, is_left: bool) -> Result<LiveUpdate> {
         self.failed += 1;
         let is_empty = std::fs::metadata(&self.path).is_ok_and(|found| found.len() == 0);
         let is_none = is_left && !is_empty && self.start.is_none();
         let is_missing = matches!(error, gpuwhy_store::Error::NotFound { .. });
-        if !is_missing && (is_none || self.failed >= LOOKS_BEGINNING) {
+        if !is_missing && (is_none || self.failed >= UPDATES_BEGINNING) {
             return Err(error.into());
         }
-        Ok(Look { state: State::Waiting, picture: Picture::default(), is_first: false })
+        Ok(LiveUpdate { state: State::Waiting, picture: Picture::default(), is_first: false })
     }
 
     fn state(&mut self, session: &Session, is_left: bool) -> State {
@@ -145,14 +145,14 @@ impl Following {
         }
         let moved = self.last.0 != session.duration_ns;
         self.last = (session.duration_ns, if moved { 0 } else { self.last.1 + 1 });
-        if is_left && self.last.1 >= LOOKS_LEFT { State::Left } else { State::Running }
+        if is_left && self.last.1 >= UPDATES_LEFT { State::Left } else { State::Running }
     }
 
-    /// Up to when all rows are there.
+    /// The time up to which all rows are in the file, ns.
     fn horizon(&self, session: &Session, now_ns: u64) -> u64 {
         let by_clock = now_ns.saturating_sub(session.start_monotonic_ns).saturating_sub(LAG_NS);
         let by_rows = session.duration_ns.saturating_sub(LONGEST_CALL_NS);
-        if self.last.1 >= LOOKS_IDLE { by_clock } else { by_clock.min(by_rows) }
+        if self.last.1 >= UPDATES_IDLE { by_clock } else { by_clock.min(by_rows) }
     }
 
     fn read_again(&mut self, stop: &Stop<'_>, reader: &Reader, at_ns: u64, to_the_end: bool) -> Result<()> {
@@ -196,21 +196,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_there_is_waited_for_and_what_is_no_run_is_told() {
+    fn a_missing_run_is_waited_for_and_another_file_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.db");
-        let mut following = Following::new(&path, &[]);
-        for _ in 0..LOOKS_BEGINNING * 2 {
-            assert_eq!(following.look(&|| false, 1, true).unwrap().state, State::Waiting);
+        let mut run = LiveRun::new(&path, &[]);
+        for _ in 0..UPDATES_BEGINNING * 2 {
+            assert_eq!(run.update(&|| false, 1, true).unwrap().state, State::Waiting);
         }
-        // One that begins is empty at first, but not for ever; what is something else is told at once.
+        // A new run is empty at first, but not forever; another file is an error at once.
         std::fs::write(&path, "").unwrap();
-        let mut following = Following::new(&path, &[]);
-        for _ in 1..LOOKS_BEGINNING {
-            assert_eq!(following.look(&|| false, 1, true).unwrap().state, State::Waiting);
+        let mut run = LiveRun::new(&path, &[]);
+        for _ in 1..UPDATES_BEGINNING {
+            assert_eq!(run.update(&|| false, 1, true).unwrap().state, State::Waiting);
         }
-        assert!(following.look(&|| false, 1, true).is_err());
+        assert!(run.update(&|| false, 1, true).is_err());
         std::fs::write(&path, "something else").unwrap();
-        assert!(Following::new(&path, &[]).look(&|| false, 1, true).is_err());
+        assert!(LiveRun::new(&path, &[]).update(&|| false, 1, true).is_err());
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a run file to what is known about its GPU memory: the store's events are handed to gpuwhy-memory, twice, first for
-//! the job's steps and then for all the rest. Whoever shows memory, on a screen or to a program, asks here.
+//! Answers about a run's GPU memory. Plays the store's events to gpuwhy-memory twice: first to find the job's steps, then
+//! for everything else. Every view of memory, on a screen or for a program, uses this.
 
 mod bundle;
 mod compare;
@@ -12,39 +12,39 @@ use crate::{Error, Part, Result, Stop};
 pub use bundle::{Bundled, write_bundle};
 pub use compare::{Compared, compare};
 pub use gpuwhy_bundle::report::json as report_json;
-use gpuwhy_memory::alerts::{Alert, Kind, Level};
+use gpuwhy_memory::alerts::{Alert, AlertKind, Level};
 pub use gpuwhy_memory::compare::Comparison;
 pub use gpuwhy_memory::live::Picture;
 pub use gpuwhy_memory::report::{Holder, Report};
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, SiteFact, StepFinder, Unreported, backward_stacks};
 use gpuwhy_model::{Class, Finding, MemoryEvent, Severity, TensorEvent, ops, units};
 use gpuwhy_store::{AlertRow, LetGo, LossRow, Reader, RunFacts, Session, StackTrace};
-pub use live::{Following, Look, State};
+pub use live::{LiveRun, LiveUpdate, State};
 pub use read_back::{ReadBack, is_events_file, read_back};
 use source::Sources;
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
 
-/// What is known, and the run it is of.
+/// A memory report and its run.
 #[derive(Debug, Clone)]
 pub struct Examined {
-    /// What is known.
+    /// The report.
     pub report: Report,
     /// The run.
     pub session: Session,
 }
 
-/// Examines a run's memory, or that of a part of it.
+/// Examines a run's memory, or a time range of it.
 pub fn examine(reader: &Reader, part: &Part) -> Result<Examined> {
     examine_unless(&|| false, reader, part)
 }
 
-/// The same, and an error if it is told to stop meanwhile.
+/// The same; returns an error if `stop` says so meanwhile.
 pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Examined> {
-    let asked = Asked::new(reader, part)?;
-    let mut finder = StepFinder::new(asked.facts.from_ns, asked.facts.to_ns);
+    let input = RunInput::new(reader, part)?;
+    let mut finder = StepFinder::new(input.facts.from_ns, input.facts.to_ns);
     let mut stacks = BTreeSet::new();
-    asked.play(stop, reader, |event| {
+    input.play(stop, reader, |event| {
         finder.feed(event);
         if let MemoryEvent::Tensor(TensorEvent { stack: Some(stack), .. }) = event {
             stacks.insert(*stack);
@@ -53,8 +53,8 @@ pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
     })?;
     let words = sites(reader, &stacks.into_iter().collect::<Vec<_>>())?;
     let backward = backward_stacks(&words);
-    let mut analyser = Analyser::new(asked.facts.clone(), finder.finish()).with_backward(backward);
-    asked.play(stop, reader, |event| {
+    let mut analyser = Analyser::new(input.facts.clone(), finder.finish()).with_backward(backward);
+    input.play(stop, reader, |event| {
         analyser.feed(event);
         ControlFlow::Continue(())
     })?;
@@ -70,18 +70,18 @@ pub fn examine_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
     });
     match failed {
         Some(error) => Err(error),
-        None => Ok(Examined { report, session: asked.session }),
+        None => Ok(Examined { report, session: input.session }),
     }
 }
 
-/// A part of a run that is asked about, and what is known beforehand.
-struct Asked {
+/// A time range of a run, and the facts the analysis needs before the first event.
+struct RunInput {
     session: Session,
     facts: Facts,
     gpus: Vec<gpuwhy_model::sample::Gpu>,
 }
 
-impl Asked {
+impl RunInput {
     fn new(reader: &Reader, part: &Part) -> Result<Self> {
         let session = reader.session()?;
         let (from, to) = part.span(session.duration_ns)?;
@@ -96,8 +96,8 @@ impl Asked {
         }
     }
 
-    /// All events up to the part's end. From the run's beginning, whatever part is asked about: whether a process has
-    /// tensors, and what is live, began before.
+    /// Plays all events up to the end of the range. Always starts at the beginning of the run: tensors allocated before the
+    /// range may still be live in it.
     fn play<F>(&self, stop: &Stop<'_>, reader: &Reader, mut each: F) -> Result<()>
     where
         F: FnMut(&MemoryEvent) -> ControlFlow<()>,
@@ -108,20 +108,20 @@ impl Asked {
     }
 }
 
-/// Stacks in words; those the file does not know are missing.
+/// Resolves stacks; those missing from the file are left out.
 fn sites(reader: &Reader, ids: &[u64]) -> Result<HashMap<u64, SiteFact>> {
     let sources = Sources::of(reader)?;
     Ok(reader.stack_text(ids)?.into_iter().map(|(id, trace)| (id, site(trace, &sources))).collect())
 }
 
-/// What people were alerted of in that time; of these processes, and of whole GPUs.
+/// Alerts in a time range, about these processes and about whole GPUs.
 fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert>> {
     let wanted = |pid: Option<u32>| pids.is_empty() || pid.is_none_or(|pid| pids.contains(&pid));
     let alert = |row: AlertRow| {
         Some(Alert {
-            // A file of somebody else's may have other words.
+            // A file written by another gpuwhy may have other names.
             level: Level::by_name(&row.level)?,
-            kind: Kind::by_name(&row.kind)?,
+            kind: AlertKind::by_name(&row.kind)?,
             id: row.id,
             at_ns: row.at_ns,
             cleared_ns: row.cleared_ns,
@@ -138,15 +138,15 @@ fn alerts(reader: &Reader, from: u64, to: u64, pids: &[u32]) -> Result<Vec<Alert
     Ok(rows.filter_map(alert).collect())
 }
 
-/// What is wrong with a run's memory, for an explanation of the whole: what is worth an engineer's time, and whatever costs
-/// time, which is accounted for there, too.
+/// Findings about memory for `explain`: those of at least medium severity, and all that cost time, since `explain` accounts
+/// for all time.
 pub(crate) fn findings(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<Vec<Finding>> {
     let mut found = examine_unless(stop, reader, part)?.report.findings;
     found.retain(|finding| finding.severity >= Severity::Medium || finding.lost_ns > 0);
     Ok(found)
 }
 
-fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo]) -> Facts {
+fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], pauses: &[LetGo]) -> Facts {
     let process = |one: gpuwhy_store::Process| {
         let ended_ns = one.ended.map(|at| at.max(0).cast_unsigned());
         (one.pid, ProcessFact { pid: one.pid, name: one.name, ended_ns })
@@ -156,8 +156,8 @@ fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo
         to_ns,
         only: only.to_vec(),
         lost: run.loss.iter().filter(|row| is_memory(row)).map(|row| row.count).sum(),
-        notes: notes(let_go, to_ns),
-        unreported: unreported(let_go, to_ns),
+        notes: notes(pauses, to_ns),
+        unreported: unreported(pauses, to_ns),
         processes: run.processes.into_iter().map(process).collect(),
         gpu_seconds: run.gpu_seconds,
         gpu_processes: run.gpu_processes,
@@ -165,7 +165,7 @@ fn gather(run: RunFacts, from_ns: u64, to_ns: u64, only: &[u32], let_go: &[LetGo
     }
 }
 
-/// Whether an allocation, a free or a report was lost. What is not known may be any.
+/// Whether an allocation, a free or a report was lost. A loss of unknown ops may be one.
 fn is_memory(row: &LossRow) -> bool {
     let memory = |name: &str| {
         let class = ops::table().iter().find(|op| op.name == name).map(|op| op.class);
@@ -185,10 +185,10 @@ fn report_name() -> Option<&'static str> {
     ops::torch_op(ops::TorchOp::Alloc).get().map(|op| op.name.as_str())
 }
 
-/// When the allocator's reports were not followed, up to a moment.
-fn unreported(let_go: &[LetGo], to_ns: u64) -> Vec<Unreported> {
+/// The times up to `to_ns` in which the allocator's reports were paused.
+fn unreported(pauses: &[LetGo], to_ns: u64) -> Vec<Unreported> {
     let mut times: Vec<Unreported> = Vec::new();
-    for one in let_go.iter().filter(|one| one.op.as_deref() == report_name()) {
+    for one in pauses.iter().filter(|one| one.op.as_deref() == report_name()) {
         match one.action.as_str() {
             "detach" if one.at_ns <= to_ns => {
                 times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1), pid: one.pid })
@@ -203,24 +203,25 @@ fn unreported(let_go: &[LetGo], to_ns: u64) -> Vec<Unreported> {
     times
 }
 
-fn notes(let_go: &[LetGo], to_ns: u64) -> Vec<String> {
+/// What pauses and sampling mean for the figures.
+fn notes(pauses: &[LetGo], to_ns: u64) -> Vec<String> {
     let mut notes = Vec::new();
-    let mut before = let_go.iter().filter(|one| one.at_ns <= to_ns);
-    // Launches that are sampled are nothing to memory.
+    let mut before = pauses.iter().filter(|one| one.at_ns <= to_ns);
+    // Sampled launches do not matter for memory.
     if let Some(one) = before.clone().find(|one| one.action == "sample" && one.op.as_deref() == report_name()) {
         let at = units::time(one.at_ns);
         notes.push(format!(
-            "from {at} on the budget was tight: allocations below 1 MiB have a line now and then only (trace with --budget none)"
+            "from {at} on, only some allocations below 1 MiB have a line, to stay within the budget (trace with --budget none)"
         ));
     }
     if let Some(one) = before.find(|one| one.action == "detach") {
-        let (at, op) = (units::time(one.at_ns), one.op.as_deref().unwrap_or("something"));
-        notes.push(format!("from {at} on {op} was not followed, to stay within the budget: live bytes are not exact"));
+        let (at, op) = (units::time(one.at_ns), one.op.as_deref().unwrap_or("an op"));
+        notes.push(format!("from {at} on, {op} was paused to stay within the budget: live bytes are not exact"));
     }
     notes
 }
 
-/// A stack in the words of the analysis.
+/// A stack as the analysis needs it.
 fn site(trace: StackTrace, sources: &Sources) -> SiteFact {
     let place = trace.top_line;
     let (mut line, mut function, mut top) = (None, None, None);

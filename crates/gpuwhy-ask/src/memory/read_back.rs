@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a bundle's `events.json` to the report that the run file gives.
+//! Reads a bundle's `events.json` back: gives the same report as the run file.
 
 use crate::{Error, Result};
 pub use gpuwhy_bundle::is_events_file;
@@ -7,16 +7,16 @@ use gpuwhy_bundle::{EventsFile, Run};
 use gpuwhy_memory::{Analyser, Report, backward_stacks};
 use std::path::Path;
 
-/// What is known from a file of events, and the run they are of.
+/// The report from a file of events, and their run.
 #[derive(Debug, Clone)]
 pub struct ReadBack {
-    /// What is known.
+    /// The report.
     pub report: Report,
     /// The run.
     pub run: Run,
 }
 
-/// Examines the events of a bundle, all of them or those of some processes. `progress` hears how many bytes are read.
+/// Examines the events of a bundle, all of them or those of some processes. Calls `progress` with the bytes read so far.
 pub fn read_back(path: &Path, pids: &[u32], mut progress: impl FnMut(u64)) -> Result<ReadBack> {
     let file = EventsFile::open(path)?;
     let header = file.header();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines of source, as the run file has them: they tell what a line does with what it allocates.
+//! Source lines stored in the run file. They show what a line does with its allocations.
 
 use crate::Result;
 use gpuwhy_model::SourceLine;
@@ -13,7 +13,6 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Those that a run file has.
     pub(super) fn of(reader: &Reader) -> Result<Self> {
         let lines = reader.source_lines()?.into_iter().map(|line| ((line.file.clone(), line.line), line));
         Ok(Self { lines: lines.collect() })
@@ -23,7 +22,7 @@ impl Sources {
         self.lines.get(&(file.to_owned(), line))
     }
 
-    /// The text of the line that a stack is known by, and what stands around it or around what called it.
+    /// The text of a stack's line, and of what is around it or around one of its callers.
     pub(super) fn of_stack(&self, top: Option<(&str, u32)>, frames: &[StackFrame]) -> Option<String> {
         let text = top.and_then(|(file, line)| self.at(file, line)?.text.clone());
         let around = frames.iter().find_map(|frame| self.at(&frame.file, frame.line?)?.around.as_deref());

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From paths to reports: which files are meant, reading them with progress, one answer of several.
+//! From paths to reports: finds PyTorch's files, reads them with progress, and joins their findings.
 
 mod sources;
 
-pub use sources::{Kind, Source, in_folder};
+pub use sources::{FileKind, Source, in_folder};
 
 use crate::{Error, Result, Stop};
 use gpuwhy_model::Finding;
@@ -13,7 +13,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-/// What one file said.
+/// The analysis of one file.
 pub enum Report {
     /// A profiler trace.
     Trace(Box<TraceReport>),
@@ -22,7 +22,7 @@ pub enum Report {
 }
 
 impl Report {
-    /// What was concluded.
+    /// Its findings.
     pub fn findings(&self) -> &[Finding] {
         match self {
             Self::Trace(report) => &report.findings,
@@ -30,7 +30,7 @@ impl Report {
         }
     }
 
-    /// What could not be read or told.
+    /// What could not be read, or is not certain.
     pub fn warnings(&self) -> &[String] {
         match self {
             Self::Trace(report) => &report.warnings,
@@ -39,24 +39,24 @@ impl Report {
     }
 }
 
-/// A file and what came of it.
+/// A file and its analysis.
 pub struct Analysed {
     /// The file.
     pub source: Source,
-    /// What it said, or why it could not be read.
+    /// Its report, or why it could not be read.
     pub outcome: Result<Report>,
-    /// What to call it where there are several of its kind: `rank 3`, else its name.
+    /// Its name among several of its kind: `rank 3`, else the file name.
     pub label: Option<String>,
 }
 
 impl Analysed {
-    /// What it said.
+    /// Its report, if it could be read.
     pub fn report(&self) -> Option<&Report> {
         self.outcome.as_ref().ok()
     }
 }
 
-/// What to look at, and how.
+/// The files and options of an analysis.
 #[derive(Debug, Clone, Default)]
 pub struct Question {
     /// Files and folders.
@@ -69,7 +69,7 @@ pub struct Question {
     pub include_warmup: bool,
     /// Leave out CPU ops and Python functions.
     pub quick: bool,
-    /// The GPU's memory as its box says it, GiB.
+    /// The GPU's memory as its vendor states it, GiB.
     pub gpu_gb: Option<f64>,
     /// Only this device.
     pub device: Option<u32>,
@@ -77,26 +77,26 @@ pub struct Question {
     pub rules: Option<PathBuf>,
 }
 
-/// Told of a file and its size before it is read; what it returns hears how many bytes are done, and is dropped at the end.
+/// Called with a file and its size before it is read. The function it returns is called with the number of bytes done,
+/// and dropped at the end.
 pub type Watch<'a> = dyn Fn(&Path, u64) -> Box<dyn FnMut(u64)> + 'a;
 
-/// Finds the files meant and analyses each. One that cannot be read takes nothing from the others; if none can,
-/// that is an error.
+/// Finds the files and analyses each. A file that cannot be read does not stop the others; it is an error only if none can.
 pub fn analyse(question: &Question, watch: &Watch<'_>, stop: &Stop<'_>) -> Result<Vec<Analysed>> {
     let sources = sources::find(&question.paths, !question.traces_only, !question.snapshots_only)?;
     let options = trace_options(question)?;
     let mut files: Vec<Analysed> = Vec::new();
-    // Traces first: they tell how much memory the GPU has.
-    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == Kind::Trace);
+    // Traces first: they say how much memory the GPU has.
+    let (traces, snapshots): (Vec<_>, Vec<_>) = sources.into_iter().partition(|source| source.kind == FileKind::Trace);
     for source in traces.into_iter().chain(snapshots) {
         if stop() {
             return Err(Error::Stopped);
         }
         let outcome = match source.kind {
-            Kind::Trace => {
+            FileKind::Trace => {
                 read_trace(&source.path, &options, watch, stop).map(|report| Report::Trace(Box::new(report)))
             }
-            Kind::Snapshot => {
+            FileKind::Snapshot => {
                 let given = question.gpu_gb.map(|gb| (gb * GIB) as u64);
                 let options = snapshot::Options {
                     device: question.device,
@@ -117,12 +117,12 @@ pub fn analyse(question: &Question, watch: &Watch<'_>, stop: &Stop<'_>) -> Resul
     Ok(files)
 }
 
-/// What "80 GB" means on a GPU's box: such sizes are counted in powers of two.
+/// GPU vendors write GB for 2^30 bytes.
 const GIB: f64 = (1u64 << 30) as f64;
 
-/// Names files by rank, or by name, where a reader would mix them up.
+/// Labels files by rank, else by name, where there are several of a kind.
 fn label(files: &mut [Analysed]) {
-    for kind in [Kind::Trace, Kind::Snapshot] {
+    for kind in [FileKind::Trace, FileKind::Snapshot] {
         if files.iter().filter(|file| file.source.kind == kind).count() < 2 {
             continue;
         }
@@ -149,7 +149,7 @@ fn trace_options(question: &Question) -> Result<trace::Options> {
     Ok(trace::Options { include_warmup: question.include_warmup, quick: question.quick, device, rules, workers: 0 })
 }
 
-/// A file that ends with an error when nobody wants it read any more.
+/// A file whose reads fail once `stop` says so.
 struct Stoppable<'a> {
     file: File,
     stop: &'a Stop<'a>,
@@ -174,7 +174,7 @@ fn read_trace(path: &Path, options: &trace::Options, watch: &Watch<'_>, stop: &S
         .map_err(|source| Error::Trace { path: path.into(), source })
 }
 
-/// The GPUs' memory, where the traces agree on it.
+/// The GPUs' memory, if all traces agree on it.
 fn capacity(files: &[Analysed]) -> Option<u64> {
     let mut sizes = files.iter().flat_map(|file| match file.report() {
         Some(Report::Trace(report)) => report.devices.as_slice(),
@@ -191,7 +191,7 @@ fn read_snapshot(path: &Path, options: &snapshot::Options, watch: &Watch<'_>, st
     report.map_err(|source| Error::Snapshot { path: path.into(), source })
 }
 
-/// All findings, worst first, each with the file it is about where there are several.
+/// All findings, worst first; titles start with the file's label if it has one.
 pub fn findings(files: &[Analysed]) -> Vec<Finding> {
     let mut all = Vec::new();
     for file in files {
@@ -207,12 +207,12 @@ pub fn findings(files: &[Analysed]) -> Vec<Finding> {
     all
 }
 
-/// What could not be read or told of a file.
+/// What of a file could not be read, or is not certain.
 pub fn warnings(file: &Analysed) -> Vec<String> {
-    let told = match &file.outcome {
+    let warnings = match &file.outcome {
         Ok(report) => report.warnings().to_vec(),
         Err(error) => return vec![error.to_string()],
     };
     let named = |warning: String| file.label.as_ref().map_or(warning.clone(), |label| format!("{label}: {warning}"));
-    told.into_iter().map(named).collect()
+    warnings.into_iter().map(named).collect()
 }

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files a user means by the paths given: a file is itself, a folder what PyTorch leaves in it.
+//! From the paths given to the files to analyse: a folder stands for PyTorch's files in it.
 
 use crate::{Error, Result};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// How much of a file is looked at to tell what it is, bytes.
+/// How much of a file is read to recognise it, bytes.
 const HEAD: u64 = 4096;
 
-/// What a file is.
+/// The kinds of files that PyTorch writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FileKind {
     /// A profiler trace.
     Trace,
     /// A memory snapshot.
@@ -20,13 +20,13 @@ pub enum Kind {
 /// A file to analyse.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Where.
+    /// Its path.
     pub path: PathBuf,
-    /// What.
-    pub kind: Kind,
+    /// What it is.
+    pub kind: FileKind,
 }
 
-/// The files meant, in the order given; those of a folder sorted by name.
+/// The files in the order given; those of a folder are sorted by path.
 pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<Vec<Source>> {
     let mut sources = Vec::new();
     for path in paths {
@@ -45,8 +45,8 @@ pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<V
         }
     }
     sources.retain(|source| match source.kind {
-        Kind::Trace => traces,
-        Kind::Snapshot => snapshots,
+        FileKind::Trace => traces,
+        FileKind::Snapshot => snapshots,
     });
     if sources.is_empty() {
         return Err(Error::NothingLeft);
@@ -54,18 +54,18 @@ pub(super) fn find(paths: &[PathBuf], snapshots: bool, traces: bool) -> Result<V
     Ok(sources)
 }
 
-/// PyTorch's files in a folder: every snapshot, and the traces, by name or by what they begin with. Other JSON (a
-/// config, say) is none.
+/// PyTorch's files in a folder: every snapshot, and traces recognised by name or content. Other JSON, such as a config, is
+/// skipped.
 pub fn in_folder(folder: &Path) -> Result<Vec<Source>> {
     let entries = std::fs::read_dir(folder).map_err(|source| Error::Io { path: folder.into(), source })?;
     let mut found: Vec<Source> = entries
         .flatten()
         .filter_map(|entry| {
             let path = entry.path();
-            // Asked first: nobody may ever write to a pipe that is looked into.
+            // Checked before reading: reading a pipe could block forever.
             let kind = kind_by_name(&path).filter(|_| path.is_file())?;
             let name = path.file_name()?.to_string_lossy().to_lowercase();
-            let meant = kind == Kind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
+            let meant = kind == FileKind::Snapshot || name.contains("trace") || begins_like_a_trace(&path);
             meant.then_some(Source { path, kind })
         })
         .collect();
@@ -73,7 +73,7 @@ pub fn in_folder(folder: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// Whether a JSON file, plain or gzipped, begins with what Kineto writes first.
+/// Whether a JSON file, plain or gzipped, starts with the keys that Kineto writes first.
 fn begins_like_a_trace(path: &Path) -> bool {
     let head = head(path).unwrap_or_default();
     let head = String::from_utf8_lossy(&head);
@@ -89,27 +89,27 @@ fn head(path: &Path) -> std::io::Result<Vec<u8>> {
         return Ok(first);
     }
     let mut unpacked = Vec::new();
-    // What was cut off in the middle of a block gives what could be unpacked of it.
+    // The head ends in the middle of a block: use the bytes that can be unpacked.
     let _ = flate2::read::GzDecoder::new(first.as_slice()).take(HEAD).read_to_end(&mut unpacked);
     Ok(unpacked)
 }
 
-fn kind_by_name(path: &Path) -> Option<Kind> {
+fn kind_by_name(path: &Path) -> Option<FileKind> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = name.strip_suffix(".gz").unwrap_or(&name);
     match name.rsplit_once('.')?.1 {
-        "json" | "raw" => Some(Kind::Trace),
-        "pickle" | "pkl" => Some(Kind::Snapshot),
+        "json" | "raw" => Some(FileKind::Trace),
+        "pickle" | "pkl" => Some(FileKind::Snapshot),
         _ => None,
     }
 }
 
-/// A pickle of protocol 2 or later begins with 0x80; JSON with a bracket.
-fn kind_by_content(path: &Path) -> Result<Kind> {
+/// A pickle of protocol 2 or later starts with 0x80, JSON with a bracket.
+fn kind_by_content(path: &Path) -> Result<FileKind> {
     let first = head(path).map_err(|source| Error::Io { path: path.into(), source })?;
     match first.iter().find(|byte| !byte.is_ascii_whitespace()) {
-        Some(0x80) => Ok(Kind::Snapshot),
-        Some(b'{' | b'[') => Ok(Kind::Trace),
+        Some(0x80) => Ok(FileKind::Snapshot),
+        Some(b'{' | b'[') => Ok(FileKind::Trace),
         _ => Err(Error::UnknownKind { path: path.into() }),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         let names: Vec<_> = found.iter().map(|s| s.path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!(names, ["profiler_trace.json.gz", "rank1.pt.trace.json", "sampled_rank-0.json", "snapshot.pickle"]);
         assert_eq!(find(&[folder.path().to_path_buf()], true, false).unwrap().len(), 1);
-        assert_eq!(find(&[at("unnamed")], true, true).unwrap()[0].kind, Kind::Snapshot);
+        assert_eq!(find(&[at("unnamed")], true, true).unwrap()[0].kind, FileKind::Snapshot);
         assert!(find(&[at("notes.txt")], true, true).unwrap_err().to_string().contains("neither"));
         assert!(find(&[at("missing")], true, true).unwrap_err().to_string().contains("missing"));
         assert!(find(&[at("truth.json")], true, false).is_err());

@@ -1,9 +1,9 @@
 'use strict';
-// Draws the timeline. Names in the data are from the traced world: they only ever become textContent.
+// Draws the timeline. Names in the data come from the traced processes: they only ever become textContent.
 (() => {
   const data = JSON.parse(document.getElementById('data').textContent);
   const SVG = 'http://www.w3.org/2000/svg';
-  const FIRST = 8; // panels that are drawn without being asked for
+  const FIRST = 8; // panels drawn at first
   const LEFT = 76, RIGHT = 16, TOP = 66, BOTTOM = 28, ROW = 18, ROWS = 3;
   const whole = { from: data.from_ns, to: Math.max(data.to_ns, data.from_ns + 1) };
   let view = { ...whole };
@@ -64,7 +64,7 @@
     return made;
   }
   const device = (space) => (space.device === null ? 'an unknown device' : 'cuda:' + space.device);
-  const source = (space) => (space.source === 'torch' ? "PyTorch's allocator" : "past PyTorch's allocator");
+  const source = (space) => (space.source === 'torch' ? "PyTorch's allocator" : "outside PyTorch's allocator");
   const named = (line) => line.line === null ? 'code without a Python line' : line.line + (line.function ? ' ' + line.function : '');
 
   function panel(space, parent) {
@@ -74,7 +74,7 @@
     const row = element('div', { class: 'row' }, null, section);
     const left = element('div', {}, null, row);
     const svg = shape('svg', { tabindex: '0', role: 'img' }, left);
-    svg.setAttribute('aria-label', 'Memory over time of ' + title + '. Arrow keys move, plus and minus zoom, 0 shows all.');
+    svg.setAttribute('aria-label', 'Memory over time: ' + title + '. Arrow keys move, plus and minus zoom, 0 resets.');
     const who = element('div', { class: 'who', 'aria-live': 'polite' }, null, row);
     const marks = element('ol', { class: 'marks' }, null, left);
     const made = { space, svg, who, at: null, chosen: null, rest: fullest(space) };
@@ -88,7 +88,7 @@
     return made;
   }
 
-  // What a panel shows where no moment is pointed at: the fullest.
+  // A panel shows the time of its peak until the user points at another.
   function fullest(space) {
     const peak = space.marks.find((mark) => mark.kind === 'peak');
     if (peak) return peak.at_ns;
@@ -103,7 +103,7 @@
     let first = index(space, view.from), last = index(space, view.to);
     return { first: Math.max(first, 0), last, points };
   }
-  // The point a moment is in; -1 before the first.
+  // The index of the point at a time; -1 before the first.
   function index(space, at) {
     let low = 0, high = space.points.length;
     while (low < high) {
@@ -125,7 +125,7 @@
     svg.replaceChildren();
     svg.setAttribute('viewBox', '0 0 ' + width + ' ' + height);
     const { first, last, points } = visible(space);
-    // What the device says is drawn where it does not flatten the process's own lines: others may fill it.
+    // The device's memory is drawn unless it would flatten the process's own curves: other processes may fill the device.
     let own = 1, seen = 0;
     for (let i = first; i <= last; i += 1) {
       own = Math.max(own, points[i].allocated, points[i].reserved);
@@ -144,7 +144,7 @@
     if (last >= first && points.length) curves(one, { x, y, first, last, floor: height - BOTTOM, withDevice: inSight(seen) });
     if (total !== null) shape('line', { class: 'total', x1: LEFT, x2: width - RIGHT, y1: y(total), y2: y(total) }, svg);
     if (beyond.length) {
-      shape('text', { x: LEFT + 6, y: TOP + 14 }, svg, 'beyond the scale: ' + beyond.join('; '));
+      shape('text', { x: LEFT + 6, y: TOP + 14 }, svg, 'off the scale: ' + beyond.join('; '));
     }
     drawMarks(one, { x, y, width, height });
     one.cursor = shape('line', { class: 'cursor', y1: TOP - ROW * ROWS, y2: height - BOTTOM, visibility: 'hidden' }, svg);
@@ -179,12 +179,12 @@
     const edge = (i) => most[i].split(' ')[0];
     shape('path', { class: 'under', d: 'M' + most.join('L') + 'L' + edge(most.length - 1) + ' ' + floor + 'L' + edge(0) + ' ' + floor + 'Z' }, svg);
     shape('path', { class: 'between', d: 'M' + most.concat(least).join('L') + 'Z' }, svg);
-    const looks = [];
+    const samples = [];
     for (let i = first; withDevice && i <= last; i += 1) {
-      if (points[i].device_used !== null) looks.push([x(points[i].at_ns), y(points[i].device_used)]);
+      if (points[i].device_used !== null) samples.push([x(points[i].at_ns), y(points[i].device_used)]);
     }
-    if (looks.length) shape('path', { class: 'device', d: 'M' + looks.map((look) => look.join(' ')).join('L') }, svg);
-    for (const [cx, cy] of looks) shape('circle', { class: 'look', cx, cy, r: 2.5 }, svg);
+    if (samples.length) shape('path', { class: 'device', d: 'M' + samples.map((sample) => sample.join(' ')).join('L') }, svg);
+    for (const [cx, cy] of samples) shape('circle', { class: 'sample', cx, cy, r: 2.5 }, svg);
     if (space.source === 'torch') shape('path', { class: 'reserved', d: 'M' + walk((point) => point.reserved).join('L') }, svg);
     shape('path', { class: 'allocated', d: 'M' + most.join('L') }, svg);
   }
@@ -194,7 +194,7 @@
     for (const mark of space.marks) {
       if (mark.at_ns < view.from || mark.at_ns > view.to) continue;
       const at = x(mark.at_ns), length = mark.text.length * 7.3;
-      // Before its line, where there is no room after it.
+      // Left of its line if there is no room on the right.
       const start = Math.max(LEFT, at + 5 + length > width - RIGHT ? at - 5 - length : at + 5);
       const row = free.findIndex((taken) => taken <= start);
       const top = row < 0 ? TOP : TOP - ROW * (ROWS - row) + 2;
@@ -215,7 +215,7 @@
     const inside = at !== null && at >= view.from && at <= view.to;
     cursor.setAttribute('visibility', inside ? 'visible' : 'hidden');
     if (inside) { cursor.setAttribute('x1', one.x(at)); cursor.setAttribute('x2', one.x(at)); }
-    if (at === null) { element('p', { class: 'faint' }, 'Point at a moment to see what was live.', who); return; }
+    if (at === null) { element('p', { class: 'faint' }, 'Hover over a time to see live memory by line.', who); return; }
     const i = index(space, at);
     if (i < 0) { element('p', { class: 'faint' }, time(at) + ': nothing was allocated yet.', who); return; }
     const point = space.points[i];
@@ -223,13 +223,13 @@
     const line = (name, n) => {
       const row = element('tr', {}, null, table);
       element('td', {}, name, row);
-      const cell = element('td', {}, n === null ? 'not known' : bytes(n), row);
+      const cell = element('td', {}, n === null ? 'unknown' : bytes(n), row);
       if (n !== null) element('div', { class: 'exact' }, exact(n), cell);
     };
     const row = element('tr', {}, null, table);
     element('td', {}, 'time', row);
     element('td', {}, time(at) + (pointed === null ? ', the peak' : ''), row);
-    line('in use, at most', point.allocated);
+    line('in use, maximum', point.allocated);
     if (space.source === 'torch') line('reserved by PyTorch', point.reserved);
     line('device used, all', used(space, i));
     element('h3', {}, 'Live, by line', who);
@@ -237,9 +237,9 @@
     for (const [number, n] of point.live) holder(who, named(space.lines[number]), n, largest);
     if (point.allocated === 0) element('p', { class: 'faint' }, 'nothing', who);
     if (point.others > 0) holder(who, 'other lines', point.others, largest);
-    if (point.unseen > 0) holder(who, 'older than the recording, or lost', point.unseen, largest);
+    if (point.unseen > 0) holder(who, 'pre-existing or lost', point.unseen, largest);
   }
-  // NVML is asked once a second: its last word counts.
+  // NVML is sampled once a second: the last sample counts.
   function used(space, i) {
     for (let k = i; k >= 0; k -= 1) if (space.points[k].device_used !== null) return space.points[k].device_used;
     return null;
@@ -340,8 +340,8 @@
     const fixes = element('ul', {}, null, item);
     for (const fix of finding.fixes) element('li', { class: 'fix' }, 'Fix: ' + fix, fixes);
   }
-  document.getElementById('when').textContent = 'The run began ' + new Date(data.start_unix_ns / 1e6).toISOString() +
-    '; shown is ' + (data.from_ns ? time(data.from_ns) : '0') + ' to ' + time(data.to_ns) + ' of it.';
+  document.getElementById('when').textContent = 'The run started at ' + new Date(data.start_unix_ns / 1e6).toISOString() +
+    '. Shown: ' + (data.from_ns ? time(data.from_ns) : '0') + ' to ' + time(data.to_ns) + '.';
   const main = document.getElementById('panels');
   if (!data.spaces.length) element('p', {}, 'No process allocated GPU memory in this time.', main);
   data.spaces.slice(0, FIRST).forEach((space) => panel(space, main));
@@ -358,7 +358,7 @@
   legend('device', some((space) => space.points.some((point) => point.device_used !== null)));
   legend('total', some((space) => space.device_total !== null));
   redraw();
-  // #t=1.25 shows what was live after 1.25 s.
+  // #t=1.25 shows live memory at 1.25 s.
   const asked = /^#t=([0-9.]+)$/.exec(location.hash);
   if (asked && Number.isFinite(Number(asked[1]))) pin(Number(asked[1]) * 1e9);
   window.addEventListener('resize', redraw);

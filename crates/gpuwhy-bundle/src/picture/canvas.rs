@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lines, areas and letters on a bitmap. Letters are Noto Sans Mono's, drawn beforehand: no font is looked for on the
-//! machine, and the picture is the same everywhere.
+//! Lines, areas and text on a bitmap. The font, Noto Sans Mono, is built in, so the picture is the same on every machine.
 
 use noto_sans_mono_bitmap::{FontWeight, RasterHeight, get_raster, get_raster_width};
 use tiny_skia::{Color, FillRule, Paint, Path, PathBuilder, Pixmap, Rect, Stroke, StrokeDash, Transform};
@@ -8,7 +7,7 @@ use tiny_skia::{Color, FillRule, Paint, Path, PathBuilder, Pixmap, Rect, Stroke,
 /// Red, green, blue.
 pub(super) type Rgb = (u8, u8, u8);
 
-/// How letters look.
+/// A text style.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Font {
     pub(super) bold: bool,
@@ -22,13 +21,13 @@ impl Font {
         (weight, if self.large { RasterHeight::Size20 } else { RasterHeight::Size16 })
     }
 
-    /// How wide a text is, pixels.
+    /// The width of a text, pixels.
     pub(super) fn width(self, text: &str) -> f32 {
         let (weight, size) = self.raster();
         (get_raster_width(weight, size) * text.chars().count()) as f32
     }
 
-    /// A text that is no wider than this, pixels.
+    /// Cuts a text to this width, pixels.
     pub(super) fn fit(self, text: &str, width: f32) -> String {
         let (weight, size) = self.raster();
         let most = (width / get_raster_width(weight, size) as f32).max(0.0) as usize;
@@ -39,7 +38,7 @@ impl Font {
     }
 }
 
-/// How a line is drawn.
+/// A line style.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pen {
     pub(super) color: Rgb,
@@ -53,7 +52,7 @@ pub(super) struct Canvas {
 }
 
 impl Canvas {
-    /// White; `None` for a size that cannot be.
+    /// A white bitmap; `None` for an invalid size.
     pub(super) fn new(width: u32, height: u32) -> Option<Self> {
         let mut pixels = Pixmap::new(width, height)?;
         pixels.fill(Color::WHITE);
@@ -73,7 +72,7 @@ impl Canvas {
         self.pixels.stroke_path(&path, &Self::paint(pen.color, 255), &stroke, Transform::identity(), None);
     }
 
-    /// A filled shape; alpha 255 hides what is below.
+    /// A filled shape; alpha 255 is opaque.
     pub(super) fn area(&mut self, points: &[(f32, f32)], color: Rgb, alpha: u8) {
         let Some(path) = path(points, true) else { return };
         self.pixels.fill_path(&path, &Self::paint(color, alpha), FillRule::Winding, Transform::identity(), None);
@@ -89,7 +88,7 @@ impl Canvas {
         self.pixels.fill_rect(rect, &Self::paint(color, alpha), Transform::identity(), None);
     }
 
-    /// A text whose left upper corner is here. Letters that there are no pictures of are question marks.
+    /// Draws a text; the position is its upper left corner. Characters the font lacks become question marks.
     pub(super) fn text(&mut self, (x, y): (f32, f32), text: &str, font: Font) {
         let (weight, size) = font.raster();
         let (mut left, top) = (x.round() as i64, y.round() as i64);
@@ -106,7 +105,7 @@ impl Canvas {
         }
     }
 
-    /// The background is opaque, so what is blended stays so.
+    /// Blends a pixel. The background is opaque, so the result is, too.
     fn blend(&mut self, x: i64, y: i64, (red, green, blue): Rgb, ink: u8) {
         let (width, height) = (i64::from(self.pixels.width()), i64::from(self.pixels.height()));
         if ink == 0 || !(0..width).contains(&x) || !(0..height).contains(&y) {

@@ -13,7 +13,7 @@ use panel::Frame;
 
 /// The picture's size, pixels.
 pub const SIZE: (u32, u32) = (1600, 900);
-/// More are not legible.
+/// More panels would not be legible.
 const MOST_PANELS: usize = 4;
 
 const INK: Rgb = (31, 35, 40);
@@ -40,7 +40,7 @@ const BOTTOM: f32 = 24.0;
 /// Draws it.
 pub fn png(timeline: &Timeline) -> Result<Vec<u8>> {
     let failed = |what: String| Error::Picture { what };
-    let mut canvas = Canvas::new(SIZE.0, SIZE.1).ok_or_else(|| failed("no memory for it".to_owned()))?;
+    let mut canvas = Canvas::new(SIZE.0, SIZE.1).ok_or_else(|| failed("out of main memory".to_owned()))?;
     head(&mut canvas, timeline);
     let shown = timeline.spaces.len().min(MOST_PANELS);
     let more = timeline.spaces.len() - shown;
@@ -60,7 +60,7 @@ pub fn png(timeline: &Timeline) -> Result<Vec<u8>> {
     canvas.png().map_err(failed)
 }
 
-/// Which run, what was found, and what the colours mean.
+/// The run, the verdict and the legend.
 fn head(canvas: &mut Canvas, timeline: &Timeline) {
     let width = SIZE.0 as f32 - 2.0 * RIGHT;
     let name = timeline.run.rsplit('/').next().unwrap_or(&timeline.run);
@@ -68,11 +68,11 @@ fn head(canvas: &mut Canvas, timeline: &Timeline) {
     canvas.text((RIGHT, 46.0), &PLAIN.fit(&timeline.verdict, width), PLAIN);
     let mut left = RIGHT;
     let any = |has: &dyn Fn(&SpaceTimeline) -> bool| timeline.spaces.iter().any(has);
-    let looks = |space: &SpaceTimeline| space.points.iter().any(|point| point.memory.device_used.is_some());
+    let has_device = |space: &SpaceTimeline| space.points.iter().any(|point| point.memory.device_used.is_some());
     let entries = [
         (true, "in use", ALLOCATED, false),
         (any(&|space| space.source == Source::Torch), "reserved by PyTorch", RESERVED, false),
-        (any(&looks), "device used, all processes", DEVICE, false),
+        (any(&has_device), "device used, all processes", DEVICE, false),
         (any(&|space| space.device_total.is_some()), "device total", TOTAL, true),
     ];
     for (_, text, color, dashed) in entries.into_iter().filter(|entry| entry.0) {
@@ -87,7 +87,7 @@ fn title(space: &SpaceTimeline) -> String {
     let device = space.device.map_or_else(|| "an unknown device".to_owned(), |device| format!("cuda:{device}"));
     let source = match space.source {
         Source::Torch => "PyTorch's allocator",
-        Source::Driver => "past PyTorch's allocator",
+        Source::Driver => "outside PyTorch's allocator",
     };
     format!("{} {} on {device}, {source}", space.name, space.pid)
 }

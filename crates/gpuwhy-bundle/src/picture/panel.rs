@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One process's memory on one device: its lines, and what happened when.
+//! A panel: one process's memory on one device over time, with marks.
 
 use super::canvas::{Canvas, Font, Pen, Rgb};
 use super::scale::{part, ticks};
@@ -8,13 +8,13 @@ use crate::timeline::{Mark, Point, SpaceTimeline};
 use gpuwhy_memory::report::Source;
 use gpuwhy_model::units;
 
-/// Room in a panel for its title, its marks' words and the times below it, pixels.
+/// Room in a panel for its title, the labels of its marks and the times below it, pixels.
 const TITLE_ROOM: f32 = 26.0;
 const TIMES_ROOM: f32 = 34.0;
 const ROW: f32 = 19.0;
-/// Marks with words; more are lines only.
+/// Rows of labels; further marks have only a line.
 const MOST_ROWS: usize = 3;
-/// What the device says is drawn where it is no more than so many times what the process has: others may fill it.
+/// The device's memory is drawn if it is at most this many times the process's: other processes may fill the device.
 const IN_SIGHT: u64 = 4;
 
 /// Where a panel is.
@@ -29,7 +29,7 @@ pub(super) struct Frame {
 struct Axes<'a> {
     frame: &'a Frame,
     span: (u64, u64),
-    /// The upper end of the bytes, and where that is.
+    /// The largest value, and its pixel row.
     most: u64,
     top: f32,
     bottom: f32,
@@ -44,7 +44,7 @@ impl Axes<'_> {
         self.bottom - part(bytes, 0, self.most) * (self.bottom - self.top)
     }
 
-    /// Steps from point to point: what is true in a part is so in all of it.
+    /// Steps from point to point: a value holds for its whole time slice.
     fn steps(&self, points: &[Point], value: impl Fn(&Point) -> u64) -> Vec<(f32, f32)> {
         let ends = points.iter().skip(1).map(|point| point.memory.at_ns).chain([self.end(points)]);
         let step = |(point, end): (&Point, u64)| {
@@ -54,7 +54,7 @@ impl Axes<'_> {
         points.iter().zip(ends).flat_map(step).collect()
     }
 
-    /// The last part is as long as the one before.
+    /// The last slice is as long as the one before.
     fn end(&self, points: &[Point]) -> u64 {
         let last = points.last().map_or(self.span.1, |point| point.memory.at_ns);
         let before = points.iter().rev().nth(1).map_or(last, |point| point.memory.at_ns);
@@ -76,7 +76,7 @@ pub(super) fn draw(canvas: &mut Canvas, frame: &Frame, space: &SpaceTimeline, sp
     let beyond = [("used", device_most, used), ("total", space.device_total, total)];
     for (what, bytes, _) in beyond.into_iter().filter(|(_, _, shown)| shown.is_none()) {
         if let Some(bytes) = bytes {
-            name += &format!(" (beyond the scale: device {what}, {})", units::bytes(bytes));
+            name += &format!(" (off the scale: device {what}, {})", units::bytes(bytes));
         }
     }
     canvas.text((frame.left, frame.top), &BOLD.fit(&name, frame.right - frame.left), BOLD);
@@ -116,21 +116,21 @@ fn lines(canvas: &mut Canvas, axes: &Axes<'_>, space: &SpaceTimeline, with_devic
     if let (Some(first), Some(last)) = (in_use.first().copied(), in_use.last().copied()) {
         let floor = [(last.0, axes.bottom), (first.0, axes.bottom)];
         canvas.area(&in_use.iter().copied().chain(floor).collect::<Vec<_>>(), ALLOCATED, 36);
-        // Between the least and the most of each part.
+        // Between minimum and maximum of each slice.
         let least = axes.steps(points, |point| point.memory.allocated_least);
         canvas.area(&in_use.iter().copied().chain(least.into_iter().rev()).collect::<Vec<_>>(), ALLOCATED, 60);
     }
     let used = points.iter().filter_map(|point| Some((axes.x(point.memory.at_ns), axes.y(point.memory.device_used?))));
     let used: Vec<(f32, f32)> = used.filter(|_| with_device).collect();
     canvas.line(&used, pen(DEVICE, 2.0));
-    used.iter().for_each(|look| canvas.dot(*look, 2.5, DEVICE));
+    used.iter().for_each(|sample| canvas.dot(*sample, 2.5, DEVICE));
     if space.source == Source::Torch {
         canvas.line(&axes.steps(points, |point| point.memory.reserved), pen(RESERVED, 2.0));
     }
     canvas.line(&in_use, pen(ALLOCATED, 2.0));
 }
 
-/// A line at each moment, and words above it where there is room.
+/// A vertical line for each mark, and its label if there is room.
 fn marks(canvas: &mut Canvas, axes: &Axes<'_>, marks: &[Mark]) {
     let mut free_from = [f32::MIN; MOST_ROWS];
     let rows = marks.len().min(MOST_ROWS);
@@ -146,7 +146,7 @@ fn marks(canvas: &mut Canvas, axes: &Axes<'_>, marks: &[Mark]) {
         let text = format!("{} at {}", mark.text, units::time(mark.at_ns));
         let text = font.fit(&text, axes.frame.right - axes.frame.left);
         let width = font.width(&text);
-        // Before its line, where there is no room after it.
+        // Left of its line if there is no room on the right.
         let after = x + 6.0 + width <= axes.frame.right;
         let start = if after { x + 6.0 } else { (x - 6.0 - width).max(axes.frame.left) };
         let row = free_from.iter().take(rows).position(|free| *free <= start);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Round numbers along an axis.
 
-/// About so many ticks between two numbers, at 1, 2 or 5 times a power of ten.
+/// About `about` ticks between two numbers, at 1, 2 or 5 times a power of ten.
 pub(super) fn ticks(from: u64, to: u64, about: u64) -> Vec<u64> {
     let span = to.saturating_sub(from);
     let rough = (span / about.max(1)).max(1);
@@ -12,7 +12,7 @@ pub(super) fn ticks(from: u64, to: u64, about: u64) -> Vec<u64> {
     std::iter::successors(Some(first), |tick| tick.checked_add(step)).take_while(|tick| *tick <= to).take(64).collect()
 }
 
-/// Where a number lies between two others, as a part of the way; before or beyond them, at their places.
+/// The position of a number between two others, from 0 to 1.
 pub(super) fn part(value: u64, from: u64, to: u64) -> f32 {
     let span = to.saturating_sub(from).max(1);
     (value.clamp(from, to.max(from)).saturating_sub(from) as f64 / span as f64) as f32

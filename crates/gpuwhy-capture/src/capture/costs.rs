@@ -58,7 +58,7 @@ impl Capture {
                 Some(ProbePrices { by_instruction: prices, leave_ns })
             }
             Err(error) => {
-                self.warnings.push(format!("what a probe costs could not be measured: {error}"));
+                self.warnings.push(format!("cannot measure the cost of a probe: {error}"));
                 None
             }
         }

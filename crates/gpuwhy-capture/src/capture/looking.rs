@@ -129,6 +129,9 @@ impl Capture {
     fn attach_all(&mut self, pid: u32, since_ns: u64, mapped: Option<Mapped>, libraries: Vec<ReadLibrary>) {
         // Until all probes are there, no thread counts as watched from its birth.
         let before = self.programs.ready();
+        if !libraries.is_empty() {
+            self.remember_names(pid);
+        }
         if let Some(mapped) = mapped.filter(|_| !libraries.is_empty()) {
             self.callers.remember(pid, mapped.code);
         }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 use std::time::Duration;
 
-/// Mappings of strangers that are remembered; a machine that maps more in a moment is attacked.
+/// Maximum remembered mappings of untraced processes; more at a time means an attack.
 const MOST_STRANGERS: usize = 1 << 14;
 
 fn readable(fd: RawFd) -> libc::pollfd {
@@ -21,7 +21,7 @@ fn readable(fd: RawFd) -> libc::pollfd {
 }
 
 impl Capture {
-    /// Watching begins before looking, so that nothing mapped in between is missed.
+    /// Watching starts before the first scan, so that no mapping in between is missed.
     pub(super) fn watch_mappings(&mut self) {
         match MapWatch::new() {
             Ok(watch) => {
@@ -73,15 +73,15 @@ impl Capture {
         Ok(())
     }
 
-    /// Has a process looked into, which had these mapped since a time, `CLOCK_MONOTONIC` ns. Probes follow with the answer.
+    /// Queues a lookup of a process that mapped these since a time, `CLOCK_MONOTONIC` ns. The answer leads to probes.
     fn attach_process(&mut self, pid: u32, since_ns: u64, mappings: Vec<Mapping>) {
         if pid != std::process::id() {
             self.lookups.ask_later(Question::Libraries { pid }, Purpose::Attach { since_ns, mappings });
         }
     }
 
-    /// A process has made its first call: if it has the driver and no runtime, that is told, because its calls then stand
-    /// under the driver's names.
+    /// Handles the first call of a process: if it has the driver but no runtime, notes that, because its calls then
+    /// have the driver's names.
     pub(super) fn look_for_runtime(&mut self, pid: u32) {
         self.lookups.ask_later(Question::Libraries { pid }, Purpose::TellRuntime);
     }
@@ -106,7 +106,7 @@ impl Capture {
             mapped.entry(mapping.pid).or_default().push(mapping);
         }
         if news.lost > 0 {
-            // What was mapped, and when, is not known: at the latest a moment after the last look.
+            // What was mapped and when is unknown; it was after the last scan.
             for pid in libraries::all_processes() {
                 mapped.entry(pid).or_default();
             }
@@ -117,7 +117,7 @@ impl Capture {
         self.looked_ns = now_ns();
     }
 
-    /// A process has mapped these, or, when they are none, something.
+    /// Handles new mappings of a process; an empty list means unknown ones.
     fn follow_process(&mut self, pid: u32, mappings: Vec<Mapping>) {
         if self.all_processes || self.programs.is_target(pid) {
             let since_ns = mappings.iter().map(|mapping| mapping.at_ns).min().unwrap_or(self.looked_ns);
@@ -125,13 +125,13 @@ impl Capture {
         } else if self.ended.contains_key(&pid) {
             self.probes.note_mapped(&mappings);
         } else {
-            // A stranger, or one of ours that has ended since, which its records say once they are taken.
+            // An untraced process, or a traced one that has ended; its records will tell.
             let room = MOST_STRANGERS.saturating_sub(self.strangers.len());
             self.strangers.extend(mappings.into_iter().take(room));
         }
     }
 
-    /// Notes what an ended process of ours had mapped before anybody could look.
+    /// Notes what a traced process had mapped before it ended and could be inspected.
     pub(super) fn note_ended(&mut self, pid: u32) {
         let of_it: Vec<Mapping> = self.strangers.extract_if(.., |mapping| mapping.pid == pid).collect();
         self.probes.note_mapped(&of_it);

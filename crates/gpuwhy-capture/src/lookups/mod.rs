@@ -172,9 +172,12 @@ pub(crate) struct Lookups<P> {
 impl<P> Lookups<P> {
     /// Best called while there is one thread, before anything is opened.
     pub(crate) fn start() -> io::Result<Self> {
+        let starter = Starter::start()?;
+        // Whoever asks it cannot wait until it has started.
+        let at_once = Place { wire: starter.reader(AT_ONCE).ok(), ..Place::new(AT_ONCE) };
         Ok(Self {
-            starter: Starter::start()?,
-            at_once: Place::new(AT_ONCE),
+            starter,
+            at_once,
             later: std::array::from_fn(|at| Place::new(AT_ONCE + 1 + at as u8)),
             queue: VecDeque::new(),
             unasked: Vec::new(),

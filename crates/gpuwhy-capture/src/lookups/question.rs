@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What gpuwhy wants to know of processes it does not trust, and what it is told.
+//! Questions about untrusted processes, and their answers.
 
 use crate::elf::Site;
 use crate::libraries::FileId;
@@ -9,24 +9,24 @@ use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// What is asked.
+/// A question.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Question {
     /// The traced libraries that a process has mapped: parts of the answer are libraries.
     Libraries { pid: u32 },
-    /// Libraries that a process had which is gone, if they are still where it had them.
+    /// Libraries that an ended process had, if they still exist at their paths.
     LeftBehind { pid: u32, libraries: Vec<LeftBehind> },
     /// The libraries that a command will likely load.
     Likely(Command),
     /// Where a process's interpreter keeps its frames.
     Python { pid: u32 },
-    /// What a process is called, and, if that is wanted, which Python it runs.
+    /// The name of a process and, if wanted, the Python it runs.
     Names { pid: u32, and_python: bool },
     /// Which CUDA library an address lies in.
     Caller { pid: u32, address: u64 },
-    /// A code object of Python that the kernel had no time to tell of.
+    /// A Python code object that the kernel had no time to report.
     Code { pid: u32, process: PyProcess, code: u64, check: u32 },
-    /// The whole line table of one whose table was too long for the kernel's record.
+    /// The whole line table of a code object, if it was too long for the kernel's record.
     LineTable { pid: u32, process: PyProcess, code: u64 },
 }
 
@@ -45,7 +45,7 @@ impl Question {
         }
     }
 
-    /// What is read for it, in words.
+    /// What is read for the answer, as text.
     pub(super) fn what(&self) -> &'static str {
         match self {
             Self::Libraries { .. } | Self::LeftBehind { .. } => "its libraries",
@@ -58,7 +58,7 @@ impl Question {
     }
 }
 
-/// A library that a process had.
+/// A library of an ended process.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LeftBehind {
     pub(crate) library: Library,
@@ -66,11 +66,11 @@ pub(crate) struct LeftBehind {
     pub(crate) inode: u64,
 }
 
-/// A command that is about to start, as far as it says which libraries it will load.
+/// What a command that is about to start shows about the libraries it will load.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Command {
     pub(crate) program: PathBuf,
-    /// Its arguments, as far as they may be paths.
+    /// Those of its arguments that may be paths.
     pub(crate) arguments: Vec<PathBuf>,
     /// The variables of its environment that say where libraries are.
     pub(crate) variables: Vec<(String, String)>,
@@ -84,7 +84,7 @@ pub(crate) struct LibraryPart {
     pub(crate) library: Library,
     /// As its process sees it.
     pub(crate) path: String,
-    /// Whether it is part of that file instead of the whole of it.
+    /// Whether it is linked into that file.
     pub(crate) linked_in: bool,
     /// Its traced functions, or why they could not be read.
     pub(crate) sites: Result<Vec<(String, Site)>, String>,
@@ -92,16 +92,16 @@ pub(crate) struct LibraryPart {
     pub(crate) is_out_of_reach: bool,
 }
 
-/// The libraries of a process, told after the libraries themselves.
+/// The libraries of a process, sent after the libraries themselves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mapped {
-    /// Where it has code, and which CUDA library each part is of.
+    /// Its code mappings, and the CUDA library of each.
     pub(crate) code: Vec<(Range<u64>, Option<Library>)>,
     /// The program it runs.
     pub(crate) program: Option<(String, FileId)>,
 }
 
-/// Why a process's mappings could not be had.
+/// Why a process's mappings are unavailable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Refusal {
     /// It has ended.
@@ -119,7 +119,7 @@ pub(crate) enum PythonAnswer {
     Gone,
     /// A Python that gpuwhy does not know, in words.
     Unknown(String),
-    /// Not as far as can be seen; it may come to.
+    /// Not yet; it may load Python later.
     NotYet,
 }
 
@@ -140,7 +140,7 @@ pub struct ProcessNames {
     pub above: Vec<u32>,
 }
 
-/// What is told in the end.
+/// The final answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Answer {
     Libraries(Result<Mapped, Refusal>),
@@ -152,11 +152,11 @@ pub(crate) enum Answer {
     LineTable(Option<Vec<u8>>),
 }
 
-/// What comes over the wire.
+/// A message from the reader.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum Reply {
     /// A library, with its file. More follows.
     Library(LibraryPart),
-    /// The end of it, and the CPU time that it took, ns.
+    /// The end of an answer, and the CPU time it took, ns.
     Done(Answer, u64),
 }

@@ -18,9 +18,9 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-/// Files whose functions are remembered; a job has a handful of traced libraries.
+/// Maximum files with cached functions; a job has a handful of traced libraries.
 const MOST_KNOWN: usize = 64;
-/// Parts of a process's code that are told; PyTorch has some two hundred.
+/// Maximum code mappings reported per process; PyTorch has about two hundred.
 const MOST_PARTS: usize = 1024;
 
 /// Which file, and that it did not change.
@@ -28,7 +28,7 @@ type FileKey = (u64, u64, u64, i64, i64);
 /// A library's functions, or why they cannot be read.
 type Sites = Result<Vec<(String, Site)>, String>;
 
-/// What is known already.
+/// Cached answers.
 #[derive(Default)]
 pub(super) struct Reader {
     linked_in: LinkedIn,
@@ -36,7 +36,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Answers until nobody asks any more.
+    /// Answers questions until the other end closes.
     pub(super) fn serve(&mut self, mut wire: Wire) {
         let mut spent = cpu_ns();
         while let Ok(Some(message)) = wire.receive(true) {
@@ -54,7 +54,7 @@ impl Reader {
         }
     }
 
-    /// Answers one question; libraries are told one by one, each with its file.
+    /// Answers one question; libraries are sent one by one, each with its file.
     pub(super) fn answer(&mut self, question: &Question, tell: &mut dyn FnMut(LibraryPart, Option<&File>)) -> Answer {
         match question {
             Question::Libraries { pid } => Answer::Libraries(self.libraries(*pid, tell)),
@@ -94,7 +94,7 @@ impl Reader {
         Ok(Mapped { code, program: program.ok() })
     }
 
-    /// All of them or none: where one was replaced, another file lies now.
+    /// All or nothing: a replaced library is a different file.
     fn left_behind(&mut self, libraries: &[LeftBehind], tell: &mut dyn FnMut(LibraryPart, Option<&File>)) {
         let there = |left: &LeftBehind| {
             let seen = look_at(Path::new(&left.path)).ok().filter(|seen| seen.metadata().ino() == left.inode)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The processes that look things up. One is forked when capturing begins, while there is one thread and nothing to
-//! inherit; it starts the readers, one at a time for each place, and ends the one that was there before.
+//! The processes that read other processes. One is forked when capturing starts, while there is one thread and nothing
+//! to inherit. It starts the readers, one at a time per slot, and ends the previous one.
 
 use super::reader::Reader;
 use super::sandbox;
@@ -57,9 +57,9 @@ impl Starter {
 
 impl Drop for Starter {
     fn drop(&mut self) {
-        // It ends when nobody is at the other end.
+        // It ends when the other end closes.
         self.wire = None;
-        // SAFETY: waits for a child of ours that nobody else waits for.
+        // SAFETY: waits for a child of ours, and no other code waits for it.
         unsafe { libc::waitpid(self.pid, std::ptr::null_mut(), 0) };
     }
 }
@@ -119,13 +119,13 @@ fn end(pid: libc::pid_t) {
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
-/// Takes leave of children that ended; says how many.
+/// Reaps ended children; returns how many.
 fn reap() -> isize {
     // SAFETY: asks about children of this process, which are all readers.
     (0..).take_while(|_| unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } > 0).count() as isize
 }
 
-/// Waits for readers that were ended, a moment at most: one may be held up by a file system for as long as that likes.
+/// Waits briefly for killed readers: a file system may block one for any time.
 fn take_leave(mut left: isize) {
     for _ in 0..FAREWELLS {
         left -= reap();
@@ -136,7 +136,8 @@ fn take_leave(mut left: isize) {
     }
 }
 
-/// Keeps of what the parent had open only the wire, and ends by that wire alone: Ctrl-C is the parent's to hear.
+/// Closes everything inherited but the wire. The process ends only when the wire closes: Ctrl-C is handled by the
+/// parent.
 fn settle_in(wire: OwnedFd) -> io::Result<OwnedFd> {
     // SAFETY: plain system calls; the descriptors are this process's own copies, of which only the wire is used on.
     unsafe {

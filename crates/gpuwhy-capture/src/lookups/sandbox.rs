@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process keeps that only reads: the rights to look into processes and their files, the system calls that
-//! reading takes, and little memory. Whoever takes it over by a file it parses has no more.
+//! The sandbox of a reader: the rights to read processes and their files, the system calls that reading needs, and
+//! little memory. An attacker who takes it over through a parsed file has no more.
 
 use std::io;
 
@@ -11,21 +11,20 @@ const CAP_CHECKPOINT_RESTORE: u32 = 40;
 const KEPT: u64 = 1 << CAP_DAC_READ_SEARCH | 1 << CAP_SYS_PTRACE | 1 << CAP_CHECKPOINT_RESTORE;
 /// Capabilities the interface has room for.
 const MOST: u32 = 64;
-/// `nobody`: whose files are written with no right.
+/// The user `nobody`, who owns no files.
 const NOBODY: libc::uid_t = 65_534;
 /// All of the address space, most of which is the program itself.
 const MOST_MEMORY: u64 = 2 << 30;
 const MOST_FILES: u64 = 4096;
 
-/// Gives up rights that neither reading takes, nor starting others who read.
+/// Drops rights that neither reading nor starting readers needs.
 pub(super) fn give_up_rights() -> io::Result<()> {
     for capability in (0..MOST).filter(|capability| KEPT & 1 << capability == 0) {
         // SAFETY: plain system call with numbers. Without the right to do it there is less to give up.
         unsafe { libc::prctl(libc::PR_CAPBSET_DROP, libc::c_ulong::from(capability), 0, 0, 0) };
     }
-    // Files are looked at as nobody: root's own could otherwise be written without any capability. Signals still go by
-    // the real user, so that nobody's processes cannot end this one.
-    // SAFETY: plain system calls with numbers.
+    // Access files as `nobody`: root could write its own files without any capability. Signals use the real user, so
+    // that processes of `nobody` cannot kill this one. SAFETY: plain system calls with numbers.
     unsafe {
         libc::setfsgid(NOBODY);
         libc::setfsuid(NOBODY);
@@ -105,8 +104,8 @@ const AUDIT_ARCH: u32 = 0xc000_003e;
 #[cfg(target_arch = "aarch64")]
 const AUDIT_ARCH: u32 = 0xc000_00b7;
 
-/// From here on, system calls that change anything are refused, for good. (Flags of an open cannot be looked at in all of
-/// its forms: an empty file can be made where everybody may make one, and nothing written to it.)
+/// Permanently refuses system calls that change anything. (The flags of some forms of open cannot be checked: an empty
+/// file can be created where every user may, but not written.)
 pub(super) fn allow_reading_only() -> io::Result<()> {
     // struct seccomp_data: the number at byte 0, the architecture at byte 4.
     let load = |offset| statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, offset);
@@ -139,7 +138,7 @@ fn statement(code: u32, value: u32) -> libc::sock_filter {
 mod tests {
     use super::*;
 
-    /// What a process in the sandbox may do, a bit for each that is not as it should be.
+    /// What a process in the sandbox can do, one bit per violation.
     fn wrong() -> libc::c_int {
         // SAFETY: plain system calls with numbers and strings that outlive them.
         unsafe {

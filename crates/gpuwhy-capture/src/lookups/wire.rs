@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Bytes of a packet; a socket holds some 200 kB.
 const PACKET: usize = 32 << 10;
-/// No message is longer: whoever sends more is broken or has been taken over.
+/// Maximum length of a message: a longer one means that the sender is broken or compromised.
 const LONGEST: usize = 16 << 20;
 /// A packet's first byte: whether another one of the same message follows.
 const LAST: u8 = 0;
@@ -26,7 +26,7 @@ pub(super) struct Wire {
     file: Option<OwnedFd>,
 }
 
-/// What came at once.
+/// Received messages.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) bytes: Vec<u8>,
@@ -68,7 +68,7 @@ impl Wire {
         }
     }
 
-    /// The next whole message; `None` if there is none yet. `wait` says to wait for it.
+    /// The next complete message; `None` if there is none yet. With `wait`, waits for it.
     pub(super) fn receive(&mut self, wait: bool) -> io::Result<Option<Message>> {
         let flags = if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT } | RecvFlags::CMSG_CLOEXEC;
         loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What stands above a process and belongs to its job: launchers of ranks, and programs that it is a worker of.
+//! Ancestors of a process that belong to its job: launchers of ranks, and programs whose worker it is.
 
 use super::{base, multiprocessing, name_from_words, parent, words_of};
 use gpuwhy_strangers::{ProcFile, read_proc};
@@ -7,7 +7,7 @@ use gpuwhy_strangers::{ProcFile, read_proc};
 /// How many processes above one are looked at for its launcher.
 const MOST_ABOVE: usize = 4;
 
-/// Programs that start the ranks of one job, by the last part of a name.
+/// Programs that start the ranks of one job, by base name.
 const LAUNCHERS: [&str; 16] = [
     "torchrun",
     "torch.distributed.run",
@@ -30,8 +30,8 @@ const LAUNCHERS: [&str; 16] = [
 /// Programs that only start another one, by their base names.
 const WRAPPERS: [&str; 9] = ["sh", "bash", "dash", "env", "numactl", "taskset", "nice", "stdbuf", "timeout"];
 
-/// The processes above one that belong to its job, nearest first: up to a launcher of ranks, or to the program that it
-/// is a worker of. Empty where there is neither: a shell, say, starts whatever it is told to.
+/// The ancestors of a process that belong to its job, nearest first: up to a launcher of ranks, or the program whose
+/// worker it is. Empty if there is neither; a shell, for example, may start anything.
 pub fn above_in_job(pid: u32) -> Vec<u32> {
     let mut above = Vec::new();
     let mut child = (pid, command_words(pid));
@@ -63,7 +63,8 @@ fn is_launcher(words: &[String]) -> bool {
     LAUNCHERS.contains(&name.rsplit(' ').next().unwrap_or(&name))
 }
 
-/// Whether a process is a worker of its parent: made by Python's multiprocessing, or forked without becoming another program.
+/// Whether a process is a worker of its parent: made by Python's multiprocessing, or forked without becoming another
+/// program.
 fn is_worker(words: &[String], parent: &[String]) -> bool {
     let code = words.iter().find_map(|word| multiprocessing(word));
     let forked = words.len() > 1 && words == parent && !WRAPPERS.contains(&base(&words[0]));

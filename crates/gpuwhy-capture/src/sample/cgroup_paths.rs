@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(memberships(hybrid), [(Memory, "/m"), (Cpu, "/c"), (Cpuacct, "/c"), (Unified, "/u")]);
         assert_eq!(memberships("0::/../../other\n"), []);
         assert_eq!(memberships("0::/gone (deleted)\nnonsense\n3:cpuset:/x\n1:cpu:relative\n"), []);
-        // Dots inside a name are no way up.
+        // Dots inside a name do not mean the parent folder.
         assert_eq!(memberships("0::/a..b\n"), [(Unified, "/a..b")]);
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cgroups of the watched processes: quota, throttling, CPU time and memory. A limit that bites may sit above, so
-//! cgroups higher up that have one are told of as well.
+//! The cgroups of the traced processes: quota, throttling, CPU time and memory. The effective limit may be in an
+//! ancestor, so ancestors with a limit are sampled as well.
 
 use super::cgroup_paths::{Hierarchy, Mounts, ancestors, memberships};
 use super::files::{number, text, value_of};
@@ -9,14 +9,14 @@ use gpuwhy_model::sample::CgroupSample;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Version 1 writes "no limit" as the largest page count; nobody has this much memory.
+/// Version 1 writes "no limit" as the largest page count, more than any machine has.
 const NO_LIMIT: u64 = 1 << 62;
 
 /// A cgroup: its version and its path. In version 1, equal paths in several hierarchies are taken for one.
 type Key = (u8, String);
 
-/// What is to be read of a cgroup: in which hierarchies, and whether a watched process is in it there. Else it is told
-/// of for its limit only.
+/// What to read of a cgroup: in which hierarchies, and whether a traced process is in it. If not, only its limit is
+/// reported.
 type Wanted = BTreeMap<Hierarchy, bool>;
 
 /// Counters since the cgroup was made.

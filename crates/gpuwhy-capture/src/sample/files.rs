@@ -69,7 +69,7 @@ impl Kept {
     }
 }
 
-/// Fills the buffer, made larger where need be; says how much is filled.
+/// Fills the buffer, growing it if needed; returns the length.
 fn read_all(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     let mut filled = 0;
     loop {
@@ -88,8 +88,8 @@ fn read_all(file: &File, bytes: &mut Vec<u8>) -> std::io::Result<usize> {
     }
 }
 
-/// A text file of the kernel's; names inside it may be any bytes. Does not ask for the size first, as `std::fs::read` does:
-/// the kernel's files have none.
+/// Reads a text file of the kernel; names in it may be any bytes. Unlike `std::fs::read`, it does not query the size,
+/// because the kernel's files have none.
 pub(super) fn text(path: &Path) -> Option<String> {
     read_text(path, MOST_TEXT).ok()
 }
@@ -99,7 +99,7 @@ pub(super) fn number<T: std::str::FromStr>(path: &Path) -> Option<T> {
     text(path)?.trim().parse().ok()
 }
 
-/// The number on the line that begins with a word: `nr_periods 12`, `read_bytes: 12`, `VmRSS:  12 kB`.
+/// The number on the line that starts with a word: `nr_periods 12`, `read_bytes: 12`, `VmRSS:  12 kB`.
 pub(super) fn value_of(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let rest = line.strip_prefix(name)?;
@@ -108,7 +108,7 @@ pub(super) fn value_of(text: &str, name: &str) -> Option<u64> {
     })
 }
 
-/// What a counter gained; `None` unless both are known.
+/// The increase of a counter; `None` unless both values are known.
 pub(super) fn gained(now: Option<u64>, before: Option<u64>) -> Option<u64> {
     Some(now?.saturating_sub(before?))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The GPUs, through NVML: rates, memory, clocks, the driver's own utilisation samples, processes and errors.
 //!
-//! What one GPU or driver does not tell is `None` and costs the other figures nothing.
+//! A figure that a GPU or driver does not report is `None` and does not affect the others.
 
 use super::files::{ahead_of_monotonic_ns, clock_ns};
 use crate::capture::now_ns;
@@ -163,7 +163,7 @@ impl<'nvml> Watched<'nvml> {
     fn busy_processes(&mut self) -> Option<BTreeMap<u32, u32>> {
         let samples = match self.device.process_utilization_stats(self.process_seen_us) {
             Ok(samples) => samples,
-            // Also when there is nothing new: what is not said is not nothing.
+            // Even if there is nothing new: no report differs from zero.
             Err(_) => return None,
         };
         let mut sums = BTreeMap::<u32, u32>::new();
@@ -172,7 +172,7 @@ impl<'nvml> Watched<'nvml> {
             *sums.entry(sample.pid).or_default() += sample.sm_util.min(100);
             moments.insert(sample.timestamp);
         }
-        // A process is told of only at moments at which it did something.
+        // NVML reports a process only when it was active.
         let moments = u32::try_from(moments.len()).unwrap_or(u32::MAX).max(1);
         let newest = samples.iter().map(|sample| sample.timestamp).max().unwrap_or(0);
         self.process_seen_us = self.process_seen_us.max(newest).min(realtime_us());
@@ -182,7 +182,7 @@ impl<'nvml> Watched<'nvml> {
     fn errors(&self, errors: &mut Vec<GpuError>) {
         let Some(set) = &self.errors else { return };
         for _ in 0..MOST_ERRORS {
-            // Anything but an event means that there is none now.
+            // Any other result means that there is no event now.
             let Ok(event) = set.wait(0) else { return };
             let xid = match event.event_data {
                 Some(XidError::Value(xid)) => xid,
@@ -208,8 +208,7 @@ fn watch_errors<'nvml>(nvml: &'nvml Nvml, device: &Device<'nvml>) -> Option<Even
     device.register_events(EventTypes::CRITICAL_XID_ERROR, nvml.create_event_set().ok()?).ok()
 }
 
-/// A process may be in both lists with the same memory, and in one several times (once for each part of a GPU split
-/// by MIG).
+/// A process may be in both lists with the same memory, and several times in one (once per MIG instance).
 fn memory_by_process(compute: &[ProcessInfo], graphics: &[ProcessInfo]) -> BTreeMap<u32, Option<u64>> {
     let mut by_process = sum_by_process(compute);
     for (pid, bytes) in sum_by_process(graphics) {

@@ -66,7 +66,7 @@ pub struct Sampler {
     shared: Arc<Shared>,
 }
 
-/// What the thread and its owner share.
+/// State shared by the thread and its owner.
 #[derive(Debug, Default)]
 struct Shared {
     state: Mutex<State>,
@@ -80,7 +80,7 @@ struct Shared {
 struct State {
     waiting: VecDeque<Samples>,
     dropped: u64,
-    /// Somebody asked for a look out of turn; and what such looks found.
+    /// A request for an extra sample, and the extra samples.
     look: bool,
     looks: VecDeque<GpuSample>,
     /// The processes to sample, when they changed.
@@ -99,7 +99,7 @@ enum Stop {
     Quit,
 }
 
-/// What the thread is to do next.
+/// The next action of the thread.
 #[derive(Debug)]
 enum Next {
     Watch(Vec<u32>),
@@ -146,7 +146,7 @@ impl Sampler {
         self.shared.wake.notify_one();
     }
 
-    /// What such looks found and was not taken yet: memory, and nothing else.
+    /// Extra samples not taken yet; they contain only memory.
     pub fn take_looks(&self) -> Vec<GpuSample> {
         self.shared.lock().looks.drain(..).collect()
     }
@@ -286,7 +286,7 @@ fn after(planned_ns: u64, now_ns: u64) -> u64 {
     planned_ns + (missed + 1) * EVERY_NS
 }
 
-/// Opens NVML on a thread beside: where no process holds the GPU this can take seconds.
+/// Opens NVML on another thread: if no process uses the GPU, this can take seconds.
 fn open_beside(shared: Arc<Shared>, path: Option<PathBuf>) {
     let open = move || {
         if let Some(nvml) = open_nvml(path.as_deref()) {
@@ -294,7 +294,7 @@ fn open_beside(shared: Arc<Shared>, path: Option<PathBuf>) {
             shared.wake.notify_one();
         }
     };
-    // Without a thread there are no GPUs to tell of; the rest goes on.
+    // Without the thread there are no GPU samples; everything else continues.
     let _ = std::thread::Builder::new().name("nvml".into()).spawn(open);
 }
 

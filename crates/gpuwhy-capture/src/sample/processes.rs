@@ -7,7 +7,7 @@ use gpuwhy_model::sample::ProcessSample;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-/// What `/proc/PID/stat` says of a whole process.
+/// The figures of a whole process in `/proc/PID/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     state: char,
@@ -98,7 +98,7 @@ impl ProcessReader {
         let before = known.unwrap_or_else(|| self.first_sight(at_ns, &stat, now));
         self.before.insert(pid, Before { at_ns, start_ticks: stat.start_ticks, counters: now });
         let sample = self.sample(pid, at_ns, &stat, &now, &before);
-        // A zombie is told of once more, for what it did last.
+        // A zombie is reported once more, for its last activity.
         let silent = sample.user_ns == 0 && sample.system_ns == 0 && sample.major_faults == 0;
         (!(stat.has_ended() && silent)).then_some(sample)
     }
@@ -126,8 +126,8 @@ impl ProcessReader {
         }
     }
 
-    /// What a process not seen before is compared with: nothing, since its start, if it began while we watched;
-    /// else itself, because its past is not ours.
+    /// The baseline of a new process: zero at its start if it started during the trace, otherwise its current figures,
+    /// because earlier activity does not count.
     fn first_sight(&self, at_ns: u64, stat: &Stat, now: Counters) -> Before {
         if stat.start_ticks < self.began_ticks {
             return Before { at_ns, start_ticks: stat.start_ticks, counters: now };
@@ -231,13 +231,13 @@ mod tests {
         // Another old process under the same number: its CPU time before is not this second's.
         fake(&root, 900, 2);
         assert_eq!(reader.read(&[7])[0].user_ns, 0);
-        // One that began after the reader: all of it counts.
+        // Started after the sampler: everything counts.
         let start = clock_ns(libc::CLOCK_BOOTTIME) / units.tick_ns;
         fake(&root, 3, start);
         let fresh = reader.read(&[7]).remove(0);
         assert_eq!((fresh.user_ns, fresh.minor_faults), (30_000_000, 119));
         assert!(fresh.span_ns < 1_000_000_000, "{}", fresh.span_ns);
-        // Gone, then back as if new: nothing is remembered.
+        // Gone, then back as if new: the old baseline is not used.
         assert!(reader.read(&[]).is_empty());
         assert!(reader.before.is_empty());
         fs::remove_dir_all(&root).unwrap();

@@ -54,7 +54,7 @@ impl SystemReader {
         }
     }
 
-    /// What was added since the time before; the first time only remembers.
+    /// The increase since the previous sample; the first call only sets the baseline.
     pub(super) fn read(&mut self) -> Option<SystemSample> {
         let at_ns = now_ns();
         let (mut now, cores) = cpu_times(self.stat.read()?, self.units.tick_ns)?;
@@ -71,7 +71,7 @@ impl SystemReader {
         Some(sample)
     }
 
-    /// What is a level, not a counter.
+    /// Gauges, not counters.
     fn levels(&mut self, sample: &mut SystemSample) {
         if let Some(text) = self.load.read() {
             (sample.load1, sample.runnable) = load(text);

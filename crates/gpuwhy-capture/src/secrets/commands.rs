@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs that take a secret after a flag whose name does not say so: `curl -u me:password`.
+//! Programs that take a secret after a flag whose name does not show it: `curl -u me:password`.
 
-/// Which part of the flag's value is the secret.
+/// Which part of the flag's value is secret.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Secret {
-    /// All of it.
+    /// The whole value.
     Whole,
-    /// What follows the first colon: before it stands the user.
+    /// The part after the first colon; before it is the user.
     AfterColon,
 }
 
@@ -16,7 +16,7 @@ pub(super) struct Command {
     programs: &'static [&'static str],
     /// Flags whose value is the next word.
     flags: &'static [(&'static str, Secret)],
-    /// Flags of one letter whose value may follow at once: `-phunter2`.
+    /// Single-letter flags whose value may follow without a space: `-phunter2`.
     attached: &'static [(&'static str, Secret)],
 }
 
@@ -59,7 +59,7 @@ pub(super) fn named(word: &str) -> Option<&'static Command> {
 }
 
 impl Command {
-    /// What a flag of it carries, and where in the word that begins; `None`: in the next word.
+    /// What a flag of the program carries, and where its value starts in the word; `None`: in the next word.
     pub(super) fn flag(&self, word: &str) -> Option<(Secret, Option<usize>)> {
         if let Some((_, secret)) = self.flags.iter().find(|(flag, _)| *flag == word) {
             return Some((*secret, None));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which names (of flags, variables, headers, JSON keys) say that their value is a secret.
 
-/// What a name says of its value.
+/// What a name implies about its value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Says {
     /// Nothing.
@@ -42,7 +42,7 @@ const SECRET: [&str; 24] = [
 /// The same, written without a mark between the words or inside a longer one: PGPASSWORD, clientsecret.
 const SECRET_ENDS: [&str; 8] =
     ["password", "passwd", "passphrase", "secret", "apikey", "secretkey", "privatekey", "accesskey"];
-/// What makes a key a secret one.
+/// Words that make a key secret.
 const KEYS: [&str; 19] = [
     "api",
     "access",
@@ -126,7 +126,7 @@ fn parts_of(name: &str) -> Vec<String> {
 fn is_secret(parts: &[&str]) -> bool {
     let Some((last, before)) = parts.split_last() else { return false };
     let keys = |pair: &[&str]| matches!(pair, [of, "key" | "keys"] if KEYS.contains(of));
-    // An access key's id is half of it.
+    // The id of an access key is half of the secret.
     if parts.windows(3).any(|three| three == ["access", "key", "id"]) {
         return true;
     }

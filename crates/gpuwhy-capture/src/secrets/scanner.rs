@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pass over a text from its beginning to its end, in time that grows as the text does: where something lies ahead is
-//! remembered until the pass is there, a name is judged once, and what might be a secret by its look is looked at for a bounded
-//! length.
+//! Scans a text in one pass and in linear time: positions found ahead are cached until the scan reaches them, a name is
+//! judged once, and a possible secret is examined only for a limited length.
 
 use super::commands::{Command, Secret};
 use super::names::{self, Says};
 use super::{HIDDEN, commands, shapes};
 
-/// Characters between a name and its value besides blanks: `"token": "x"`, `environ["TOKEN"] = 'x'`, `\"token\":\"x\"`.
+/// Characters allowed between a name and its value, in addition to blanks: `"token": "x"`, `environ["TOKEN"] = 'x'`,
+/// `\"token\":\"x\"`.
 const CLOSERS: [char; 5] = ['"', '\'', '\\', ']', ')'];
 /// The longest name that is judged whole, bytes; of a longer one its end.
 const LONGEST_NAME: usize = 128;
@@ -23,7 +23,7 @@ struct Ahead {
 }
 
 impl Ahead {
-    /// Where the first such place at or after `from` is; the text's end where there is none.
+    /// The first match at or after `from`; the end of the text if there is none.
     fn find(&mut self, text: &str, from: usize, looked: &mut usize, find: impl Fn(&str) -> Option<usize>) -> usize {
         if self.from.is_none_or(|known| from < known || from > self.at) {
             self.at = find(&text[from..]).map_or(text.len(), |length| from + length);
@@ -56,7 +56,7 @@ impl LastAt {
 pub(super) struct Scanner<'a> {
     text: &'a str,
     out: String,
-    /// How many bytes were looked at, some of them more than once: what a text costs.
+    /// Number of examined bytes, with repetition: the cost of a text.
     looked: usize,
     word_end: Ahead,
     sign: Ahead,
@@ -71,7 +71,7 @@ pub(super) struct Scanner<'a> {
     command: Option<&'static Command>,
 }
 
-/// What is to be hidden: up to `keep` the text stays, from there to `end` it goes.
+/// A range to hide: the text up to `keep` stays, from there to `end` it is replaced.
 struct Cut {
     keep: usize,
     end: usize,
@@ -120,7 +120,7 @@ impl<'a> Scanner<'a> {
         (self.out, self.looked)
     }
 
-    /// If something that begins here is or names a secret.
+    /// The range to hide if a secret, or the name of one, starts here.
     fn cut_at(&mut self, at: usize) -> Option<Cut> {
         let (kept, length) = shapes::known(&self.text[at..]);
         if length > 0 {
@@ -152,7 +152,7 @@ impl<'a> Scanner<'a> {
         let colon = self.colon.find(text, start, &mut self.looked, |rest| rest.find(':'));
         let (host_at, colon) = match self.last_of_authority.find(text, start, authority_end, &mut self.looked) {
             Some(host_at) => (host_at, Some(colon).filter(|colon| *colon < host_at)),
-            // A slash in the password: what follows the colon is no port, and there is an `@` further on.
+            // A slash in the password: no port follows the colon, and there is an `@` further on.
             None if has_scheme && colon < authority_end => {
                 let port = text[colon + 1..authority_end].bytes().all(|byte| byte.is_ascii_digit());
                 let last = self.last_of_word.find(text, start, word_end, &mut self.looked);
@@ -171,7 +171,7 @@ impl<'a> Scanner<'a> {
         Some(Cut { keep, end: host_at })
     }
 
-    /// A name, and the value it says is a secret.
+    /// A name with a secret value.
     fn named(&mut self, at: usize) -> Option<Cut> {
         let text = self.text;
         if at < self.judged {
@@ -196,7 +196,7 @@ impl<'a> Scanner<'a> {
             let carries = name != "Basic" || (to - from >= 12 && text[from..to].contains(|c: char| !c.is_lowercase()));
             return (blanks > 0 && carries).then_some(Cut { keep: from, end: to });
         }
-        // Names are ASCII: any place in one is the beginning of a character.
+        // Names are ASCII, so any index is a character boundary.
         let says = names::judge(&name[name.len().saturating_sub(LONGEST_NAME)..]);
         self.looked += name.len().min(LONGEST_NAME);
         if says == Says::Nothing {
@@ -241,7 +241,7 @@ impl<'a> Scanner<'a> {
         (to > keep).then_some(Cut { keep, end: to })
     }
 
-    /// Where a name's value begins, and whether it goes to the end of its line; `None` if it has none.
+    /// Where a name's value starts, and whether it extends to the end of the line; `None` if it has no value.
     fn value_begin(&mut self, name: &str, end: usize) -> Option<(usize, bool)> {
         let after = &self.text[end..];
         let closed = after.len() - after.trim_start_matches(CLOSERS).len();
@@ -270,8 +270,8 @@ impl<'a> Scanner<'a> {
         start
     }
 
-    /// The value that begins after blanks and an opening quote at `from`. Without a quote it ends at a blank or a mark;
-    /// with `whole_line` at the line's.
+    /// The value after blanks and an opening quote at `from`. Without a quote, it ends at a blank or delimiter; with
+    /// `whole_line`, at the end of the line.
     fn value_after(&mut self, from: usize, whole_line: bool) -> (usize, usize) {
         let text = self.text;
         let start = self.skip(from);
@@ -279,9 +279,9 @@ impl<'a> Scanner<'a> {
         let start = start + quote.map_or(0, char::len_utf8);
         let open = text[start..].starts_with(['[', '{']);
         let ends = |c: char| match quote {
-            // An escaped quote ends the value of a quoted text inside another, too.
+            // An escaped quote also ends a quoted value inside another quoted text.
             Some(quote) => c == quote || c == '\\',
-            // Several of them: everything goes.
+            // Several values: hide everything.
             None if open => false,
             None if whole_line => matches!(c, '\n' | '"' | '\'' | ',' | '}' | ']'),
             None => c.is_whitespace() || matches!(c, ',' | ';' | '&' | '"' | '\'' | ')' | '}' | ']' | '|'),

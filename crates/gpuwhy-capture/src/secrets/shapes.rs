@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Secrets known by their look, wherever they stand: most services begin theirs with a mark of their own.
+//! Secrets recognised by their format anywhere in a text: most services use a distinctive prefix.
 //!
-//! Nothing here looks further than [`FAR`] bytes before it knows that it has a secret: texts may be long.
+//! Each check examines at most [`FAR`] bytes before it has recognised a secret, because texts may be long.
 
-/// What may follow a mark.
+/// The characters that may follow a prefix.
 #[derive(Clone, Copy)]
 enum Then {
     /// Letters and digits.
@@ -23,7 +23,7 @@ enum Then {
 /// How far it is looked before something is taken for a secret, bytes.
 const FAR: usize = 256;
 
-/// A mark, and how much must follow for it to be a secret rather than a name that begins alike (`hf_transfer`).
+/// A prefix, and how much must follow for it to be a secret rather than a name with the same prefix (`hf_transfer`).
 const KNOWN: [(&str, Then, usize); 80] = [
     // Models and data.
     ("hf_", Then::Plain, 20),
@@ -111,7 +111,7 @@ const KNOWN: [(&str, Then, usize); 80] = [
     ("eyJ", Then::Dots, 37),
 ];
 
-/// Addresses that are secrets themselves: whoever knows them may post there. The mark stays.
+/// Addresses that are secrets themselves, because knowing them is enough to post there. The prefix stays.
 const ADDRESSES: [&str; 10] = [
     "hooks.slack.com/services/",
     "hooks.slack.com/workflows/",
@@ -125,8 +125,8 @@ const ADDRESSES: [&str; 10] = [
     "webhook.office.com/webhookb2/",
 ];
 
-/// How much of the beginning of `text` is its mark and stays, and how many bytes mark and secret are; zeroes where there is none.
-/// `text` must begin a word.
+/// Length of the prefix at the start of `text`, which stays, and length of prefix and secret together; zeroes if there
+/// is none. `text` must start at a word.
 pub(super) fn known(text: &str) -> (usize, usize) {
     let address = ADDRESSES.iter().find_map(|mark| {
         let length = run(text.strip_prefix(mark)?, Then::Address);
@@ -147,7 +147,7 @@ pub(super) fn known(text: &str) -> (usize, usize) {
         .unwrap_or((0, 0))
 }
 
-/// How many bytes at the beginning may follow such a mark.
+/// How many bytes at the start may follow such a prefix.
 fn run(text: &str, then: Then) -> usize {
     text.bytes().take_while(|byte| then.allows(*byte)).count()
 }
@@ -170,7 +170,7 @@ impl Then {
     }
 }
 
-/// `sk-…` also begins names (`sk-learn-pipeline-2`); keys have capitals and digits, and few dashes.
+/// Names may also start with `sk-` (`sk-learn-pipeline-2`); keys have capitals, digits and few dashes.
 fn openai(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("sk-")?;
     let key = &rest.as_bytes()[..near(rest, Then::Marks)];
@@ -179,7 +179,7 @@ fn openai(text: &str) -> Option<usize> {
     (key.len() >= 20 && (mixed || long_part >= 32)).then(|| 3 + run(rest, Then::Marks))
 }
 
-/// A bot's number, a colon, and 35 letters that begin with `AA`.
+/// A bot's number, a colon, and 35 letters that start with `AA`.
 fn telegram(text: &str) -> Option<usize> {
     let digits = text.bytes().take(11).take_while(u8::is_ascii_digit).count();
     let rest = text.get(digits..)?.strip_prefix(":AA")?;
@@ -187,7 +187,7 @@ fn telegram(text: &str) -> Option<usize> {
     ((8..=10).contains(&digits) && (32..=34).contains(&length)).then_some(digits + 3 + length)
 }
 
-/// Three parts in base64, the first beginning with `{"`.
+/// Three base64 parts, the first starting with `{"`.
 fn jwt(text: &str) -> Option<usize> {
     let rest = text.strip_prefix("eyJ")?;
     let length = near(rest, Then::Dots);
@@ -207,8 +207,8 @@ fn private_key(text: &str) -> Option<usize> {
     Some(end + text[end..].find("KEY-----").map_or(0, |at| at + "KEY-----".len()))
 }
 
-/// The length of the word at the beginning if it looks drawn at random: 20 and more of hexadecimal digits or base64's letters.
-/// A longer one than [`FAR`] is judged by its beginning.
+/// Length of the word at the start if it looks random: at least 20 hexadecimal digits or base64 letters. A word longer
+/// than [`FAR`] is judged by its start.
 pub(super) fn random_prefix(text: &str) -> Option<usize> {
     let base64 = |byte: &u8| byte.is_ascii_alphanumeric() || b"+/=_-".contains(byte);
     let near = text.bytes().take(FAR).take_while(base64).count();
@@ -217,7 +217,7 @@ pub(super) fn random_prefix(text: &str) -> Option<usize> {
     let ends = follows.is_none_or(|byte| b" \t\r\n\"',;&)}]|\\".contains(byte));
     let has = |kind: fn(&u8) -> bool| word.iter().any(kind);
     let mixed = has(u8::is_ascii_uppercase) && has(u8::is_ascii_lowercase) && !has(|byte| b"_-/".contains(byte));
-    // Words that people write are seldom so long; of shorter ones those that mix what people do not.
+    // Words written by people are rarely that long; shorter ones must mix characters in unusual ways.
     let long_enough = word.len() >= 32 || (word.len() >= 20 && mixed);
     let letters_and_digits = has(u8::is_ascii_alphabetic) && has(u8::is_ascii_digit);
     let random = ends && long_enough && letters_and_digits && entropy(word) > 3.0;

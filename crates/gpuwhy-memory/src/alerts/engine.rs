@@ -1,38 +1,39 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which alerts are raised, and which are over.
+//! Raises alerts and ends them.
 //!
-//! Reports of the allocator come by the thousand a second: [`Engine::tensor`] changes a few numbers and allocates
-//! nothing but for a process's first report. Everything else is done in [`Engine::tick`], four times a second, and with
-//! NVML's looks, once a second.
+//! PyTorch's allocator reports thousands of times a second, so [`Engine::tensor`] only updates a few numbers and allocates
+//! nothing after a process's first report. Everything else happens in [`Engine::tick`], four times a second, and with
+//! NVML's samples, once a second.
 
 use super::rule::{Condition, Rule};
 use super::series::{Floors, Window};
-use super::{Alert, Kind, Level};
+use super::{Alert, AlertKind, Level};
+use crate::lines::NO_LINE;
 use crate::report::Leak;
 use gpuwhy_model::ops::{TorchOp, torch_op};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{OpId, TensorEvent, units};
 use std::collections::BTreeMap;
 
-/// How long a figure must have stayed clearly below its limit for the alert to be over, ns.
+/// An alert ends when its figure has stayed clearly below the limit for this long, ns.
 pub const STAY_NS: u64 = 5_000_000_000;
-/// Refusals from the same place within this time of the one before are the same trouble, ns.
+/// Refusals from the same place belong to one alert if they follow each other within this time, ns.
 const SAME_REFUSAL_NS: u64 = 10_000_000_000;
-/// Where NVML has told nothing for so long, the allocator's own figures must do, ns.
+/// After this long without a sample from NVML, the allocator's own figures are used, ns.
 const NVML_SILENT_NS: u64 = 5_000_000_000;
-/// Floors that rose for so long are told of where nobody can look closer, ns.
+/// Where a run is too large to examine, floors that rose for this long raise an alert without a line, ns.
 const LONG_NS: u64 = 120_000_000_000;
-/// Memory that will have run out this soon is critical, ns.
+/// Memory that runs out sooner than this is critical, ns.
 const SOON_NS: u64 = 600_000_000_000;
-/// A tick's length, and that of NVML's looks, ns.
+/// Time between ticks, and between NVML's samples, ns.
 const TICK_NS: u64 = 250_000_000;
-const LOOK_NS: u64 = 1_000_000_000;
-/// Processes' memories, GPUs and leaks that are followed: more than a machine has.
+const SAMPLE_NS: u64 = 1_000_000_000;
+/// Spaces, GPUs and leaks that are followed: more than a machine has.
 const MOST: usize = 256;
-/// Alerts of one run; whoever gets so many reads none.
+/// Alerts of one run.
 const MOST_ALERTS: u64 = 1_000;
 
-/// What a figure is of.
+/// What a figure belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Scope {
     Gpu { gpu: u32, pid: Option<u32> },
@@ -48,17 +49,17 @@ impl Scope {
     }
 }
 
-/// An alert that is raised.
+/// A condition that holds.
 #[derive(Debug)]
 struct Active {
     rule: usize,
     scope: Scope,
-    /// `None` where a higher limit of the same figure spoke for it.
+    /// `None` where the alert of a higher limit of the same figure covers it.
     alert: Option<Alert>,
     below_since: Option<u64>,
 }
 
-/// A refusal that was told.
+/// A refused allocation that raised an alert.
 #[derive(Debug)]
 struct Refusal {
     pid: u32,
@@ -78,11 +79,11 @@ struct Space {
     floor: u64,
     reserved: u64,
     in_use: Window,
-    had: Window,
+    reserved_over_time: Window,
     floors: Floors,
 }
 
-/// What NVML says of a GPU.
+/// A GPU's memory by NVML.
 #[derive(Debug)]
 struct Gpu {
     gpu: u32,
@@ -99,20 +100,20 @@ pub struct Engine {
     rules: Vec<Rule>,
     refused: OpId,
     spaces: Vec<Space>,
-    /// Where the last report's space is: the next one is mostly of the same.
+    /// Index of the last report's space: the next report is mostly of the same.
     last_space: usize,
     gpus: Vec<Gpu>,
-    last_look_ns: u64,
+    last_sample_ns: u64,
     first_tick_ns: Option<u64>,
-    /// Until when growth was told as that of a process that has ended.
-    growth_told_ns: u64,
-    /// When the reports of a process were last given up.
-    lost: BTreeMap<u32, u64>,
+    /// Up to here, growth was reported for a process that has ended since.
+    growth_reported_ns: u64,
+    /// When the reports of a process were last paused.
+    paused: BTreeMap<u32, u64>,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
-    /// Leaks that the examination before found, and those that were told.
+    /// Leaks that the previous examination found, and those that raised an alert.
     found: Vec<LeakKey>,
-    told: Vec<LeakKey>,
+    alerted: Vec<LeakKey>,
     changes: Vec<Alert>,
     raised: u64,
 }
@@ -126,25 +127,25 @@ impl Engine {
             spaces: Vec::new(),
             last_space: 0,
             gpus: Vec::new(),
-            last_look_ns: 0,
+            last_sample_ns: 0,
             first_tick_ns: None,
-            growth_told_ns: 0,
-            lost: BTreeMap::new(),
+            growth_reported_ns: 0,
+            paused: BTreeMap::new(),
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
-            told: Vec::new(),
+            alerted: Vec::new(),
             changes: Vec::new(),
             raised: 0,
         }
     }
 
-    /// Whether there is anything to look for.
+    /// Whether there are no rules.
     pub fn is_idle(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// What was raised, or is over, since the last time.
+    /// Alerts raised or ended since the last call.
     pub fn take_changes(&mut self) -> Vec<Alert> {
         std::mem::take(&mut self.changes)
     }
@@ -154,8 +155,8 @@ impl Engine {
         if event.op == self.refused {
             return self.refusal(event);
         }
-        // On its way when reports were given up: it would stand for what is now.
-        if self.lost.get(&event.pid).is_some_and(|lost_ns| event.at_ns < *lost_ns) {
+        // Made before reports were paused: too old to stand for the present.
+        if self.paused.get(&event.pid).is_some_and(|paused_ns| event.at_ns < *paused_ns) {
             return;
         }
         let is_its = |space: &Space| space.pid == event.pid && space.device == event.device;
@@ -194,50 +195,51 @@ impl Engine {
         );
         let scope = Scope::Space { pid: event.pid, device: u32::from(event.device) };
         let (level, value) = (rule.level, event.bytes as f64);
-        let raised = self.raise(event.at_ns, level, (Kind::Oom, rule.text.clone()), scope, (value, None), text);
+        let raised = self.raise(event.at_ns, level, (AlertKind::Oom, rule.text.clone()), scope, (value, None), text);
         if let Some(alert) = raised.filter(|_| self.refusals.len() < MOST) {
             let (pid, device, stack, last_ns) = (event.pid, event.device, event.stack, event.at_ns);
             self.refusals.push(Refusal { pid, device, stack, last_ns, alert });
         }
     }
 
-    /// A look of NVML's at the GPUs. A GPU on which only others have memory is no business of the job's, unless there is
-    /// but one or NVML cannot say.
-    pub fn look(&mut self, looks: &[GpuSample], processes: &[GpuProcess], is_traced: impl Fn(u32) -> bool) {
-        for look in looks {
-            let (Some(used), now) = (look.memory_used, look.at_ns) else { continue };
-            let on_it = || processes.iter().filter(|process| process.gpu == look.gpu);
-            let ours = on_it().filter(|process| is_traced(process.pid)).max_by_key(|process| process.bytes);
-            let is_told = |active: &Active| matches!(active.scope, Scope::Gpu { gpu, .. } if gpu == look.gpu);
-            let is_ours = ours.is_some() || looks.len() == 1 || on_it().next().is_none();
-            if !is_ours && !self.active.iter().any(is_told) {
+    /// Takes NVML's samples of the GPUs. Skips GPUs on which only other processes have memory, unless there is just one
+    /// GPU or NVML cannot tell the processes.
+    pub fn sample(&mut self, samples: &[GpuSample], processes: &[GpuProcess], is_traced: impl Fn(u32) -> bool) {
+        for sample in samples {
+            let (Some(used), now) = (sample.memory_used, sample.at_ns) else { continue };
+            let on_gpu = || processes.iter().filter(|process| process.gpu == sample.gpu);
+            let ours = on_gpu().filter(|process| is_traced(process.pid)).max_by_key(|process| process.bytes);
+            let is_raised = |active: &Active| matches!(active.scope, Scope::Gpu { gpu, .. } if gpu == sample.gpu);
+            let is_ours = ours.is_some() || samples.len() == 1 || on_gpu().next().is_none();
+            if !is_ours && !self.active.iter().any(is_raised) {
                 continue;
             }
-            self.last_look_ns = self.last_look_ns.max(now);
-            let scope = Scope::Gpu { gpu: look.gpu, pid: ours.map(|process| process.pid) };
-            self.judge_memory(scope, used, look.memory_total.filter(|total| *total > 0), now);
-            let slope = self.follow(look.gpu, now, used);
-            // Growth of a process's tensors is the GPU's, too, and is told once.
-            let told =
-                |active: &Active| matches!(active.scope, Scope::Space { .. }) && self.is(active.rule, Kind::Growth);
-            if let Some(slope) = slope.filter(|_| !self.active.iter().any(told)) {
+            self.last_sample_ns = self.last_sample_ns.max(now);
+            let scope = Scope::Gpu { gpu: sample.gpu, pid: ours.map(|process| process.pid) };
+            self.judge_memory(scope, used, sample.memory_total.filter(|total| *total > 0), now);
+            let slope = self.follow(sample.gpu, now, used);
+            // A process's growth is also the GPU's: it is reported once.
+            let is_reported = |active: &Active| {
+                matches!(active.scope, Scope::Space { .. }) && self.is(active.rule, AlertKind::Growth)
+            };
+            if let Some(slope) = slope.filter(|_| !self.active.iter().any(is_reported)) {
                 self.judge_growth(scope, slope, now);
             }
         }
     }
 
-    /// The GPU's figure over time; its slope, bytes a second.
+    /// Follows a GPU's used memory; returns its slope, bytes a second.
     fn follow(&mut self, number: u32, now: u64, used: u64) -> Option<f64> {
         let at = self.gpus.iter().position(|gpu| gpu.gpu == number);
         if at.is_none() && self.gpus.len() < MOST {
-            self.gpus.push(Gpu { gpu: number, used: Window::default(), floors: Floors::new(LOOK_NS) });
+            self.gpus.push(Gpu { gpu: number, used: Window::default(), floors: Floors::new(SAMPLE_NS) });
         }
         let gpu = match at {
             Some(at) => &mut self.gpus[at],
             None => self.gpus.last_mut()?,
         };
-        // What grew until then was told as the growth of a process, which is gone.
-        if now <= self.growth_told_ns {
+        // Growth up to then was reported for a process that has ended since.
+        if now <= self.growth_reported_ns {
             gpu.used = Window::default();
         }
         gpu.used.push(now, used);
@@ -245,29 +247,30 @@ impl Engine {
         gpu.used.slope()
     }
 
-    /// Four times a second.
+    /// Call this four times a second.
     pub fn tick(&mut self, now_ns: u64) {
-        // NVML takes its time until its first answer, too.
-        let last_ns = self.last_look_ns.max(*self.first_tick_ns.get_or_insert(now_ns));
+        // NVML's first answer takes some time, too.
+        let last_ns = self.last_sample_ns.max(*self.first_tick_ns.get_or_insert(now_ns));
         let silent = now_ns.saturating_sub(last_ns) > NVML_SILENT_NS;
         if !silent {
             self.leave_memory_to_nvml(now_ns);
         }
-        let told = |active: &Active| matches!(active.scope, Scope::Gpu { .. }) && self.is(active.rule, Kind::Growth);
-        let is_told = self.active.iter().any(told);
-        let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == Kind::Growth);
+        let of_gpu =
+            |active: &Active| matches!(active.scope, Scope::Gpu { .. }) && self.is(active.rule, AlertKind::Growth);
+        let is_reported = self.active.iter().any(of_gpu);
+        let has_growth = self.rules.iter().any(|rule| rule.condition.kind() == AlertKind::Growth);
         for at in 0..self.spaces.len() {
             let space = &mut self.spaces[at];
             let scope = Scope::Space { pid: space.pid, device: u32::from(space.device) };
             let (floor, reserved) = (space.floor, space.reserved);
             space.floor = space.allocated;
             space.in_use.push(now_ns, floor);
-            space.had.push(now_ns, reserved);
+            space.reserved_over_time.push(now_ns, reserved);
             space.floors.push(floor);
-            // The two windows are of the same times: either has a slope if the other has.
-            let slopes = if has_growth { space.in_use.slope().zip(space.had.slope()) } else { None };
-            if let Some((in_use, had)) = slopes.filter(|_| !is_told) {
-                self.judge_growth(scope, in_use.max(had), now_ns);
+            // Both windows cover the same times: either both have a slope or neither has.
+            let slopes = if has_growth { space.in_use.slope().zip(space.reserved_over_time.slope()) } else { None };
+            if let Some((in_use, reserved)) = slopes.filter(|_| !is_reported) {
+                self.judge_growth(scope, in_use.max(reserved), now_ns);
             }
             if silent {
                 self.judge_memory(scope, reserved, None, now_ns);
@@ -279,42 +282,42 @@ impl Engine {
         }
     }
 
-    /// What a process has is the GPU's, too, and NVML tells that now.
+    /// NVML reports again: it covers the processes' memory, so their own alerts end.
     fn leave_memory_to_nvml(&mut self, now_ns: u64) {
         let rules = &self.rules;
         let is_memory = |active: &Active| {
             let kind = rules.get(active.rule).map(|rule| rule.condition.kind());
-            matches!(active.scope, Scope::Space { .. }) && kind == Some(Kind::Memory)
+            matches!(active.scope, Scope::Space { .. }) && kind == Some(AlertKind::Memory)
         };
         for active in self.active.extract_if(.., |active| is_memory(active)) {
             self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
         }
     }
 
-    /// Forgets processes that have ended. Growth ends with its process; a refusal, or a leak, is not over by that.
+    /// Forgets processes that have ended. That ends alerts about their growth, but not about refusals or leaks.
     pub fn keep_processes(&mut self, is_traced: impl Fn(u32) -> bool, now_ns: u64) {
         self.spaces.retain(|space| is_traced(space.pid));
         self.refusals.retain(|refusal| is_traced(refusal.pid));
-        self.lost.retain(|pid, _| is_traced(*pid));
+        self.paused.retain(|pid, _| is_traced(*pid));
         let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
         let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
         for active in gone {
-            if self.is(active.rule, Kind::Growth) {
-                // What grew until now was told. NVML's looks come late, and memory goes late.
-                self.growth_told_ns = now_ns;
+            if self.is(active.rule, AlertKind::Growth) {
+                // Growth up to now was reported. NVML's samples arrive late, and memory is freed late.
+                self.growth_reported_ns = now_ns;
                 self.gpus.iter_mut().for_each(|gpu| gpu.used = Window::default());
             }
             self.changes.extend(active.alert.map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
         }
     }
 
-    /// The allocator's reports of a process are not followed any more: what is known of it stands still, and says nothing. An
-    /// alert of it is not over by that: where there is one GPU, its memory tells on.
-    pub fn lose_reports(&mut self, of: u32, now_ns: u64) {
+    /// gpuwhy paused the allocator's reports of a process: its figures are stale and are dropped. With a single GPU, alerts
+    /// about its growth go on with NVML's figures; its others end.
+    pub fn pause_reports(&mut self, of: u32, now_ns: u64) {
         self.spaces.retain(|space| space.pid != of);
-        self.lost.insert(of, now_ns);
+        self.paused.insert(of, now_ns);
         let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
-        let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, Kind::Growth)).collect();
+        let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, AlertKind::Growth)).collect();
         let mut growth = growth.into_iter();
         let changes = &mut self.changes;
         self.active.retain_mut(|active| {
@@ -324,7 +327,7 @@ impl Engine {
                 return true;
             }
             let Some(gpu) = only.filter(|_| is_growth) else {
-                // Nobody looks at it any more.
+                // Nothing follows it any more.
                 changes.extend(active.alert.take().map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));
                 return false;
             };
@@ -333,14 +336,16 @@ impl Engine {
         });
     }
 
-    fn is(&self, rule: usize, kind: Kind) -> bool {
+    fn is(&self, rule: usize, kind: AlertKind) -> bool {
         self.rules.get(rule).is_some_and(|rule| rule.condition.kind() == kind)
     }
 
     fn judge_memory(&mut self, scope: Scope, used: u64, total: Option<u64>, now: u64) {
-        let what = match scope {
-            Scope::Gpu { gpu, .. } => format!("GPU {gpu}: {}", units::bytes(used)),
-            Scope::Space { pid, device } => format!("process {pid} has {} of cuda:{device}", units::bytes(used)),
+        let (what, held) = match scope {
+            Scope::Gpu { gpu, .. } => (format!("GPU {gpu}: {}", units::bytes(used)), "in use"),
+            Scope::Space { pid, device } => {
+                (format!("process {pid} on cuda:{device}: {}", units::bytes(used)), "reserved by PyTorch")
+            }
         };
         for at in 0..self.rules.len() {
             let (value, text) = match (self.rules[at].condition, total) {
@@ -348,7 +353,7 @@ impl Engine {
                     let share = units::percent(used as f64, total as f64);
                     (used as f64 / total as f64 * 100.0, format!("{what} of {} in use, {share}", units::bytes(total)))
                 }
-                (Condition::MemoryBytes(_), _) => (used as f64, format!("{what} in use")),
+                (Condition::MemoryBytes(_), _) => (used as f64, format!("{what} {held}")),
                 _ => continue,
             };
             self.judge(at, scope, value, now, text);
@@ -362,13 +367,13 @@ impl Engine {
         };
         let rate = units::bytes(slope.max(0.0) as u64);
         for at in 0..self.rules.len() {
-            if self.is(at, Kind::Growth) {
-                self.judge(at, scope, slope, now, format!("memory of {who} grows by {rate}/s"));
+            if self.is(at, AlertKind::Growth) {
+                self.judge(at, scope, slope, now, format!("memory of {who} is growing by {rate}/s"));
             }
         }
     }
 
-    /// Compares a figure with a rule's limit: raises an alert, or finds one over.
+    /// Compares a figure with a rule's limit: raises an alert or ends one.
     fn judge(&mut self, rule: usize, scope: Scope, value: f64, now: u64, text: String) {
         let Some((limit, clear)) = self.rules[rule].condition.limits() else { return };
         if let Some(at) = self.active.iter().position(|active| active.rule == rule && active.scope.is_same(scope)) {
@@ -387,7 +392,7 @@ impl Engine {
         if value <= limit || self.active.len() >= MOST {
             return;
         }
-        let alert = if self.is_spoken_for(rule, scope, value) {
+        let alert = if self.is_covered(rule, scope, value) {
             None
         } else {
             let Rule { text: rule, level, condition } = self.rules[rule].clone();
@@ -396,8 +401,8 @@ impl Engine {
         self.active.push(Active { rule, scope, alert, below_since: None });
     }
 
-    /// Whether a higher limit of the same figure is passed, too: then that is told, and this one not.
-    fn is_spoken_for(&self, rule: usize, scope: Scope, value: f64) -> bool {
+    /// Whether a higher limit of the same figure is passed, too: then only that one raises an alert.
+    fn is_covered(&self, rule: usize, scope: Scope, value: f64) -> bool {
         let unit = |condition: Condition| std::mem::discriminant(&condition);
         let own = self.rules[rule].condition;
         let limit = |condition: Condition| condition.limits().map_or(0.0, |limits| limits.0);
@@ -408,22 +413,24 @@ impl Engine {
         })
     }
 
-    /// What an examination found. A cache that is being filled looks like a leak: only what the examination before found,
-    /// too, is told, and once.
+    /// Takes the leaks that an examination found. A cache that is still filling looks like a leak, so a leak raises an
+    /// alert only if the previous examination found it, too.
     pub fn leaks(&mut self, leaks: &[Leak], now_ns: u64) {
         let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Leak) else { return };
         let (rule, level) = (rule.text.clone(), rule.level);
         let keys: Vec<LeakKey> = leaks.iter().map(key).take(MOST).collect();
         for (leak, key) in leaks.iter().zip(&keys) {
-            if !self.found.contains(key) || self.told.contains(key) || self.told.len() >= MOST {
+            if !self.found.contains(key) || self.alerted.contains(key) || self.alerted.len() >= MOST {
                 continue;
             }
             let soon = leak.out_of_memory_in_ns.is_some_and(|ns| ns < SOON_NS);
             let level = if soon { Level::Critical } else { level };
             let scope = Scope::Space { pid: leak.pid, device: leak.device.unwrap_or(0) };
             let figures = (leak.bytes_per_second, None);
-            if let Some(alert) = self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, figures, words(leak)) {
-                self.told.push(key.clone());
+            if let Some(alert) =
+                self.raise(now_ns, level, (AlertKind::Leak, rule.clone()), scope, figures, leak_text(leak))
+            {
+                self.alerted.push(key.clone());
                 if let Some(change) = self.changes.iter_mut().rfind(|change| change.id == alert.id) {
                     change.device = leak.device;
                 }
@@ -432,16 +439,16 @@ impl Engine {
         self.found = keys;
     }
 
-    /// Whether somebody's memory keeps growing, so that it is worth looking closer.
+    /// Whether memory keeps growing somewhere, so that an examination is worthwhile.
     pub fn suspects(&self) -> bool {
         let wanted = self.rules.iter().any(|rule| rule.condition == Condition::Leak);
         let spaces = self.spaces.iter().map(|space| &space.floors);
         wanted && spaces.chain(self.gpus.iter().map(|gpu| &gpu.floors)).any(|floors| floors.rising().is_some())
     }
 
-    /// Looking closer at all of the run takes too long: processes whose memory has kept growing for minutes, and of which
-    /// no line was told, are told of without one.
-    pub fn cannot_look_closer(&mut self, now_ns: u64) {
+    /// Examining the whole run takes too long: raises an alert without a line for processes whose memory has kept growing
+    /// for minutes and that have no alert yet.
+    pub fn cannot_examine(&mut self, now_ns: u64) {
         let Some(rule) = self.rules.iter().find(|rule| rule.condition == Condition::Leak) else { return };
         let (rule, level) = (rule.text.clone(), rule.level);
         for at in 0..self.spaces.len() {
@@ -451,20 +458,20 @@ impl Engine {
                 continue;
             };
             let key = (pid, Some(device), None);
-            let is_told = self.told.iter().any(|told| (told.0, told.1) == (key.0, key.1));
-            if is_told || self.told.len() >= MOST {
+            let is_known = self.alerted.iter().any(|known| (known.0, known.1) == (key.0, key.1));
+            if is_known || self.alerted.len() >= MOST {
                 continue;
             }
             let rate = grown as f64 / (for_ns as f64 / 1e9);
             let text = format!(
-                "probably a leak: process {pid} holds {} more on cuda:{device} than {} ago, and more all the time; \
+                "probably a leak: process {pid} on cuda:{device} holds {} more than {} ago and keeps growing; \
                  `gpuwhy memory --leaks` finds the line",
                 units::bytes(grown),
                 units::time(for_ns)
             );
             let scope = Scope::Space { pid, device };
-            if self.raise(now_ns, level, (Kind::Leak, rule.clone()), scope, (rate, None), text).is_some() {
-                self.told.push(key);
+            if self.raise(now_ns, level, (AlertKind::Leak, rule.clone()), scope, (rate, None), text).is_some() {
+                self.alerted.push(key);
             }
         }
     }
@@ -473,7 +480,7 @@ impl Engine {
         &mut self,
         at_ns: u64,
         level: Level,
-        (kind, rule): (Kind, String),
+        (kind, rule): (AlertKind, String),
         scope: Scope,
         (value, threshold): (f64, Option<f64>),
         text: String,
@@ -502,7 +509,7 @@ impl Space {
             floor: event.allocated,
             reserved: event.reserved,
             in_use: Window::default(),
-            had: Window::default(),
+            reserved_over_time: Window::default(),
             floors: Floors::new(TICK_NS),
         }
     }
@@ -513,8 +520,8 @@ fn key(leak: &Leak) -> LeakKey {
 }
 
 /// A leak in one line.
-fn words(leak: &Leak) -> String {
-    let (line, pid) = (leak.line.as_deref().unwrap_or("code that is not Python"), leak.pid);
+fn leak_text(leak: &Leak) -> String {
+    let (line, pid) = (leak.line.as_deref().unwrap_or(NO_LINE), leak.pid);
     let second = units::bytes(leak.bytes_per_second.max(0.0).round() as u64);
     let rate = match leak.bytes_per_step {
         Some(bytes) => format!("{} a step ({second}/s)", units::bytes(bytes.max(0.0).round() as u64)),
@@ -525,7 +532,7 @@ fn words(leak: &Leak) -> String {
         None => units::time(leak.onset_ns),
     };
     let end = leak.out_of_memory_in_ns.map(|ns| format!("; out of memory in {}", units::time(ns))).unwrap_or_default();
-    format!("{line} leaks {rate} since {since}, in process {pid}{end}")
+    format!("{line} leaks {rate} since {since} in process {pid}{end}")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Alerts are raised once, and end once.
+//! Tests: alerts are raised once and end once.
 
 use super::*;
 use crate::alerts::Choice;
@@ -18,8 +18,8 @@ fn sample(second: u64, gpu: u32, used: u64) -> GpuSample {
     GpuSample { at_ns: second * SECOND, gpu, memory_used, memory_total, ..GpuSample::default() }
 }
 
-fn look(engine: &mut Engine, second: u64, used: u64) -> Vec<Alert> {
-    engine.look(&[sample(second, 0, used)], &[], |_| true);
+fn nvml(engine: &mut Engine, second: u64, used: u64) -> Vec<Alert> {
+    engine.sample(&[sample(second, 0, used)], &[], |_| true);
     engine.take_changes()
 }
 
@@ -38,7 +38,7 @@ fn event(at_ns: u64, pid: u32, op: TorchOp, allocated: u64) -> TensorEvent {
     }
 }
 
-/// A process's live bytes, tick by tick; the alerts.
+/// Plays a process's live bytes tick by tick; returns the alerts.
 fn grow(engine: &mut Engine, ticks: u64, live: impl Fn(u64) -> u64) -> Vec<Alert> {
     for tick in 0..ticks {
         engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, live(tick)));
@@ -51,9 +51,10 @@ fn grow(engine: &mut Engine, ticks: u64, live: impl Fn(u64) -> u64) -> Vec<Alert
 fn noise_around_the_limit_raises_one_alert() {
     let mut engine = engine(&["memory>85%"]);
     let noise = |second: u64| second.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
-    let told: Vec<Alert> = (0..600).flat_map(|second| look(&mut engine, second, (815 + noise(second)) * MB)).collect();
-    let [alert] = told.as_slice() else { panic!("{told:#?}") };
-    assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (Kind::Memory, Level::Warning, Some(0), 1));
+    let raised: Vec<Alert> =
+        (0..600).flat_map(|second| nvml(&mut engine, second, (815 + noise(second)) * MB)).collect();
+    let [alert] = raised.as_slice() else { panic!("{raised:#?}") };
+    assert_eq!((alert.kind, alert.level, alert.gpu, alert.id), (AlertKind::Memory, Level::Warning, Some(0), 1));
     assert_eq!((alert.threshold, alert.cleared_ns), (Some(85.0), None));
     assert!(alert.value > 85.0 && alert.text.contains("GPU 0") && alert.text.contains("1.00 GB"), "{alert:#?}");
 }
@@ -61,117 +62,117 @@ fn noise_around_the_limit_raises_one_alert() {
 #[test]
 fn an_alert_is_over_when_its_figure_stays_clearly_below_and_can_then_be_raised_again() {
     let mut engine = engine(&["memory>80%"]);
-    assert_eq!(look(&mut engine, 0, 800 * MB), [], "not above");
-    assert_eq!(look(&mut engine, 1, 801 * MB).len(), 1);
+    assert_eq!(nvml(&mut engine, 0, 800 * MB), [], "not above");
+    assert_eq!(nvml(&mut engine, 1, 801 * MB).len(), 1);
     // Below, but not clearly; clearly, but not for long.
-    (2..20).for_each(|second| assert_eq!(look(&mut engine, second, 760 * MB), []));
-    (20..24).for_each(|second| assert_eq!(look(&mut engine, second, 100 * MB), []));
-    assert_eq!(look(&mut engine, 24, 900 * MB), [], "still the same alert");
-    let over: Vec<Alert> = (30..40).flat_map(|second| look(&mut engine, second, 700 * MB)).collect();
+    (2..20).for_each(|second| assert_eq!(nvml(&mut engine, second, 760 * MB), []));
+    (20..24).for_each(|second| assert_eq!(nvml(&mut engine, second, 100 * MB), []));
+    assert_eq!(nvml(&mut engine, 24, 900 * MB), [], "still the same alert");
+    let over: Vec<Alert> = (30..40).flat_map(|second| nvml(&mut engine, second, 700 * MB)).collect();
     let [over] = over.as_slice() else { panic!("{over:#?}") };
     assert_eq!((over.id, over.at_ns, over.cleared_ns), (1, SECOND, Some(30 * SECOND)));
-    let again = look(&mut engine, 41, 900 * MB);
+    let again = nvml(&mut engine, 41, 900 * MB);
     assert_eq!((again.len(), again[0].id, again[0].at_ns), (1, 2, 41 * SECOND));
 }
 
 #[test]
-fn of_two_limits_passed_the_higher_is_told() {
+fn of_two_limits_passed_only_the_higher_raises_an_alert() {
     let mut engine = engine(&[]);
-    let told = look(&mut engine, 0, 990 * MB);
-    assert_eq!(told.iter().map(|alert| alert.rule.as_str()).collect::<Vec<_>>(), ["memory>95%"]);
-    assert_eq!(told[0].level, Level::Critical);
-    let later: Vec<Alert> = (1..30).flat_map(|second| look(&mut engine, second, 880 * MB)).collect();
+    let raised = nvml(&mut engine, 0, 990 * MB);
+    assert_eq!(raised.iter().map(|alert| alert.rule.as_str()).collect::<Vec<_>>(), ["memory>95%"]);
+    assert_eq!(raised[0].level, Level::Critical);
+    let later: Vec<Alert> = (1..30).flat_map(|second| nvml(&mut engine, second, 880 * MB)).collect();
     assert_eq!((later.len(), later[0].id, later[0].cleared_ns), (1, 1, Some(SECOND)), "only the higher is over");
-    // One after the other both are told.
+    // Passed one after the other, both do.
     let mut engine = self::engine(&[]);
     let rules: Vec<String> =
-        [860, 960].iter().flat_map(|used| look(&mut engine, *used, used * MB)).map(|alert| alert.rule).collect();
+        [860, 960].iter().flat_map(|used| nvml(&mut engine, *used, used * MB)).map(|alert| alert.rule).collect();
     assert_eq!(rules, ["memory>85%", "memory>95%"]);
 }
 
 #[test]
-fn gpus_of_others_are_no_business_of_the_job() {
+fn gpus_of_other_jobs_raise_no_alert() {
     let both = [sample(1, 0, 990 * MB), sample(1, 1, 990 * MB)];
     let on = |gpu, pid| GpuProcess { gpu, pid, bytes: Some(5), ..GpuProcess::default() };
     let gpus = |processes: &[GpuProcess]| {
         let mut engine = engine(&[]);
-        engine.look(&both, processes, |pid| pid == 9);
+        engine.sample(&both, processes, |pid| pid == 9);
         engine.take_changes().into_iter().map(|alert| (alert.gpu.unwrap(), alert.pid)).collect::<Vec<_>>()
     };
     assert_eq!(gpus(&[on(0, 4), on(1, 9), on(1, 5)]), [(1, Some(9))]);
-    assert_eq!(gpus(&[]), [(0, None), (1, None)], "who is there is not known");
+    assert_eq!(gpus(&[]), [(0, None), (1, None)], "the processes are unknown");
     let mut engine = engine(&[]);
-    engine.look(&both[..1], &[on(0, 4)], |pid| pid == 9);
-    assert_eq!(engine.take_changes().len(), 1, "there is but one");
+    engine.sample(&both[..1], &[on(0, 4)], |pid| pid == 9);
+    assert_eq!(engine.take_changes().len(), 1, "there is only one GPU");
 }
 
 #[test]
-fn bytes_are_nvmls_or_else_what_pytorch_has() {
+fn bytes_come_from_nvml_or_else_from_pytorch() {
     let mut engine = engine(&["memory>500MB"]);
-    assert_eq!(look(&mut engine, 100, 600 * MB)[0].value, 6e8);
+    assert_eq!(nvml(&mut engine, 100, 600 * MB)[0].value, 6e8);
     let mut engine = self::engine(&["memory>500MB"]);
-    let told = grow(&mut engine, 40, |tick| tick * 10 * MB);
-    assert_eq!((told.len(), told[0].pid, told[0].device), (1, Some(9), Some(0)), "{told:#?}");
-    assert_eq!(told[0].value, 520e6, "reserved: {told:#?}");
+    let raised = grow(&mut engine, 40, |tick| tick * 10 * MB);
+    assert_eq!((raised.len(), raised[0].pid, raised[0].device), (1, Some(9), Some(0)), "{raised:#?}");
+    assert_eq!(raised[0].value, 520e6, "reserved: {raised:#?}");
 }
 
 #[test]
-fn what_a_process_has_is_left_to_nvml_once_that_answers() {
-    // It takes three seconds until it does: nobody speaks for it before.
+fn nvml_replaces_the_figures_of_processes_once_it_answers() {
+    // Its first answer takes three seconds; until then no alert is raised.
     let mut engine = engine(&["memory>500MB"]);
     assert!(grow(&mut engine, 12, |_| 600 * MB).is_empty());
-    assert_eq!(look(&mut engine, 3, 700 * MB).len(), 1);
+    assert_eq!(nvml(&mut engine, 3, 700 * MB).len(), 1);
     assert!(grow(&mut engine, 24, |_| 600 * MB).is_empty());
-    // It answers late.
+    // It answers too late.
     let mut engine = self::engine(&["memory>500MB"]);
-    let told = grow(&mut engine, 40, |_| 600 * MB);
-    assert_eq!((told.len(), told[0].pid), (1, Some(9)), "{told:#?}");
-    let gpu = look(&mut engine, 10, 700 * MB);
+    let raised = grow(&mut engine, 40, |_| 600 * MB);
+    assert_eq!((raised.len(), raised[0].pid), (1, Some(9)), "{raised:#?}");
+    let gpu = nvml(&mut engine, 10, 700 * MB);
     assert_eq!((gpu.len(), gpu[0].gpu), (1, Some(0)), "{gpu:#?}");
     engine.tick(10 * SECOND + 1);
     let over = engine.take_changes();
-    assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, told[0].id, Some(10 * SECOND + 1)), "{over:#?}");
+    assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, raised[0].id, Some(10 * SECOND + 1)), "{over:#?}");
 }
 
 #[test]
-fn growth_is_told_once_and_ends_with_the_process() {
+fn growth_raises_one_alert_that_ends_with_the_process() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
-    let told = grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB);
-    let [alert] = told.as_slice() else { panic!("{told:#?}") };
-    assert_eq!((alert.kind, alert.pid, alert.threshold), (Kind::Growth, Some(9), Some(1e8)));
+    let raised = grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB);
+    let [alert] = raised.as_slice() else { panic!("{raised:#?}") };
+    assert_eq!((alert.kind, alert.pid, alert.threshold), (AlertKind::Growth, Some(9), Some(1e8)));
     assert!((alert.value / 400e6 - 1.0).abs() < 0.01, "what is reserved grows twice as fast: {alert:#?}");
     engine.keep_processes(|pid| pid != 9, 77);
     let over = engine.take_changes();
     assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(77)));
 }
 
-/// What NVML saw of the last second comes when the process is gone.
+/// NVML's sample of the last second arrives when the process is gone.
 #[test]
-fn growth_that_was_a_processs_is_not_told_again_as_the_gpus() {
+fn growth_of_a_process_is_not_reported_again_for_the_gpu() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
-    let mut told = Vec::new();
+    let mut raised = Vec::new();
     for second in 0..20 {
         for tick in second * 4..second * 4 + 4 {
             engine.tensor(&event(tick * TICK_NS, 9, TorchOp::Alloc, 1_000 * MB + tick * 50 * MB));
             engine.tick(tick * TICK_NS);
         }
-        told.extend(look(&mut engine, second, 3_000 * MB + second * 400 * MB));
+        raised.extend(nvml(&mut engine, second, 3_000 * MB + second * 400 * MB));
     }
-    assert_eq!(told.len(), 1, "{told:#?}");
+    assert_eq!(raised.len(), 1, "{raised:#?}");
     engine.keep_processes(|pid| pid != 9, 21 * SECOND);
-    assert_eq!(engine.take_changes().len(), 1, "it is over");
-    assert_eq!(look(&mut engine, 20, 11_000 * MB), []);
-    assert_eq!(look(&mut engine, 21, 11_400 * MB), []);
-    // What grows later is somebody else's.
-    let later: Vec<Alert> = (22..40).flat_map(|s| look(&mut engine, s, s * 500 * MB)).collect();
+    assert_eq!(engine.take_changes().len(), 1, "it has ended");
+    assert_eq!(nvml(&mut engine, 20, 11_000 * MB), []);
+    assert_eq!(nvml(&mut engine, 21, 11_400 * MB), []);
+    // Later growth is another process's.
+    let later: Vec<Alert> = (22..40).flat_map(|s| nvml(&mut engine, s, s * 500 * MB)).collect();
     assert_eq!((later.len(), later[0].gpu), (1, Some(0)), "{later:#?}");
 }
 
-/// To stay within the budget reports are let go: what grew still grows, and is neither over nor told again.
+/// Pausing reports to stay within the budget neither ends an alert about growth nor raises it again.
 #[test]
-fn growth_goes_on_where_reports_are_let_go() {
+fn an_alert_about_growth_outlives_paused_reports() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
-    let mut told = Vec::new();
+    let mut raised = Vec::new();
     for second in 0..60 {
         for tick in second * 4..second * 4 + 4 {
             if second < 20 {
@@ -180,33 +181,33 @@ fn growth_goes_on_where_reports_are_let_go() {
             engine.tick(tick * TICK_NS);
         }
         if second == 20 {
-            engine.lose_reports(9, 20 * SECOND);
+            engine.pause_reports(9, 20 * SECOND);
         }
         let used = 3_000 * MB + second.min(40) * 400 * MB;
-        told.extend(look(&mut engine, second, used));
+        raised.extend(nvml(&mut engine, second, used));
     }
-    let seen: Vec<_> = told.iter().map(|alert| (alert.id, alert.pid, alert.cleared_ns.is_some())).collect();
-    assert_eq!(seen, [(1, Some(9), false), (1, Some(9), true)], "{told:#?}");
-    assert!(told[1].cleared_ns > Some(40 * SECOND), "{told:#?}");
+    let seen: Vec<_> = raised.iter().map(|alert| (alert.id, alert.pid, alert.cleared_ns.is_some())).collect();
+    assert_eq!(seen, [(1, Some(9), false), (1, Some(9), true)], "{raised:#?}");
+    assert!(raised[1].cleared_ns > Some(40 * SECOND), "{raised:#?}");
 }
 
-/// Where NVML says nothing of it, an alert that nobody follows any more ends; what was on its way then raises none.
+/// Without NVML, an alert ends when reports are paused; reports made before that raise none.
 #[test]
-fn an_alert_that_nobody_follows_ends() {
+fn without_nvml_paused_reports_end_an_alert() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
     assert_eq!(grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB).len(), 1);
-    engine.lose_reports(9, 200 * TICK_NS);
+    engine.pause_reports(9, 200 * TICK_NS);
     let over = engine.take_changes();
     assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(200 * TICK_NS)));
     assert_eq!(grow(&mut engine, 100, |tick| 9_000 * MB + tick * 50 * MB), [], "older than that");
 }
 
 #[test]
-fn growth_that_ends_is_over() {
+fn growth_that_stops_ends_its_alert() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
-    let told = grow(&mut engine, 200, |tick| tick.min(60) * 50 * MB);
+    let raised = grow(&mut engine, 200, |tick| tick.min(60) * 50 * MB);
     assert_eq!(
-        told.iter().map(|alert| (alert.id, alert.cleared_ns.is_some())).collect::<Vec<_>>(),
+        raised.iter().map(|alert| (alert.id, alert.cleared_ns.is_some())).collect::<Vec<_>>(),
         [(1, false), (1, true)]
     );
 }
@@ -225,32 +226,32 @@ fn a_sawtooth_and_what_comes_and_goes_within_a_tick_are_no_growth() {
 }
 
 #[test]
-fn the_gpus_growth_is_told_where_no_process_tells_it() {
+fn growth_of_a_gpu_raises_an_alert_without_reports_of_a_process() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
-    let told: Vec<Alert> = (0..20).flat_map(|second| look(&mut engine, second, second * 300 * MB)).collect();
-    assert_eq!((told.len(), told[0].gpu), (1, Some(0)), "{told:#?}");
+    let raised: Vec<Alert> = (0..20).flat_map(|second| nvml(&mut engine, second, second * 300 * MB)).collect();
+    assert_eq!((raised.len(), raised[0].gpu), (1, Some(0)), "{raised:#?}");
 }
 
 #[test]
-fn a_refusal_is_told_once_from_each_place() {
+fn a_refusal_raises_one_alert_for_each_place() {
     let mut engine = engine(&[]);
     for i in 0..1_000 {
         engine.tensor(&event(i * MB, 9, TorchOp::OutOfMemory, 5 * MB));
     }
     engine.tensor(&TensorEvent { stack: Some(8), ..event(2 * SECOND, 9, TorchOp::OutOfMemory, 5 * MB) });
-    let told = engine.take_changes();
+    let raised = engine.take_changes();
     assert_eq!(
-        told.iter().map(|alert| (alert.kind, alert.at_ns)).collect::<Vec<_>>(),
-        [(Kind::Oom, 0), (Kind::Oom, 2 * SECOND)]
+        raised.iter().map(|alert| (alert.kind, alert.at_ns)).collect::<Vec<_>>(),
+        [(AlertKind::Oom, 0), (AlertKind::Oom, 2 * SECOND)]
     );
-    assert_eq!((told[0].level, told[0].value, told[0].threshold), (Level::Critical, 1e6, None));
-    // The process goes on: that was it. Much later there is another.
+    assert_eq!((raised[0].level, raised[0].value, raised[0].threshold), (Level::Critical, 1e6, None));
+    // The process goes on, so the alerts end. Much later there is another refusal.
     engine.tick(60 * SECOND);
     let over = engine.take_changes();
     assert_eq!(over.iter().map(|alert| alert.cleared_ns).collect::<Vec<_>>(), [Some(999 * MB), Some(2 * SECOND)]);
     engine.tensor(&event(61 * SECOND, 9, TorchOp::OutOfMemory, 5 * MB));
     assert_eq!(engine.take_changes().len(), 1);
-    // One that ends by it has not recovered.
+    // A process that ends has not recovered.
     engine.keep_processes(|_| false, 62 * SECOND);
     engine.tick(99 * SECOND);
     assert_eq!(engine.take_changes(), []);
@@ -266,7 +267,7 @@ fn a_leak_is_suspected_and_a_full_cache_is_not() {
     assert!(!engine.suspects());
     let mut engine = self::engine(&["none", "oom"]);
     grow(&mut engine, 60, |tick| tick * MB);
-    assert!(!engine.suspects(), "nobody asked");
+    assert!(!engine.suspects(), "there is no such rule");
 }
 
 fn leak(line: &str) -> Leak {
@@ -283,40 +284,40 @@ fn leak(line: &str) -> Leak {
 }
 
 #[test]
-fn a_leak_that_is_found_twice_is_told_once() {
+fn a_leak_found_twice_raises_one_alert() {
     let mut engine = engine(&[]);
     engine.leaks(&[leak("a.py:3")], 1);
-    assert_eq!(engine.take_changes(), [], "it may be a cache that is being filled");
+    assert_eq!(engine.take_changes(), [], "it may be a cache that is still filling");
     engine.leaks(&[leak("b.py:9")], 2);
     assert_eq!(engine.take_changes(), [], "it was");
     engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 3);
-    let told = engine.take_changes();
-    assert_eq!((told.len(), told[0].level, told[0].value), (1, Level::Warning, 5e6));
+    let raised = engine.take_changes();
+    assert_eq!((raised.len(), raised[0].level, raised[0].value), (1, Level::Warning, 5e6));
     for part in ["b.py:9 leaks", "process 9", "1.00 MB a step", "5.00 MB/s", "since step 4", "out of memory in 1 h"] {
-        assert!(told[0].text.contains(part), "{part}: {}", told[0].text);
+        assert!(raised[0].text.contains(part), "{part}: {}", raised[0].text);
     }
     engine.leaks(&[leak("b.py:9"), Leak { out_of_memory_in_ns: Some(SECOND), ..leak("a.py:3") }], 4);
-    let told = engine.take_changes();
-    assert_eq!((told.len(), told[0].level), (1, Level::Critical), "it runs out soon");
+    let raised = engine.take_changes();
+    assert_eq!((raised.len(), raised[0].level), (1, Level::Critical), "it runs out soon");
     engine.leaks(&[leak("b.py:9")], 5);
     assert_eq!(engine.take_changes(), []);
 }
 
 #[test]
-fn where_nobody_can_look_closer_minutes_of_growth_are_told_without_a_line() {
+fn minutes_of_growth_raise_an_alert_without_a_line_where_a_run_cannot_be_examined() {
     let mut engine = engine(&[]);
     grow(&mut engine, 60, |tick| tick * MB);
-    engine.cannot_look_closer(1);
-    assert_eq!(engine.take_changes(), [], "too short to say");
+    engine.cannot_examine(1);
+    assert_eq!(engine.take_changes(), [], "too short");
     grow(&mut engine, 2_000, |tick| 60 * MB + tick * MB);
-    engine.cannot_look_closer(2);
-    engine.cannot_look_closer(3);
-    let told = engine.take_changes();
-    assert_eq!((told.len(), told[0].kind, told[0].pid), (1, Kind::Leak, Some(9)), "{told:#?}");
+    engine.cannot_examine(2);
+    engine.cannot_examine(3);
+    let raised = engine.take_changes();
+    assert_eq!((raised.len(), raised[0].kind, raised[0].pid), (1, AlertKind::Leak, Some(9)), "{raised:#?}");
 }
 
 #[test]
-fn there_is_an_end_to_alerts() {
+fn the_number_of_alerts_is_bounded() {
     let mut engine = engine(&[]);
     for i in 0..5_000 {
         engine.tensor(&TensorEvent { stack: Some(i), ..event(i, 9, TorchOp::OutOfMemory, 0) });

@@ -1,24 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules as people write them.
+//! Alert rules, as written after `--alert`.
 
-use super::{Kind, Level};
+use super::{AlertKind, Level};
 use std::str::FromStr;
 
-/// From this part of a GPU's memory on an alert is critical, percent.
+/// An alert is critical from this share of a GPU's memory on, percent.
 const CRITICAL_PERCENT: f64 = 95.0;
-/// What is said with every error.
-const EXAMPLES: &str = "write memory>85%, memory>10GB, growth>500MB/s, leak, oom or none";
+/// Ends every error.
+const EXAMPLES: &str = "examples: memory>85%, memory>10GB, growth>500MB/s, leak, oom, none";
 
 /// When to raise an alert.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Condition {
-    /// More than this of a GPU's memory is in use, percent, by NVML.
+    /// More than this share of a GPU's memory is in use (NVML), percent.
     MemoryPercent(f64),
-    /// More than so many bytes of a GPU are in use, by NVML; where that tells nothing, had by one process's PyTorch.
+    /// More bytes than this are in use on a GPU (NVML); without NVML, reserved by one process's PyTorch.
     MemoryBytes(u64),
-    /// Memory in use grows by more than so many bytes a second, for five seconds.
+    /// Memory in use grows by more than this many bytes a second, for five seconds.
     Growth(u64),
-    /// A line keeps what it allocates.
+    /// A line leaks.
     Leak,
     /// PyTorch's allocator refused an allocation.
     Oom,
@@ -31,66 +31,82 @@ pub struct Rule {
     pub text: String,
     /// When to raise an alert.
     pub condition: Condition,
-    /// How bad that is. A verdict can be worse, if memory will have run out soon.
+    /// The level of its alerts. An alert about a leak is critical if memory runs out soon.
     pub level: Level,
 }
 
-/// What one `--alert` says.
+/// One `--alert` option.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Choice {
-    /// None of the rules that hold by themselves.
+    /// Turn the default rules off.
     None,
-    /// This rule, in the place of those of its kind that hold by themselves.
+    /// Use this rule; it replaces the default rules of its kind.
     Rule(Rule),
 }
 
 /// What is wrong with a rule.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RuleError {
-    /// It is about nothing that is known.
-    #[error("{subject:?} is nothing to be alerted of: {EXAMPLES}")]
+    /// There are no alerts about this.
+    #[error("unknown alert {subject:?} ({EXAMPLES})")]
     Subject {
-        /// What it is about.
+        /// The part before `>`.
         subject: String,
     },
-    /// There is no limit where there must be one, or one where there is none to have.
-    #[error("{text:?} is no rule: {EXAMPLES}")]
+    /// A limit is missing, or the rule takes none.
+    #[error(
+        "invalid alert {text:?}: memory and growth need `>` and a limit; leak, oom and none take no limit ({EXAMPLES})"
+    )]
     Shape {
         /// The rule.
         text: String,
     },
-    /// The limit has no number.
-    #[error("{limit:?} is no number with a unit: {EXAMPLES}")]
+    /// The limit does not start with a number.
+    #[error("invalid limit {limit:?}: it needs a number and a unit ({EXAMPLES})")]
     Number {
         /// The limit.
         limit: String,
     },
-    /// The limit has a unit that does not fit.
-    #[error("{unit:?} is no unit for this: {EXAMPLES}")]
+    /// The limit has no unit.
+    #[error("the limit {limit:?} has no unit: add {units} ({EXAMPLES})")]
+    NoUnit {
+        /// The limit.
+        limit: String,
+        /// Units that fit the rule.
+        units: &'static str,
+    },
+    /// The unit does not fit the rule.
+    #[error("invalid unit {unit:?}: use {units} ({EXAMPLES})")]
     Unit {
         /// The unit.
         unit: String,
+        /// Units that fit the rule.
+        units: &'static str,
     },
-    /// The limit can never, or would always, be passed.
-    #[error("a limit of {limit} makes no sense, it must be above 0 (and below 100%): {EXAMPLES}")]
+    /// The limit would always or never be passed.
+    #[error("invalid limit {limit}: it must be above 0 and below 100 % ({EXAMPLES})")]
     Range {
         /// The limit.
         limit: String,
     },
 }
 
+/// Units of a limit on memory, and on growth.
+const MEMORY_UNITS: &str = "%, kB, MB, GB, MiB or GiB";
+const GROWTH_UNITS: &str = "kB/s, MB/s, GB/s, MiB/s or GiB/s";
+
 impl Condition {
-    /// What it is about.
-    pub fn kind(self) -> Kind {
+    /// The kind of its alerts.
+    pub fn kind(self) -> AlertKind {
         match self {
-            Self::MemoryPercent(_) | Self::MemoryBytes(_) => Kind::Memory,
-            Self::Growth(_) => Kind::Growth,
-            Self::Leak => Kind::Leak,
-            Self::Oom => Kind::Oom,
+            Self::MemoryPercent(_) | Self::MemoryBytes(_) => AlertKind::Memory,
+            Self::Growth(_) => AlertKind::Growth,
+            Self::Leak => AlertKind::Leak,
+            Self::Oom => AlertKind::Oom,
         }
     }
 
-    /// The limit, and below what the figure must fall for an alert to be over: five percentage points, or a fifth, below.
+    /// The limit, and the value below which an alert ends: five percentage points, or a fifth, below the limit.
     pub(super) fn limits(self) -> Option<(f64, f64)> {
         match self {
             Self::MemoryPercent(percent) => Some((percent, (percent - 5.0).max(percent * 0.5))),
@@ -113,7 +129,7 @@ impl Rule {
         Self { text: text.to_owned(), condition, level: condition.level() }
     }
 
-    /// What holds without a word.
+    /// The rules without any `--alert`.
     pub fn defaults() -> Vec<Self> {
         vec![
             Self::new("memory>85%", Condition::MemoryPercent(85.0)),
@@ -123,8 +139,7 @@ impl Rule {
         ]
     }
 
-    /// The rules that hold when these were chosen: those given, and by themselves those of the kinds that none is given
-    /// of, unless `none` was. What is given twice holds once.
+    /// The given rules, without duplicates, and the default rules of all other kinds, unless `none` was given.
     pub fn chosen(choices: &[Choice]) -> Vec<Self> {
         let mut rules: Vec<Self> = Vec::new();
         for choice in choices {
@@ -136,7 +151,7 @@ impl Rule {
             }
         }
         if !choices.contains(&Choice::None) {
-            let given: Vec<Kind> = rules.iter().map(|rule| rule.condition.kind()).collect();
+            let given: Vec<AlertKind> = rules.iter().map(|rule| rule.condition.kind()).collect();
             rules.extend(Self::defaults().into_iter().filter(|rule| !given.contains(&rule.condition.kind())));
         }
         rules
@@ -164,13 +179,13 @@ impl FromStr for Rule {
             Some((subject, limit)) => (subject.trim(), Some(limit.trim())),
             None => (text, None),
         };
-        let kind = Kind::by_name(&subject.to_ascii_lowercase())
+        let kind = AlertKind::by_name(&subject.to_ascii_lowercase())
             .ok_or_else(|| RuleError::Subject { subject: subject.to_owned() })?;
         let condition = match (kind, limit) {
-            (Kind::Leak, None) => Condition::Leak,
-            (Kind::Oom, None) => Condition::Oom,
-            (Kind::Memory, Some(limit)) => memory(limit)?,
-            (Kind::Growth, Some(limit)) => growth(limit)?,
+            (AlertKind::Leak, None) => Condition::Leak,
+            (AlertKind::Oom, None) => Condition::Oom,
+            (AlertKind::Memory, Some(limit)) => memory(limit)?,
+            (AlertKind::Growth, Some(limit)) => growth(limit)?,
             _ => return Err(RuleError::Shape { text: text.to_owned() }),
         };
         Ok(Self::new(text, condition))
@@ -179,7 +194,7 @@ impl FromStr for Rule {
 
 /// `85%` or `10GB`.
 fn memory(limit: &str) -> Result<Condition, RuleError> {
-    let Some(percent) = limit.strip_suffix('%') else { return size(limit).map(Condition::MemoryBytes) };
+    let Some(percent) = limit.strip_suffix('%') else { return size(limit, MEMORY_UNITS).map(Condition::MemoryBytes) };
     let number: f64 = percent.trim().parse().map_err(|_| RuleError::Number { limit: limit.to_owned() })?;
     if number > 0.0 && number < 100.0 {
         Ok(Condition::MemoryPercent(number))
@@ -191,15 +206,27 @@ fn memory(limit: &str) -> Result<Condition, RuleError> {
 /// `500MB/s`.
 fn growth(limit: &str) -> Result<Condition, RuleError> {
     let bytes = limit.strip_suffix("/s").or_else(|| limit.strip_suffix("/S"));
-    bytes.map_or_else(|| Err(RuleError::Unit { unit: limit.to_owned() }), size).map(Condition::Growth)
+    match bytes {
+        Some(bytes) => size(bytes, GROWTH_UNITS).map(Condition::Growth),
+        None => match number_and_unit(limit)? {
+            (_, "") => Err(RuleError::NoUnit { limit: limit.to_owned(), units: GROWTH_UNITS }),
+            (_, unit) => Err(RuleError::Unit { unit: unit.to_owned(), units: GROWTH_UNITS }),
+        },
+    }
+}
+
+/// `500MB` is 500 and `MB`.
+fn number_and_unit(text: &str) -> Result<(f64, &str), RuleError> {
+    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    let number = number.parse().map_err(|_| RuleError::Number { limit: text.to_owned() })?;
+    Ok((number, unit.trim()))
 }
 
 /// `500MB`, `2GB`, `1GiB`.
-fn size(text: &str) -> Result<u64, RuleError> {
-    let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(end);
-    let number: f64 = number.parse().map_err(|_| RuleError::Number { limit: text.to_owned() })?;
-    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+fn size(text: &str, units: &'static str) -> Result<u64, RuleError> {
+    let (number, unit) = number_and_unit(text)?;
+    let factor = match unit.to_ascii_lowercase().as_str() {
         "b" => 1.0,
         "kb" => 1e3,
         "mb" => 1e6,
@@ -209,9 +236,9 @@ fn size(text: &str) -> Result<u64, RuleError> {
         "mib" => 1024.0 * 1024.0,
         "gib" => 1024.0 * 1024.0 * 1024.0,
         "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        // A bare number could be bytes or percent.
-        "" => return Err(RuleError::Number { limit: text.to_owned() }),
-        _ => return Err(RuleError::Unit { unit: unit.trim().to_owned() }),
+        // A bare number could mean bytes or percent.
+        "" => return Err(RuleError::NoUnit { limit: text.to_owned(), units }),
+        _ => return Err(RuleError::Unit { unit: unit.to_owned(), units }),
     };
     let bytes = number * factor;
     if (1.0..9e18).contains(&bytes) { Ok(bytes as u64) } else { Err(RuleError::Range { limit: text.to_owned() }) }
@@ -226,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_read_as_people_write_them() {
+    fn rules_are_parsed() {
         for (text, expected) in [
             ("memory>85%", Condition::MemoryPercent(85.0)),
             (" Memory > 92.5 % ", Condition::MemoryPercent(92.5)),
@@ -246,13 +273,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_with_examples() {
+    fn errors_name_what_is_wrong_and_give_examples() {
         for (text, named) in [
             ("", "\"\""),
             ("memory", "\"memory\""),
             ("memory>", "\"\""),
             ("memory<85%", "\"memory<85%\""),
-            ("memory>85", "\"85\""),
+            ("memory>85", "the limit \"85\" has no unit: add %, kB"),
+            ("growth>85", "the limit \"85\" has no unit: add kB/s"),
             ("memory>many%", "\"many%\""),
             ("memory>0%", "0%"),
             ("memory>100%", "100%"),
@@ -260,8 +288,8 @@ mod tests {
             ("memory>5 elephants", "\"elephants\""),
             ("memory>0MB", "0MB"),
             ("memory>nan%", "nan%"),
-            ("growth>500MB", "\"500MB\""),
-            ("growth>10%", "\"10%\""),
+            ("growth>500MB", "invalid unit \"MB\": use kB/s"),
+            ("growth>10%", "invalid unit \"%\""),
             ("leak>5", "\"leak>5\""),
             ("temperature>80", "\"temperature\""),
         ] {
@@ -271,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_takes_the_place_of_its_kind() {
+    fn a_rule_replaces_the_default_rules_of_its_kind() {
         let chosen = |texts: &[&str]| -> Vec<String> {
             let choices: Vec<Choice> = texts.iter().map(|text| text.parse().unwrap()).collect();
             Rule::chosen(&choices).into_iter().map(|rule| rule.text).collect()

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When to examine a run that is still recorded, and how much of it: all examinations together take about a hundredth of
-//! the time. Where the whole run would take longer, as in jobs of very many calls, its beginning must do.
+//! When to examine a run that is still being recorded, and how much of it. All examinations together take about 1 % of the
+//! time. If the whole run would take longer, as in jobs with very many calls, only its beginning is examined.
 
-/// The first, after the run began, ns.
+/// Time from the start of the run to the first examination, ns.
 const FIRST_NS: u64 = 5_000_000_000;
-/// Examinations may take one part in so many of the time.
+/// Examinations may take one part in this many of the time.
 const PART: u64 = 100;
-/// However early: what opening a run file takes, ns.
+/// An examination may always take this long: opening a run file takes as much, ns.
 const LEAST_NS: u64 = 50_000_000;
-/// A run of which only a smaller part can be examined is none that can be.
+/// The smallest share of a run that is worth an examination.
 const LEAST_PART: f64 = 1.0 / 1024.0;
 
 /// An examination that may begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Look {
+pub struct Examination {
     /// The CPU time it may take, ns.
     pub cpu_ns: u64,
-    /// Up to where the run is examined, ns since it began.
+    /// The run is examined up to here, ns since it began.
     pub to_ns: u64,
 }
 
-/// Says when, how much and for how long.
+/// Schedules examinations.
 #[derive(Debug, Clone, Copy)]
 pub struct Schedule {
     next_ns: u64,
     spent_ns: u64,
-    /// The part of the run that is examined, from its beginning on.
+    /// The share of the run that is examined, from its beginning on.
     part: f64,
     allowed_ns: u64,
 }
@@ -37,15 +37,16 @@ impl Default for Schedule {
 }
 
 impl Schedule {
-    /// The examination that may begin so long after the run did.
-    pub fn due(&mut self, elapsed_ns: u64) -> Option<Look> {
+    /// The examination that is due, if any; `elapsed_ns` is the time since the run began.
+    pub fn due(&mut self, elapsed_ns: u64) -> Option<Examination> {
         let left = (elapsed_ns / PART).saturating_sub(self.spent_ns);
         self.allowed_ns = if self.spent_ns == 0 { left.max(LEAST_NS) } else { left };
         let is_due = elapsed_ns >= self.next_ns && self.allowed_ns >= LEAST_NS;
-        is_due.then_some(Look { cpu_ns: self.allowed_ns, to_ns: (elapsed_ns as f64 * self.part) as u64 })
+        is_due.then_some(Examination { cpu_ns: self.allowed_ns, to_ns: (elapsed_ns as f64 * self.part) as u64 })
     }
 
-    /// It has taken so much CPU time. After one that was cut short, less of the run is examined; while there is time, more.
+    /// Records the CPU time an examination took. After one that was cut short, the next covers less of the run; if there
+    /// was time to spare, more.
     pub fn done(&mut self, elapsed_ns: u64, cpu_ns: u64, finished: bool) {
         self.spent_ns = self.spent_ns.saturating_add(cpu_ns);
         if !finished {
@@ -56,7 +57,7 @@ impl Schedule {
         self.next_ns = elapsed_ns.saturating_mul(3) / 2;
     }
 
-    /// Whether the whole run would take longer than it may.
+    /// Whether examining the whole run would take too long.
     pub fn is_partial(&self) -> bool {
         self.part < 1.0
     }
@@ -68,8 +69,8 @@ mod tests {
 
     const SECOND: u64 = 1_000_000_000;
 
-    /// A run of so many seconds whose examination takes this part of its length: of those that finished when they were and
-    /// how far they went, s; and the CPU time of all, ns.
+    /// Plays a run of this many seconds whose examination takes `cost` of its length. Returns when the finished
+    /// examinations were and how far they went, s, and the CPU time of all, ns.
     fn play(seconds: u64, cost: f64) -> (Vec<(u64, u64)>, u64) {
         let (mut schedule, mut spent, mut finished) = (Schedule::default(), 0, Vec::new());
         for second in 0..seconds {
@@ -94,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_run_that_is_dear_to_examine_the_beginning_is() {
+    fn only_the_beginning_is_examined_of_a_run_that_is_expensive_to_examine() {
         for cost in [0.003, 0.008, 0.02, 0.1, 0.5, 3.0] {
             let (finished, spent) = play(36_000, cost);
             assert!(spent <= 361 * SECOND, "{cost}: {spent}");

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A figure over time, in little room: how fast it grows now, and whether its floor keeps rising.
+//! A figure over time, in constant memory: how fast it grows now, and whether its floor keeps rising.
 
 use crate::robust::theil_sen;
 
-/// How far back growth is looked at, ns.
+/// Growth is measured over this time, ns.
 const WINDOW_NS: u64 = 5_000_000_000;
-/// Less than this says nothing of growth, ns.
+/// A shorter span is too short to judge growth, ns.
 const LEAST_SPAN_NS: u64 = 4_000_000_000;
-/// Values kept of the window: four a second, and some more.
+/// Values kept: four a second, and a few more.
 const POINTS: usize = 24;
 const LEAST_POINTS: usize = 4;
 
@@ -32,9 +32,9 @@ impl Window {
         self.len = (self.len + 1).min(POINTS);
     }
 
-    /// Growth in the window, bytes a second; `None` while there is too little to say. Robust: the least of the median
-    /// slope of all pairs and the slopes of the floor from each third of the window to the next, so that neither a jump nor
-    /// what is given back again is growth.
+    /// Growth in the window, bytes a second; `None` while there are too few values. It is the smallest of the median slope of
+    /// all pairs and the slopes of the floor from each third of the window to the next, so that neither a jump nor memory
+    /// that is freed again counts as growth.
     pub(super) fn slope(&self) -> Option<f64> {
         let newest = self.points[(self.next + POINTS - 1) % POINTS].0;
         let oldest_first = (0..self.len).map(|i| self.points[(self.next + POINTS - self.len + i) % POINTS]);
@@ -61,11 +61,11 @@ impl Window {
 
 /// Values of one scale.
 const SLOTS: usize = 8;
-/// Scales, each twice as coarse as the one before: from seconds to most of a day.
+/// Scales, each twice as coarse as the previous one: from seconds to most of a day.
 const SCALES: usize = 16;
-/// Rises among the seven steps from slot to slot.
+/// Of the seven steps from slot to slot, at least this many must rise.
 const LEAST_RISES: usize = 6;
-/// Growth over a scale that is worth a look, bytes.
+/// The least growth over a scale that counts, bytes.
 const LEAST_GROWN: u64 = 1 << 20;
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -76,10 +76,10 @@ struct Scale {
     half: Option<u64>,
 }
 
-/// The least of a figure in slots of time, at every scale from seconds to hours.
+/// The minimum of a figure in slots of time, at every scale from seconds to hours.
 ///
-/// A leak raises the floor all the time at some scale: at a coarse one even if it is slow and beside noise. A full cache
-/// does so no more; one that is filled does, and is told from a leak by whoever looks closer.
+/// A leak keeps raising the floor at some scale; a slow leak in noise does so at a coarse scale. A full cache does not. A
+/// cache that is still filling does, too: only an examination can tell it from a leak.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Floors {
     scales: [Scale; SCALES],
@@ -87,12 +87,12 @@ pub(super) struct Floors {
 }
 
 impl Floors {
-    /// With slots of so many nanoseconds at the finest scale.
+    /// `slot_ns` is the length of a slot at the finest scale.
     pub(super) fn new(slot_ns: u64) -> Self {
         Self { slot_ns, ..Self::default() }
     }
 
-    /// The least of another slot.
+    /// Adds the minimum of the next slot.
     pub(super) fn push(&mut self, floor: u64) {
         let mut floor = floor;
         for scale in &mut self.scales {
@@ -113,7 +113,7 @@ impl Floors {
         }
     }
 
-    /// For how long it has kept rising, ns, and by how many bytes: at the coarsest scale at which it does.
+    /// How long the floor has kept rising, ns, and by how many bytes, at the coarsest scale at which it does.
     pub(super) fn rising(&self) -> Option<(u64, u64)> {
         let rising = |scale: &Scale| {
             let (first, last) = (scale.floors[0], scale.floors[SLOTS - 1]);
@@ -124,7 +124,7 @@ impl Floors {
             let all = scale.len == SLOTS && grown >= LEAST_GROWN && rises >= LEAST_RISES;
             (all && lately && fallen <= grown / 10).then_some(grown)
         };
-        // The finest scale is shorter than a job's steps may be.
+        // Skips the finest scale: a job's steps may be longer.
         let coarsest_first = self.scales.iter().enumerate().skip(1).rev();
         coarsest_first.filter_map(|(i, scale)| Some(((self.slot_ns * SLOTS as u64) << i, rising(scale)?))).next()
     }
@@ -193,20 +193,20 @@ mod tests {
     }
 
     #[test]
-    fn what_is_bounded_is_not_suspected() {
+    fn bounded_memory_is_not_suspected() {
         assert_eq!(floors(|_| 500 * MB, 1_000).rising(), None, "steady");
         assert_eq!(floors(|i| i.min(40) * MB, 1_000).rising(), None, "a cache that is full");
         assert_eq!(floors(|i| 900 * MB - i.min(800) * MB, 1_000).rising(), None, "falling");
         assert_eq!(floors(|i| i * 100, 1_000).rising(), None, "too little to matter");
         for ticks in 1..500 {
-            // Five seconds up, and down again.
+            // Up for five seconds, then down.
             let rising = floors(|i| i % 20 * MB, ticks).rising();
             assert!(
                 rising.is_none_or(|(for_ns, _)| for_ns < 20 * TICK),
                 "a sawtooth, no longer than it rises: {rising:?}"
             );
         }
-        // While it fills it looks like a leak, and no longer than a few slots of that scale.
+        // While a cache fills it looks like a leak, but only for a few slots of that scale.
         assert!(floors(|i| i.min(40) * MB, 38).rising().is_some());
     }
 }

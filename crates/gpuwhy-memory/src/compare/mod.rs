@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Runs side by side: what of their memory changed, and at which lines. Reports in, a [`Comparison`] out; the first run is
-//! the reference. Its JSON is `gpuwhy.memory-compare/1` (docs/memory-json.md).
+//! Compares runs: what changed in their memory, and at which lines. Reports in, a [`Comparison`] out; the first run is the
+//! reference. Its JSON is `gpuwhy.memory-compare/1` (docs/memory-json.md).
 //!
-//! - `rows`: which line of one run is which line of another, also where an edit moved it.
-//! - `words`: the verdict and what must be said beside it.
+//! - `rows`: matches the lines of the runs, also after an edit moved them.
+//! - `words`: the verdict and the notes.
 
 mod rows;
 mod words;
@@ -12,19 +12,19 @@ use crate::report::{GrowthKind, Report, Source, SpaceReport};
 use crate::steps::Certainty;
 use serde::Serialize;
 
-/// Lines told, at most.
+/// Lines listed.
 const MOST_LINES: usize = 32;
 
 /// Runs compared.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// In words: what the runs keep, and their peaks.
+    /// The answer in a sentence: leaks and peaks.
     pub verdict: String,
-    /// The runs in the order they were given.
+    /// The runs, in the given order.
     pub runs: Vec<RunFigures>,
-    /// Lines that hold different amounts, or leak in one of the runs: those that leak first, then by how much they differ.
+    /// Lines that hold different amounts or leak in one of the runs: leaks first, then by difference.
     pub lines: Vec<LineChange>,
-    /// What to know before the numbers are compared.
+    /// Caveats for comparing the numbers.
     pub notes: Vec<String>,
 }
 
@@ -34,9 +34,9 @@ pub struct Comparison {
 pub enum RunGrowth {
     /// It leaks.
     Leaks,
-    /// It grew and then no more.
+    /// It grew and then stopped.
     Settled,
-    /// It grows and is given back, or is renewed.
+    /// It grows and is freed again, or is replaced.
     Bounded,
     /// It did not grow.
     Steady,
@@ -48,33 +48,33 @@ pub enum RunGrowth {
 /// A run's figures, over all its processes and devices.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct RunFigures {
-    /// The run, as it is called here.
+    /// The name of the run.
     pub name: String,
-    /// How long it is.
+    /// Its length.
     pub wall_ns: u64,
-    /// Whether any GPU memory was allocated in it. Without it all other figures are nothing.
+    /// Whether it allocated any GPU memory. Otherwise all other figures are empty.
     pub has_memory: bool,
-    /// Processes and devices that have memory of their own; their peaks are summed, each of its own moment.
+    /// Pairs of process and device with memory; their peaks are summed, although reached at different times.
     pub spaces: u64,
-    /// The most in use.
+    /// Peak in use.
     pub peak_allocated: u64,
-    /// The most had from the driver.
+    /// Peak reserved.
     pub peak_reserved: u64,
-    /// The most taken past PyTorch's allocator, by processes that have one. It is not in the figures above.
+    /// Peak outside PyTorch's allocator, in processes that have one. Not included in the figures above.
     pub peak_direct: u64,
     /// In use at the end of the last step.
     pub allocated_at_end: u64,
-    /// Steps, of the process that made most; `None` where none were found.
+    /// Steps of the process with most of them; `None` if none were found.
     pub steps: Option<u64>,
-    /// What its memory did.
+    /// How its memory behaved.
     pub growth: RunGrowth,
-    /// What each step keeps, all leaks together: 0 without a leak, `None` without steps.
+    /// Bytes that all leaks together keep of each step: 0 without a leak, `None` without steps.
     pub bytes_per_step: Option<f64>,
-    /// What each second keeps.
+    /// Bytes they keep of each second.
     pub bytes_per_second: Option<f64>,
     /// How often memory ran out.
     pub oom_count: u64,
-    /// When most was reserved: the part of it that was not in use. `None` without PyTorch's allocator.
+    /// The unused share of reserved memory at its peak. `None` without PyTorch's allocator.
     pub unused_share: Option<f64>,
 }
 
@@ -87,11 +87,11 @@ pub enum Change {
     /// About the same.
     #[default]
     Same,
-    /// The reference has nothing there.
+    /// The reference holds nothing there.
     New,
-    /// Only the reference has something there.
+    /// Only the reference holds something there.
     Gone,
-    /// More; where both leak, more a step.
+    /// More; if both leak, more a step.
     Grew,
     /// Less.
     Shrank,
@@ -102,7 +102,7 @@ pub enum Change {
 /// A line in all runs.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct LineChange {
-    /// The line, as the first run that has it numbers it; `None` for memory without a Python line.
+    /// The line, numbered as in the first run that has it; `None` for memory without a Python line.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
@@ -113,17 +113,17 @@ pub struct LineChange {
 /// A line in one run.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct LineInRun {
-    /// The line as this run numbers it; `None` where it holds nothing.
+    /// The line, numbered as in this run; `None` if it holds nothing.
     pub line: Option<String>,
-    /// Bytes in use when most was.
+    /// Bytes in use at the peak.
     pub at_peak: u64,
-    /// Bytes in use at the last look.
+    /// Bytes in use at the last check.
     pub at_end: u64,
-    /// What each step keeps there; `None` where it does not leak, or there are no steps.
+    /// Bytes each step keeps; `None` without a leak or without steps.
     pub bytes_per_step: Option<f64>,
-    /// What each second keeps there; `None` where it does not leak.
+    /// Bytes each second keeps; `None` without a leak.
     pub bytes_per_second: Option<f64>,
-    /// Against the reference.
+    /// The change relative to the reference.
     pub change: Change,
 }
 
@@ -134,7 +134,7 @@ impl LineInRun {
     }
 }
 
-/// Compares runs, each with the name it is to be called by. The first is the reference.
+/// Compares named runs. The first is the reference.
 pub fn compare(runs: &[(String, &Report)]) -> Comparison {
     let figures: Vec<RunFigures> = runs.iter().map(|(name, report)| figures(name, report)).collect();
     let reports: Vec<&Report> = runs.iter().map(|run| run.1).collect();
@@ -176,13 +176,13 @@ fn figures(name: &str, report: &Report) -> RunFigures {
     }
 }
 
-/// Memory past PyTorch's allocator, in a process that has one: workspaces of libraries and the like.
+/// Memory outside PyTorch's allocator in a process that has one, such as library workspaces.
 fn is_direct(space: &SpaceReport, report: &Report) -> bool {
     let has_torch = |pid: u32| report.spaces.iter().any(|one| one.pid == pid && one.source == Source::Torch);
     space.source == Source::Driver && has_torch(space.pid)
 }
 
-/// In use at the end of the last step: a process that ends well frees everything after it.
+/// In use at the end of the last step: a process that ends normally frees everything after it.
 fn at_end(space: &SpaceReport) -> u64 {
     let seen: u64 = space.at_end.iter().map(|holder| holder.bytes).sum();
     seen.saturating_add(space.preexisting.saturating_sub(space.balance.unknown_free_bytes))

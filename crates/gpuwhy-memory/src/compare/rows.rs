@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which line of one run is which of another. A line is its file, its function and its number; an edit moves numbers, so
-//! within a function the lines of two runs are put side by side in their order, those with the same number or with pieces
-//! of the same size preferred. Source text does not help: the file on the disk is at most one of the versions that ran.
+//! Matches the lines of two runs. A line has a file, a function and a number. Since an edit changes numbers, the lines of a
+//! function are aligned in order; equal numbers, or allocations of the same size, are preferred. Source text does not help:
+//! the file on disk is at most one of the versions that ran.
 
 use super::{Change, LineChange, LineInRun, RunFigures};
 use crate::report::{Holder, Report};
 use std::collections::BTreeMap;
 
-/// Pieces of sizes this close are of one kind.
+/// Allocations whose sizes are this close count as equal.
 const SAME_PIECE: f64 = 0.02;
-/// Differences of less are none: a part of the larger peak, a part of what is compared, and bytes.
+/// Smaller differences are ignored: share of the larger peak, share of the compared values, and bytes.
 const LEAST_OF_PEAK: f64 = 0.01;
 const NOISE: f64 = 0.05;
 const LEAST_BYTES: u64 = 64 << 10;
-/// Rates that differ by less are the same.
+/// Rates that differ by less count as equal.
 const SAME_RATE: f64 = 0.1;
 
-/// File and function: what lines are matched within.
+/// File and function: lines are matched within these.
 type Group = (String, Option<String>);
 
 /// One line's memory in one run.
@@ -31,14 +31,14 @@ struct Item {
 }
 
 impl Item {
-    /// One piece's size.
+    /// The mean size of an allocation.
     fn piece(&self) -> f64 {
         let (bytes, count) = if self.end.1 > 0 { self.end } else { self.peak };
         bytes as f64 / count.max(1) as f64
     }
 }
 
-/// One line in all runs looked at so far.
+/// One line in all runs matched so far.
 struct Row {
     first: Item,
     in_runs: Vec<Option<Item>>,
@@ -55,7 +55,7 @@ pub(super) fn changes(reports: &[&Report], runs: &[RunFigures], most: usize) -> 
     let peak = runs.iter().map(|run| run.peak_allocated).max().unwrap_or(0);
     let least = ((peak as f64 * LEAST_OF_PEAK) as u64).max(LEAST_BYTES);
     let all = groups.into_iter().flat_map(|(group, rows)| rows.into_iter().map(move |row| (group.1.clone(), row)));
-    let mut found: Vec<LineChange> = all.map(|(function, row)| told(function, row, runs, least)).collect();
+    let mut found: Vec<LineChange> = all.map(|(function, row)| line_change(function, row, runs, least)).collect();
     found.retain(|line| is_material(line, runs, least));
     found.sort_by(|a, b| {
         let leaks = rate(b).total_cmp(&rate(a));
@@ -74,7 +74,7 @@ fn items(report: &Report) -> BTreeMap<Group, Vec<Item>> {
         (entry.label, entry.number) = (line.clone(), number);
         change(entry);
     };
-    // Beyond the lines that are told there is one for all the rest: no line.
+    // The holder that sums up the rest has a function but no line.
     let is_line = |holder: &&Holder| holder.line.is_some() || holder.function.is_none();
     for space in &report.spaces {
         for holder in space.at_peak.iter().filter(is_line) {
@@ -102,7 +102,7 @@ fn add_to(sum: &mut (u64, u64), holder: &Holder) {
     *sum = (sum.0.saturating_add(holder.bytes), sum.1.saturating_add(holder.count));
 }
 
-/// `train.py:31` is a file and a number.
+/// Splits `train.py:31` into file and number.
 fn split(line: &str) -> (String, Option<u32>) {
     match line.rsplit_once(':').and_then(|(file, number)| Some((file, number.parse().ok()?))) {
         Some((file, number)) => (file.to_owned(), Some(number)),
@@ -110,7 +110,7 @@ fn split(line: &str) -> (String, Option<u32>) {
     }
 }
 
-/// Puts a run's lines of one function to the rows there are; those that are none of them become rows.
+/// Adds a run's lines of one function to the rows; lines that match none become new rows.
 fn add(rows: &mut Vec<Row>, items: Vec<Item>, run: usize, runs: usize) {
     let firsts: Vec<&Item> = rows.iter().map(|row| &row.first).collect();
     let places = align(&firsts, &items);
@@ -126,7 +126,7 @@ fn add(rows: &mut Vec<Row>, items: Vec<Item>, run: usize, runs: usize) {
     rows.sort_by_key(|row| row.first.number);
 }
 
-/// For each item the row it belongs to: the pairing in order of lines that fits best.
+/// The row of each item: the best alignment that keeps the order.
 fn align(rows: &[&Item], items: &[Item]) -> Vec<Option<usize>> {
     // best[i][j]: the best score of the rows from i on with the items from j on.
     let mut best = vec![vec![0.0_f64; items.len() + 1]; rows.len() + 1];
@@ -160,12 +160,12 @@ fn likeness(a: &Item, b: &Item) -> f64 {
     match (same_line, same_piece) {
         (true, true) => 4.0,
         (true, false) | (false, true) => 2.0,
-        // Only that the function is the same.
+        // Only the function is the same.
         (false, false) => 0.25,
     }
 }
 
-fn told(function: Option<String>, row: Row, runs: &[RunFigures], least: u64) -> LineChange {
+fn line_change(function: Option<String>, row: Row, runs: &[RunFigures], least: u64) -> LineChange {
     let reference = row.in_runs.first().cloned().flatten();
     let in_run = |(place, item): (usize, Option<Item>)| {
         let change = match runs.get(place) {
@@ -190,7 +190,7 @@ fn told(function: Option<String>, row: Row, runs: &[RunFigures], least: u64) -> 
 fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
     let none = Item::default();
     let (was, is) = (reference.unwrap_or(&none), item.unwrap_or(&none));
-    // What a leak holds depends on how long the run is; what it keeps in a step does not.
+    // What a leak holds depends on the length of the run; what it keeps of a step does not.
     if let (Some(before), Some(after)) = (was.leak, is.leak) {
         let (before, after) = before.0.zip(after.0).unwrap_or((before.1, after.1));
         return match after - before {
@@ -199,7 +199,7 @@ fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
             _ => Change::Shrank,
         };
     }
-    // A leak that began has changed something, however little it holds yet.
+    // A new leak is a change, however little it holds yet.
     match (was.leak, is.leak) {
         (None, Some(_)) => return if was.end.0.max(was.peak.0) == 0 { Change::New } else { Change::Grew },
         (Some(_), None) => return if is.end.0.max(is.peak.0) == 0 { Change::Gone } else { Change::Shrank },
@@ -212,11 +212,11 @@ fn change(reference: Option<&Item>, item: Option<&Item>, least: u64) -> Change {
         (was, is) if is > was => Change::Grew,
         _ => Change::Shrank,
     };
-    // By what it holds when most is in use. Where a step ends is another place in each run, if other calls mark it; so that
-    // counts only where the line has little part in the peak.
+    // Compared at the peak. The end of a step may be another place in each run, if other calls mark it, so it counts only
+    // if the line holds little at the peak.
     match (was.peak.0, is.peak.0) {
         (before, after) if before.max(after) < least => by(was.end.0, is.end.0),
-        // Something is there at the end: then it is neither new nor gone.
+        // A line that holds something at the end is neither new nor gone.
         (before, after) => match by(before, after) {
             Change::New if was.end.0 > 0 => Change::Grew,
             Change::Gone if is.end.0 > 0 => Change::Shrank,
@@ -240,7 +240,7 @@ fn rate(line: &LineChange) -> f64 {
     line.in_runs.iter().filter_map(|run| run.bytes_per_second).fold(0.0, f64::max)
 }
 
-/// By how much a line differs from the reference at most, at the peak or at the end.
+/// The largest difference of a line from the reference, at the peak or at the end.
 fn differs(line: &LineChange, runs: &[RunFigures]) -> u64 {
     let Some(first) = line.in_runs.first() else { return 0 };
     let known = line.in_runs.iter().zip(runs).filter(|(_, run)| run.has_memory).map(|(line, _)| line);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Comparisons of reports made by hand.
+//! Tests: comparisons of hand-made reports.
 
 use super::*;
 use crate::report::{Balance, Holder, Leak, Source, StepsReport};
 
 const MB: u64 = 1_000_000;
 
-/// A line: its number, its function, bytes and pieces.
+/// A line: its number, its function, bytes and allocations.
 type Line = (u32, &'static str, u64, u64);
 
 fn holder(line: &Line) -> Holder {
@@ -15,7 +15,7 @@ fn holder(line: &Line) -> Holder {
     Holder { line, function, bytes, count, stack_id: None }
 }
 
-/// A run that holds these lines at its peak and at its end alike.
+/// A run that holds these lines both at its peak and at its end.
 fn run(lines: &[Line], steps: u64) -> Report {
     let holders: Vec<Holder> = lines.iter().map(holder).collect();
     let peak = lines.iter().map(|line| line.2).sum();
@@ -84,7 +84,7 @@ fn a_leak_that_came_and_went_is_the_verdict() {
     let marks: Vec<Change> = leak.in_runs.iter().map(|run| run.change).collect();
     assert_eq!(marks, [Change::Reference, Change::New, Change::Same]);
     assert_eq!((leak.in_runs[1].at_end, leak.in_runs[1].bytes_per_step), (840 * MB, Some(8.4e6)));
-    assert_eq!(all.lines.len(), 1, "what is the same is not told: {:#?}", all.lines);
+    assert_eq!(all.lines.len(), 1, "unchanged lines are left out: {:#?}", all.lines);
     let growth: Vec<RunGrowth> = all.runs.iter().map(|run| run.growth).collect();
     assert_eq!(growth, [RunGrowth::Steady, RunGrowth::Leaks, RunGrowth::Steady]);
     assert_eq!((all.runs[0].bytes_per_step, all.runs[1].bytes_per_step), (Some(0.0), Some(8.4e6)));
@@ -94,7 +94,7 @@ fn a_leak_that_came_and_went_is_the_verdict() {
 #[test]
 fn lines_that_moved_are_the_same_lines() {
     let before = run(&[(20, "step", 40 * MB, 10), (21, "step", 90 * MB, 10), MODEL], 100);
-    // One line further down; and one with another size of pieces where the second was.
+    // Both lines moved down by one, and there is a new line with allocations of another size.
     let after = run(&[(21, "step", 40 * MB, 10), (22, "step", 180 * MB, 20), (24, "step", 60 * MB, 1), MODEL], 100);
     let all = compared(&[("a", &before), ("b", &after)]);
     let grown = row(&all, "train.py:21");
@@ -115,7 +115,7 @@ fn leaks_of_runs_of_different_length_are_compared_per_step() {
     let all = compared(&[("short", &short), ("long", &long)]);
     assert_eq!(row(&all, "train.py:31").in_runs[1].change, Change::Same);
     assert!(all.verdict.starts_with("short and long keep 1.00 MB/step at train.py:31; peak"), "{}", all.verdict);
-    assert!(all.notes[0].contains("different length (100, 400 steps)"), "{:?}", all.notes);
+    assert!(all.notes[0].contains("differ in length (100, 400 steps)"), "{:?}", all.notes);
     let worse = leaking(run(&[MODEL, (31, "step", 200 * MB, 100)], 100), 31, "step", 2e6, 1);
     let all = compared(&[("short", &short), ("worse", &worse)]);
     assert_eq!(row(&all, "train.py:31").in_runs[1].change, Change::Grew);
@@ -124,19 +124,19 @@ fn leaks_of_runs_of_different_length_are_compared_per_step() {
 }
 
 #[test]
-fn what_cannot_be_compared_is_said() {
+fn notes_say_what_cannot_be_compared() {
     let healthy = run(&[MODEL], 30);
     let leaky = leaking(run(&[MODEL, (31, "step", 100 * MB, 60)], 100), 31, "step", 1e6, 40);
     let mut nothing = Report { to_ns: 5, notes: vec!["no process allocated GPU memory".into()], ..Report::default() };
     let all = compared(&[("short", &healthy), ("leaky", &leaky), ("empty", &nothing)]);
-    assert!(all.notes.iter().any(|note| note.contains("short has 30 steps only")), "{:?}", all.notes);
+    assert!(all.notes.iter().any(|note| note.contains("short has only 30 steps")), "{:?}", all.notes);
     assert!(all.notes.contains(&"empty: no process allocated GPU memory".to_owned()), "{:?}", all.notes);
     assert!(all.verdict.contains("that short does not; peak 500 MB → 600 MB → –"), "{}", all.verdict);
-    assert!(all.verdict.ends_with("empty allocated no GPU memory and cannot be compared."), "{}", all.verdict);
+    assert!(all.verdict.ends_with("empty allocated no GPU memory, so it cannot be compared."), "{}", all.verdict);
     assert_eq!(row(&all, "train.py:31").in_runs[2].change, Change::Unknown);
     nothing.notes.clear();
     let all = compared(&[("a", &nothing), ("b", &nothing)]);
-    assert!(all.verdict.starts_with("None of the runs") && all.lines.is_empty(), "{all:?}");
+    assert!(all.verdict.starts_with("No run allocated GPU memory") && all.lines.is_empty(), "{all:?}");
 }
 
 #[test]
@@ -154,9 +154,9 @@ fn without_a_leak_the_peaks_are_the_verdict() {
     assert!(all.lines.is_empty());
 }
 
-/// In one run a wait marks steps, in the other a launch in their middle: what is live then says nothing of the lines.
+/// In one run a wait marks steps, in the other a launch in their middle: live memory at these times is not comparable.
 #[test]
-fn what_differs_only_where_steps_end_is_the_same() {
+fn lines_that_differ_only_where_steps_end_are_the_same() {
     let healthy = run(&[(34, "train", 110 * MB, 8), (37, "train", 50 * MB, 9)], 120);
     let mut other = healthy.clone();
     other.spaces[0].at_end = vec![holder(&(34, "train", 60 * MB, 4))];
@@ -164,9 +164,9 @@ fn what_differs_only_where_steps_end_is_the_same() {
     assert_eq!(all.lines, [], "{:#?}", all.lines);
 }
 
-/// cuBLAS's workspaces are no part of what PyTorch has, and no second process.
+/// cuBLAS's workspaces belong neither to PyTorch's memory nor to a second process.
 #[test]
-fn memory_past_pytorch_has_a_figure_of_its_own() {
+fn memory_outside_pytorch_has_its_own_figure() {
     let mut report = run(&[(34, "train", 110 * MB, 8)], 120);
     let direct = SpaceReport {
         source: Source::Driver,
@@ -183,8 +183,12 @@ fn memory_past_pytorch_has_a_figure_of_its_own() {
     let mut grown = report.clone();
     grown.spaces[1].peak_allocated = 5_000 * MB;
     let all = compared(&[("a", &report), ("b", &grown)]);
-    assert!(all.verdict.contains("about the same: 110 MB → 110 MB; past PyTorch 67.0 MB → 5.00 GB"), "{}", all.verdict);
-    // Of a program without PyTorch it is all there is.
+    assert!(
+        all.verdict.contains("about the same: 110 MB → 110 MB; outside PyTorch 67.0 MB → 5.00 GB"),
+        "{}",
+        all.verdict
+    );
+    // In a program without PyTorch it is all the memory.
     report.spaces.remove(0);
     let all = compared(&[("a", &report), ("b", &report)]);
     assert_eq!((all.runs[0].peak_allocated, all.runs[0].peak_direct), (67 * MB, 0));

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said of a comparison.
+//! A comparison in words: verdict and notes.
 
 use super::{Comparison, LineChange, LineInRun, RunFigures};
 use crate::lines::NO_LINE;
 use crate::report::Report;
 use gpuwhy_model::units;
 
-/// Leaks that the verdict names.
-const TOLD: usize = 3;
-/// Peaks that differ by less are the same; so are numbers of steps, and rates.
+/// Leaks named in the verdict.
+const MOST_LEAKS: usize = 3;
+/// Peaks, numbers of steps and rates that differ by less count as equal.
 const SAME: f64 = 0.02;
 const SAME_STEPS: f64 = 0.1;
 const SAME_RATE: f64 = 0.1;
@@ -17,13 +17,13 @@ const SAME_RATE: f64 = 0.1;
 pub(super) fn verdict(all: &Comparison) -> String {
     let known: Vec<&RunFigures> = all.runs.iter().filter(|run| run.has_memory).collect();
     if known.is_empty() {
-        return "None of the runs allocated GPU memory: there is nothing to compare.".to_owned();
+        return "No run allocated GPU memory: there is nothing to compare.".to_owned();
     }
     let mut said: Vec<String> = all
         .lines
         .iter()
         .filter(|line| line.in_runs.iter().any(LineInRun::leaks))
-        .take(TOLD)
+        .take(MOST_LEAKS)
         .map(|l| leak(l, all))
         .collect();
     if said.is_empty() {
@@ -44,12 +44,12 @@ pub(super) fn verdict(all: &Comparison) -> String {
     }
     let missing: Vec<String> = all.runs.iter().filter(|run| !run.has_memory).map(|run| run.name.clone()).collect();
     if !missing.is_empty() {
-        said.push(format!("{} allocated no GPU memory and cannot be compared", list(&missing)));
+        said.push(format!("{} allocated no GPU memory, so it cannot be compared", list(&missing)));
     }
     said.join("; ") + "."
 }
 
-/// Who keeps how much at a line, and who does not.
+/// Which runs keep how much at a line, and which do not.
 fn leak(line: &LineChange, all: &Comparison) -> String {
     let of = || line.in_runs.iter().zip(&all.runs).filter(|(_, run)| run.has_memory);
     let keepers: Vec<(&LineInRun, &RunFigures)> = of().filter(|(line, _)| line.leaks()).collect();
@@ -74,7 +74,7 @@ fn leak(line: &LineChange, all: &Comparison) -> String {
     text
 }
 
-/// `8.40 MB/step`, or a second where there are no steps.
+/// `8.40 MB/step`; without steps, `/s`.
 fn rate(line: &LineInRun) -> String {
     let (bytes, unit) =
         line.bytes_per_step.map_or((line.bytes_per_second.unwrap_or(0.0), "s"), |bytes| (bytes, "step"));
@@ -91,7 +91,7 @@ fn are_same(keepers: &[(&LineInRun, &RunFigures)]) -> bool {
 
 fn peaks(all: &Comparison, known: &[&RunFigures]) -> String {
     let peak = |run: &RunFigures| if run.has_memory { units::bytes(run.peak_allocated) } else { "–".to_owned() };
-    let told: Vec<String> = all.runs.iter().map(peak).collect();
+    let peaks: Vec<String> = all.runs.iter().map(peak).collect();
     let differ = |pick: fn(&RunFigures) -> u64| {
         let (least, most) = known.iter().map(|run| pick(run)).fold((u64::MAX, 0), |(l, m), n| (l.min(n), m.max(n)));
         most.saturating_sub(least) as f64 > SAME * known.iter().map(|run| run.peak_allocated).max().unwrap_or(0) as f64
@@ -100,11 +100,11 @@ fn peaks(all: &Comparison, known: &[&RunFigures]) -> String {
     let peak = if same { "the peak is about the same:" } else { "peak" };
     let past: Vec<String> = known.iter().map(|run| units::bytes(run.peak_direct)).collect();
     let past =
-        if differ(|run| run.peak_direct) { format!("; past PyTorch {}", past.join(" → ")) } else { String::new() };
-    format!("{peak} {}{past}", told.join(" → "))
+        if differ(|run| run.peak_direct) { format!("; outside PyTorch {}", past.join(" → ")) } else { String::new() };
+    format!("{peak} {}{past}", peaks.join(" → "))
 }
 
-/// What must be known to compare the numbers.
+/// Caveats for comparing the numbers.
 pub(super) fn notes(all: &Comparison, reports: &[&Report]) -> Vec<String> {
     let mut notes = Vec::new();
     let known: Vec<&RunFigures> = all.runs.iter().filter(|run| run.has_memory).collect();
@@ -113,28 +113,28 @@ pub(super) fn notes(all: &Comparison, reports: &[&Report]) -> Vec<String> {
     if (most - least) as f64 > SAME_STEPS * most as f64 {
         let counts: Vec<String> = steps.iter().copied().map(units::count).collect();
         notes.push(format!(
-            "the runs are of different length ({} steps): growth is compared per step; peaks and ends are those of each \
-             run's own length",
+            "the runs differ in length ({} steps): growth is compared per step; peak and last check are those of each run's \
+             own length",
             counts.join(", ")
         ));
     }
     let without: Vec<String> = known.iter().filter(|run| run.steps.is_none()).map(|run| run.name.clone()).collect();
     if !without.is_empty() {
-        notes.push(format!("no steps were found in {}: its growth is known per second only", list(&without)));
+        notes.push(format!("no steps were found in {}: its growth is known only per second", list(&without)));
     }
     notes.extend(too_short(all, reports));
     let several: Vec<String> = known.iter().filter(|run| run.spaces > 1).map(|run| run.name.clone()).collect();
     if !several.is_empty() {
         notes.push(format!(
-            "{}: several processes or devices; their peaks are summed, each of its own moment",
+            "{}: several processes or devices; their peaks are summed, although reached at different times",
             list(&several)
         ));
     }
-    notes.extend(said_of_runs(all, reports));
+    notes.extend(notes_of_runs(all, reports));
     notes
 }
 
-/// Runs that were over before another's leak began say nothing about it.
+/// A run that ended before another run's leak began may still have that leak.
 fn too_short(all: &Comparison, reports: &[&Report]) -> Vec<String> {
     let onset = |report: &&Report| report.leaks.iter().filter_map(|leak| leak.onset_step).min();
     let Some((onset, leaky)) = reports.iter().zip(&all.runs).filter_map(|(r, run)| Some((onset(r)?, &run.name))).max()
@@ -144,13 +144,13 @@ fn too_short(all: &Comparison, reports: &[&Report]) -> Vec<String> {
     let short = |run: &&RunFigures| run.steps.is_some_and(|steps| steps <= onset);
     let short = all.runs.iter().filter(short).map(|run| {
         let steps = units::count(run.steps.unwrap_or(0));
-        format!("{} has {steps} steps only, and the leak of {leaky} began in step {onset}: it may leak, too", run.name)
+        format!("{} has only {steps} steps and the leak of {leaky} began in step {onset}: it may leak, too", run.name)
     });
     short.collect()
 }
 
-/// What is not known of each run; once, where it is the same of all.
-fn said_of_runs(all: &Comparison, reports: &[&Report]) -> Vec<String> {
+/// The notes of each run; a note that all runs share appears once.
+fn notes_of_runs(all: &Comparison, reports: &[&Report]) -> Vec<String> {
     let mut said: Vec<(String, Vec<String>)> = Vec::new();
     for (report, run) in reports.iter().zip(&all.runs) {
         for note in &report.notes {
@@ -160,10 +160,10 @@ fn said_of_runs(all: &Comparison, reports: &[&Report]) -> Vec<String> {
             }
         }
     }
-    let told = |(text, names): (String, Vec<String>)| {
+    let named = |(text, names): (String, Vec<String>)| {
         if names.len() == all.runs.len() { text } else { format!("{}: {text}", list(&names)) }
     };
-    said.into_iter().map(told).collect()
+    said.into_iter().map(named).collect()
 }
 
 /// `a, b and c`.

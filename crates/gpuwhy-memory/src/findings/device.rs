@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a whole GPU says: memory nobody sees, and too little left.
+//! Findings about a whole GPU: hidden memory, and too little left.
 
 use super::memory_link;
 use crate::fixes;
 use crate::report::{Gap, OtherProcess, Report, Trend};
 use gpuwhy_model::{Confidence, Finding, Link, RootCause, Severity, units};
 
-/// Hidden memory that is told: the part of the device.
+/// Hidden memory is reported from this share of the device on.
 const HIDDEN_PART: f64 = 0.1;
-/// A device as full as this is at risk.
+/// A device this full is at risk.
 const FULL: f64 = 0.92;
 
 pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
@@ -20,21 +20,21 @@ pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
     }
     let trend = trend(gap);
     let by_others = others > gap.hidden;
-    let (bytes, gpu) = (units::bytes(most), gap.gpu);
+    let gpu = gap.gpu;
     let title = if by_others {
-        format!("{bytes} of GPU {gpu} belong to other processes")
+        format!("Other processes hold memory of GPU {gpu}")
     } else {
-        format!("{bytes} of GPU {gpu} are used beyond what PyTorch reserved ({trend})")
+        format!("Hidden memory on GPU {gpu}: used, but not by PyTorch ({trend})")
     };
     let severity = if gap.trend == Trend::Drifting { Severity::Medium } else { Severity::Low };
     Some(Finding {
         lost_bytes: most,
         chain: chain(gap, total),
         root_cause: cause(gap, by_others),
-        effect: vec![format!("that memory is not there for tensors ({trend})")],
+        effect: vec![format!("this memory is not available to tensors ({trend})")],
         fixes: fixes::hidden(gap),
         confidence: Confidence::Medium,
-        confidence_reason: "the driver's figure of the whole device, once a second, less what was seen being taken"
+        confidence_reason: "memory used on the device (NVML, once a second) minus every allocation that was seen"
             .into(),
         ..Finding::new("hidden_memory", severity, title)
     })
@@ -43,7 +43,7 @@ pub(super) fn hidden(gap: &Gap) -> Option<Finding> {
 fn trend(gap: &Gap) -> String {
     match gap.trend {
         Trend::Steady => "steady".to_owned(),
-        Trend::Transient => format!("at times {}", units::bytes(gap.hidden_most)),
+        Trend::Transient => format!("up to {} at times", units::bytes(gap.hidden_most)),
         Trend::Drifting => format!("drifting by {} a second", units::bytes(gap.drift_per_second.abs() as u64)),
     }
 }
@@ -57,11 +57,17 @@ fn chain(gap: &Gap, total: u64) -> Vec<Link> {
         format!("GPU {}", gap.gpu),
         format!("has {} of {} in use", units::bytes(gap.used), units::bytes(total)),
         None,
-        format!("{} reserved, {} taken past it", units::bytes(gap.reserved), units::bytes(gap.direct)),
+        format!("{} reserved by PyTorch, {} outside it", units::bytes(gap.reserved), units::bytes(gap.direct)),
         Some(format!("SELECT timestamp, memory_used FROM gpu_seconds WHERE gpu = {}", gap.gpu)),
     );
     let others = gap.others.iter().take(3).map(|other| {
-        memory_link(name(other), format!("has {}", units::bytes(other.bytes)), None, "not of this job".into(), None)
+        memory_link(
+            name(other),
+            format!("holds {}", units::bytes(other.bytes)),
+            None,
+            "not part of this job".into(),
+            None,
+        )
     });
     std::iter::once(whole).chain(others).collect()
 }
@@ -72,11 +78,11 @@ fn cause(gap: &Gap, by_others: bool) -> RootCause {
             kind: "other_process".into(),
             pid: Some(other.pid),
             name: Some(name(other)),
-            detail: format!("{} uses the same GPU", name(other)),
+            detail: format!("{} uses the same GPU and is not part of this job", name(other)),
             line: None,
         };
     }
-    let detail = "CUDA contexts, NCCL buffers and workspaces of libraries are not PyTorch's".to_owned();
+    let detail = "CUDA contexts, NCCL buffers and library workspaces do not come from PyTorch's allocator".to_owned();
     RootCause { kind: "outside_allocator".into(), detail, ..RootCause::default() }
 }
 
@@ -87,17 +93,17 @@ pub(super) fn risk(gap: &Gap, report: &Report) -> Option<Finding> {
     }
     let left = units::bytes(total.saturating_sub(gap.peak_used));
     let full = format!("was {} full", units::percent(gap.peak_used as f64, total as f64));
-    let state = format!("{} in use", units::bytes(gap.peak_used));
-    let title = format!("GPU {} had {left} of {} left at its fullest", gap.gpu, units::bytes(total));
+    let state = format!("peak {}", units::bytes(gap.peak_used));
+    let title = format!("GPU {} came within {left} of running out of memory ({})", gap.gpu, units::bytes(total));
     Some(Finding {
         chain: vec![memory_link(format!("GPU {}", gap.gpu), full, None, state, None)],
         root_cause: RootCause {
             kind: "little_room".into(),
-            detail: format!("{left} are left for a larger batch, another size or a leak"),
+            detail: format!("only {left} is left for a larger batch, other tensor sizes or a leak"),
             ..RootCause::default()
         },
         fixes: fixes::risk(total),
-        confidence_reason: "the device's own figure".into(),
+        confidence_reason: "the device's own figure (NVML)".into(),
         ..Finding::new("oom_risk", Severity::Medium, title)
     })
 }

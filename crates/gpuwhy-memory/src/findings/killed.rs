@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process that the kernel ended because main memory, not the GPU's, ran out.
+//! A process that the kernel killed because main memory, not the GPU's, ran out.
 
 use super::memory_link;
 use crate::fixes;
@@ -11,7 +11,7 @@ pub(super) fn finding(end: &End) -> Option<Finding> {
         return None;
     }
     let who = format!("{} {}", end.name, end.pid);
-    let title = format!("the kernel killed {who} at {}: main memory ran out", units::time(end.at_ns));
+    let title = format!("The kernel killed {who} at {}: main memory ran out", units::time(end.at_ns));
     let state = format!("signal {}", end.signal);
     let evidence = "SELECT * FROM events WHERE op = 'oom_kill'";
     Some(Finding {
@@ -21,12 +21,12 @@ pub(super) fn finding(end: &End) -> Option<Finding> {
             kind: "main_memory".into(),
             pid: Some(end.pid),
             name: Some(end.name.clone()),
-            detail: "the machine, or the job's cgroup, had no main memory left, and the kernel chose this process"
+            detail: "the machine, or the job's cgroup, ran out of main memory, and the kernel killed this process"
                 .into(),
             line: end.last_line.clone(),
         },
         fixes: fixes::killed(),
-        confidence_reason: "the kernel says so".into(),
+        confidence_reason: "reported by the kernel".into(),
         ..Finding::new("killed_for_memory", Severity::Critical, title)
     })
 }

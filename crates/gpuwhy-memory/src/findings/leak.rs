@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A line that keeps what it allocates.
 
-use super::{memory_link, named, rate, who};
+use super::{headline, memory_link, named, who};
 use crate::backward::calls_backward;
 use crate::facts::Facts;
 use crate::fixes;
@@ -10,9 +10,9 @@ use crate::report::{Leak, Oom, Report};
 use crate::steps::Certainty;
 use gpuwhy_model::{Confidence, Finding, RootCause, Severity, units};
 
-/// A leak that leaves less time than this is critical, ns.
+/// A leak that fills memory sooner than this is critical, ns.
 const SOON_NS: u64 = 600_000_000_000;
-/// One that has taken this part of the peak is serious.
+/// A leak that has taken this share of the peak is of high severity.
 const MUCH: f64 = 0.02;
 
 pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines) -> Finding {
@@ -23,14 +23,14 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
     };
     let (grown, pieces) = (units::bytes(leak.grown_bytes), pieces(leak));
     let stack = leak.stack_id.map(|id| {
-        // What autograd's threads allocate for the line has no stack.
+        // Allocations that autograd's threads make for the line have no stack.
         let is_backward = lines.fact(Some(id.cast_unsigned())).is_some_and(calls_backward);
         let or_none = if is_backward { " OR stack_id IS NULL" } else { "" };
         format!("SELECT timestamp, bytes FROM allocations WHERE stack_id = {id}{or_none}")
     });
     let (confidence, confidence_reason) = sure(leak);
-    let more = format!("holds {grown} more since {onset}");
-    let title = format!("{line} leaks {}: {grown} since {onset}", rate(leak));
+    let more = format!("has kept {grown} since {onset}");
+    let title = headline(leak);
     Finding {
         lost_bytes: leak.grown_bytes,
         pid: Some(leak.pid),
@@ -40,7 +40,7 @@ pub(super) fn finding(leak: &Leak, report: &Report, facts: &Facts, lines: &Lines
                 line.clone(),
                 pieces.clone(),
                 None,
-                format!("not freed by {}, the last look", units::time(leak.last_look_ns)),
+                format!("not freed by {}, when last checked", units::time(leak.last_look_ns)),
                 stack,
             ),
         ],
@@ -72,28 +72,28 @@ fn severity(leak: &Leak, report: &Report) -> Severity {
     }
 }
 
-/// What each step keeps.
+/// What each step leaves behind.
 fn pieces(leak: &Leak) -> String {
     let size = units::bytes(leak.piece_bytes);
     match leak.pieces_per_step {
-        Some(each) if each >= 1.5 => format!("keeps {:.0} pieces of about {size} from every step", each),
-        Some(each) if each >= 0.95 => format!("keeps one piece of {size} from every step"),
-        Some(each) if each > 0.0 => format!("keeps a piece of {size} about every {:.0} steps", 1.0 / each),
-        _ => format!("keeps pieces of {size}"),
+        Some(each) if each >= 1.5 => format!("keeps {each:.0} allocations of about {size} from every step"),
+        Some(each) if each >= 0.95 => format!("keeps one allocation of {size} from every step"),
+        Some(each) if each > 0.0 => format!("keeps an allocation of {size} about every {:.0} steps", 1.0 / each),
+        _ => format!("keeps allocations of {size}"),
     }
 }
 
 fn effect(leak: &Leak, report: &Report) -> Vec<String> {
-    let mut effect = vec![format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64))];
+    let mut effect = vec![format!("grows by {} a second", units::bytes(leak.bytes_per_second.round() as u64))];
     effect.extend(course(leak, report));
     if let Some(ns) = leak.out_of_memory_in_ns {
         let steps = leak.out_of_memory_in_steps.map(|n| format!(" ({} steps)", units::count(n))).unwrap_or_default();
-        effect.push(format!("memory runs out {}{steps} after the end of this recording", units::time(ns)));
+        effect.push(format!("at this rate memory runs out {}{steps} after the recording ends", units::time(ns)));
     }
     effect
 }
 
-/// How far it got where it cannot go on: memory ran out, or the process ended.
+/// How far a leak got that is over: memory ran out, or the process ended.
 fn course(leak: &Leak, report: &Report) -> Option<String> {
     let of_it = |oom: &&Oom| (oom.pid, oom.device) == (leak.pid, leak.device);
     if let Some(oom) = report.ooms.iter().find(of_it) {
@@ -102,23 +102,23 @@ fn course(leak: &Leak, report: &Report) -> Option<String> {
     let space = report.spaces.iter().find(|space| (space.pid, space.device) == (leak.pid, leak.device))?;
     let (ended, look) = (space.ended_ns?, space.last_look?);
     let (used, at) = (units::bytes(look.allocated), units::time(look.at_ns));
-    Some(format!("{used} were in use at {at}; the process ended at {} with room left", units::time(ended)))
+    Some(format!("{used} in use at {at}; the process ended at {} with memory left", units::time(ended)))
 }
 
-/// From how much of the time something stayed.
+/// How many steps, or time slices, left something behind.
 fn stayed(leak: &Leak) -> String {
-    let of = if leak.bytes_per_step.is_some() { "steps" } else { "parts of the time" };
-    format!("some stayed from {} of {} {of}", units::count(leak.looks_with_growth), units::count(leak.looks))
+    let of = if leak.bytes_per_step.is_some() { "steps" } else { "time slices" };
+    format!("{} of {} {of} left some behind", units::count(leak.looks_with_growth), units::count(leak.looks))
 }
 
 fn sure(leak: &Leak) -> (Confidence, String) {
     let stayed = stayed(leak);
     match leak.certainty {
         Certainty::High => (Confidence::High, stayed),
-        Certainty::Medium => (Confidence::Medium, format!("{stayed}; there are few steps, or they are uneven")),
-        Certainty::Low => (Confidence::Medium, format!("{stayed}; steps are not certain")),
+        Certainty::Medium => (Confidence::Medium, format!("{stayed}; the steps are few or uneven")),
+        Certainty::Low => (Confidence::Medium, format!("{stayed}; the steps are a guess")),
         Certainty::None => {
-            (Confidence::Low, format!("{stayed}; no steps were found, so a cache that fills looks the same"))
+            (Confidence::Low, format!("{stayed}; no steps were found, so a cache that is still filling looks the same"))
         }
     }
 }

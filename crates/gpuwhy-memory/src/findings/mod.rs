@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said about memory: findings of the common type, and the verdict.
+//! Findings about memory, of the common type, and the verdict.
 
 mod device;
 mod driver;
@@ -9,7 +9,7 @@ mod oom;
 
 use crate::facts::Facts;
 use crate::lines::{Lines, NO_LINE};
-use crate::report::{GrowthKind, Leak, Report, Source};
+use crate::report::{GrowthKind, Leak, Report, Source, SpaceReport};
 use gpuwhy_model::{Finding, Link, units};
 
 /// All findings, worst first.
@@ -25,7 +25,7 @@ pub(crate) fn all(report: &Report, facts: &Facts, lines: &Lines) -> Vec<Finding>
     found
 }
 
-/// A line's name, or that it has none.
+/// A line's name, or words for a missing one.
 fn named(line: Option<&String>) -> String {
     line.cloned().unwrap_or_else(|| NO_LINE.to_owned())
 }
@@ -39,12 +39,18 @@ fn memory_link(who: String, what: String, line: Option<String>, state: String, e
     Link { layer: "memory".into(), who, what, line, state, ns: 0, evidence }
 }
 
-/// `1.05 MB a step`, or a second where there are no steps.
+/// `1.05 MB a step`; without steps, a second.
 pub(crate) fn rate(leak: &Leak) -> String {
     match leak.bytes_per_step {
         Some(bytes) => format!("{} a step", units::bytes(bytes.round() as u64)),
         None => format!("{} a second", units::bytes(leak.bytes_per_second.round() as u64)),
     }
+}
+
+/// `train.py:40 leaks 1.05 MB a step since step 4`.
+fn headline(leak: &Leak) -> String {
+    let since = leak.onset_step.map_or_else(|| units::time(leak.onset_ns), |step| format!("step {step}"));
+    format!("{} leaks {} since {since}", named(leak.line.as_ref()), rate(leak))
 }
 
 /// The report in a few sentences.
@@ -57,27 +63,12 @@ pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
         let line = oom.line.as_deref().unwrap_or(NO_LINE);
         said.push(format!("Memory ran out{times}: {line} asked for {}.", units::bytes(oom.asked)));
     }
-    for leak in report.leaks.iter().take(3) {
-        let line = leak.line.as_deref().unwrap_or(NO_LINE);
-        let since = leak.onset_step.map_or_else(|| units::time(leak.onset_ns), |step| format!("step {step}"));
-        said.push(format!("{line} leaks {} since {since}.", rate(leak)));
-    }
+    said.extend(report.leaks.iter().take(3).map(|leak| format!("{}.", headline(leak))));
     if report.oom_count == 0 && report.leaks.is_empty() && !report.spaces.is_empty() {
-        said.push("No leak was found.".to_owned());
+        said.push("No leak found.".to_owned());
     }
-    if let Some(space) = report.spaces.iter().find(|space| space.source == Source::Torch).or(report.spaces.first()) {
-        let most = space.at_peak.first();
-        let by = most.map_or_else(String::new, |most| {
-            let line = most.line.as_deref().unwrap_or(NO_LINE);
-            format!(", the most of it by {line} ({})", units::bytes(most.bytes))
-        });
-        said.push(format!(
-            "At most {} were in use at {}{by}; {} were reserved.",
-            units::bytes(space.peak_allocated),
-            units::time(space.peak_allocated_at_ns),
-            units::bytes(space.peak_reserved)
-        ));
-    }
+    let torch = report.spaces.iter().find(|space| space.source == Source::Torch);
+    said.extend(torch.or(report.spaces.first()).map(peak));
     let settled = report.growths.iter().filter(|growth| growth.kind == GrowthKind::Settled).count();
     if report.leaks.is_empty() && settled > 0 {
         let lines = if settled == 1 { "1 line".to_owned() } else { format!("{settled} lines") };
@@ -90,14 +81,26 @@ pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
     said.join(" ")
 }
 
-/// Up to when what is said holds, where that is not to the end.
+/// `Peak 162 MB at 3.71 s, mostly train.py:40.`
+fn peak(space: &SpaceReport) -> String {
+    let peak = format!("Peak {} at {}", units::bytes(space.peak_allocated), units::time(space.peak_allocated_at_ns));
+    let Some(most) = space.at_peak.first() else { return format!("{peak}.") };
+    let line = named(most.line.as_ref());
+    if most.bytes > space.peak_allocated / 2 {
+        format!("{peak}, mostly {line}.")
+    } else {
+        format!("{peak}; {line} held the most ({}).", units::bytes(most.bytes))
+    }
+}
+
+/// How long the verdict holds, where that is not to the end.
 fn up_to(facts: &Facts) -> Option<String> {
     let from = facts.unreported_from()?;
     let until = if from > facts.from_ns {
-        format!("All this is up to {}: then", units::time(from))
+        format!("All this holds up to {}: then", units::time(from))
     } else {
-        "Of this time little is certain: before it".to_owned()
+        "For this time little is certain: before it,".to_owned()
     };
-    let why = "the allocator's reports were let go to stay within the budget (trace with --budget 20%, or none).";
+    let why = "gpuwhy paused PyTorch's allocation reports to stay within the budget (trace with --budget 20% or none).";
     Some(format!("{until} {why}"))
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What to do about a line that keeps what it allocates: how it does so is told by its stack and by words of its source.
+//! Fixes for a line that leaks. Its stack and words in its source show how it keeps memory.
 
 use super::{HINTS, fix};
 use crate::facts::SiteFact;
@@ -7,33 +7,33 @@ use crate::lines::Lines;
 use crate::report::Leak;
 use gpuwhy_model::Fix;
 
-/// PyTorch gives a number as much as this.
+/// PyTorch's smallest allocation: a scalar tensor takes this much.
 const SCALAR: u64 = 512;
-/// Leaks that begin within so many steps of each other may be one, ...
+/// Leaks that start within this many steps of each other may have one cause,
 const TOGETHER_STEPS: u64 = 2;
-/// ... if both keep something from nearly every step.
+/// if both keep something from nearly every step.
 const EVERY_STEP: f64 = 0.9;
 
-/// How a line keeps what it allocates.
+/// How a line keeps its allocations alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Pattern {
-    /// The graph of the step before is retained.
+    /// The graph of the previous step is retained.
     RetainedGraph,
     /// State of optimizers.
     Optimizer,
     /// A copy on the GPU.
     Clone,
-    /// A number as a tensor.
+    /// A number kept as a tensor.
     Number,
     /// A tensor without its graph.
     Detached,
     /// In a list, a dict, or a sum.
     Kept,
-    /// Memory of the driver.
+    /// Memory taken directly from the driver.
     Malloc,
-    /// What a module's `forward` makes.
+    /// Outputs of a module's `forward`.
     Forward,
-    /// Nothing tells.
+    /// Neither the stack nor the source shows it.
     Unknown,
 }
 
@@ -67,96 +67,95 @@ impl Pattern {
         }
     }
 
-    /// What to do.
-    fn words(self) -> &'static str {
+    fn advice(self) -> &'static str {
         match self {
             Self::RetainedGraph => {
-                "do not retain the graph between steps (retain_graph, create_graph), or free what holds its result"
+                "do not retain the graph between steps (retain_graph, create_graph), or drop whatever holds its result"
             }
             Self::Optimizer => {
-                "an optimizer has state for each of its parameters: make it once, before the loop, and let go of old ones \
-                 (schedulers and lists keep them, too)"
+                "an optimizer has state for each of its parameters: create it once, before the loop, and drop old ones \
+                 (schedulers and lists keep them alive, too)"
             }
             Self::Clone => {
-                "a detached clone still is a tensor on the GPU; keep numbers with .item(), or copies on the host with \
+                "a detached clone is still a tensor on the GPU; keep numbers with .item(), or copies on the host with \
                  .detach().cpu()"
             }
             Self::Number => {
-                "keep loss.item() instead of the tensor, which holds GPU memory, and the whole graph it comes from unless it \
-                 was detached"
+                "keep loss.item() instead of the tensor, which holds GPU memory and, unless it was detached, the whole graph \
+                 it comes from"
             }
             Self::Detached => {
-                "a detached tensor still is one on the GPU; keep numbers with .item(), or copies on the host with \
+                "a detached tensor is still on the GPU; keep numbers with .item(), or copies on the host with \
                  .detach().cpu()"
             }
             Self::Kept => {
-                "what is kept in a list or dict stays on the GPU, and the graph it comes from, if any; keep .item() scalars \
-                 or .detach().cpu(), or clear it"
+                "a tensor kept in a list or dict stays on the GPU, with the graph it comes from, if any; keep .item() \
+                 scalars or .detach().cpu(), or clear the list"
             }
-            Self::Malloc => "free what it allocates before the next step",
+            Self::Malloc => "free its allocations before the next step",
             Self::Forward => {
-                "outputs of forward are kept: look for a hook, list or attribute that stores them, or their graph; store \
-                 .item() scalars or .detach().cpu()"
+                "something keeps outputs of forward: look for a hook, list or attribute that stores them or their graph; \
+                 store .item() scalars or .detach().cpu() instead"
             }
             Self::Unknown => {
-                "find what keeps its tensors (a list, dict, closure or attribute) and drop them each step; if only values \
-                 are needed, keep .item() scalars or .detach().cpu()"
+                "find what keeps its tensors (a list, dict, closure or attribute) and drop them each step; if you need only \
+                 values, keep .item() scalars or .detach().cpu()"
             }
         }
     }
 
-    /// Whether the line itself shows how things are kept; of others it only shows what is.
-    fn tells(self) -> bool {
+    /// Whether the line shows how its allocations are kept; otherwise it shows only where they are made.
+    fn shows_keeper(self) -> bool {
         !matches!(self, Self::Unknown | Self::Forward)
     }
 }
 
-/// The words of the source of a leak's line.
+/// The source of a leak's line.
 fn source(fact: Option<&SiteFact>) -> &str {
     fact.and_then(|fact| fact.source.as_deref()).unwrap_or_default()
 }
 
-/// Whether what a line keeps may have a graph, which keeps what other lines made.
+/// Whether a kept tensor may have a graph, which keeps tensors of other lines alive.
 fn keeps_graph(leak: &Leak, fact: Option<&SiteFact>) -> bool {
     match Pattern::of(leak, fact) {
         Pattern::RetainedGraph | Pattern::Kept => true,
-        // A number that was detached has none. Of others there is more than the number.
+        // A detached number has no graph. With a graph, more than the number is kept.
         Pattern::Number => leak.piece_bytes > SCALAR || !source(fact).contains("detach("),
         _ => false,
     }
 }
 
-/// What stands around the loop may be what keeps: autocast holds on to what it casts of tensors that are made anew.
+/// An autocast block around the loop may keep memory: it caches its casts, also those of tensors made anew in each step.
 fn autocast(leak: &Leak, fact: Option<&SiteFact>) -> Option<Fix> {
     let is_around = source(fact).contains("autocast(");
     let may_keep =
         matches!(Pattern::of(leak, fact), Pattern::Unknown | Pattern::Forward | Pattern::Clone | Pattern::Detached);
-    let text = "or autocast keeps it, around the loop: until its outermost block ends it holds on to what it casts of tensors \
-                that are made anew in each step; open it inside of the loop, or give it cache_enabled=False";
+    let text = "or autocast around the loop keeps it: until its outermost block ends, it caches its casts of tensors that are \
+                made anew in each step; open it inside the loop, or pass cache_enabled=False";
     (is_around && may_keep).then(|| fix(text.to_owned(), leak.grown_bytes))
 }
 
-/// What to do about a leak; `all` are those of the run.
+/// Fixes for a leak; `all` are the run's leaks.
 pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
     let fact = |leak: &Leak| lines.fact(leak.stack_id.map(i64::cast_unsigned));
     let pattern = |leak: &Leak| Pattern::of(leak, fact(leak));
     let line = leak.line.as_deref().unwrap_or("that line");
     let mut fixes = Vec::new();
     if leak.line.is_none() {
-        let text = "trace again with --budget none, and without --no-stack, to see which line it is";
+        let text = "trace again with --budget none and without --no-stack to see which line it is";
         fixes.push(fix(text.to_owned(), 0));
     }
     let own = pattern(leak);
     let may_keep = |other: &&Leak| goes_with(leak, other) && keeps_graph(other, fact(other));
-    let keeper = all.iter().filter(|_| !own.tells()).find(may_keep);
+    let keeper = all.iter().filter(|_| !own.shows_keeper()).find(may_keep);
     let text = match keeper.and_then(|keeper| Some((keeper.line.as_deref()?, pattern(keeper)))) {
         Some((by, keeper)) => {
             format!(
-                "{line}: most likely kept by what {by} keeps, which grows in the same steps. There: {}",
-                keeper.words()
+                "{line}: most likely kept alive by {by}, which leaks in the same steps. At {by}: {}",
+                keeper.advice()
             )
         }
-        None => format!("{line}: {}", own.words()),
+        None => format!("{line}: {}", own.advice()),
     };
     fixes.push(fix(text, leak.grown_bytes));
     fixes.extend(autocast(leak, fact(leak)));
@@ -166,7 +165,7 @@ pub(crate) fn leak(leak: &Leak, all: &[Leak], lines: &Lines) -> Vec<Fix> {
     fixes
 }
 
-/// Whether two leaks begin together and go on together: then one thing may keep both.
+/// Whether two leaks start and grow together: then one object may keep both.
 fn goes_with(leak: &Leak, other: &Leak) -> bool {
     let each_step = |leak: &Leak| leak.looks_with_growth as f64 >= EVERY_STEP * leak.looks as f64;
     let together = match (leak.onset_step, other.onset_step) {
@@ -212,37 +211,37 @@ mod tests {
     }
 
     #[test]
-    fn how_a_line_keeps_is_told_by_its_source_and_stack() {
-        let told = |source: &str, frame: &str| {
+    fn source_and_stack_show_how_a_line_keeps_memory() {
+        let advice = |source: &str, frame: &str| {
             let one = kept(1, 1, 4096);
             first(&one, std::slice::from_ref(&one), &lines(&[(1, source, frame)]))
         };
-        assert!(told("kept.append(output.detach().clone())", "").contains("a detached clone"));
-        assert!(told("losses.append(probe(output.detach()).mean())", "").contains("the whole graph"));
-        assert!(told("outputs.append(model(x))", "").contains("in a list or dict"));
-        assert!(told("optimizer.step()", "/v/torch/optim/adam.py:180 Adam._init_group").contains("make it once"));
-        assert!(told("x = make()", "").contains("find what keeps"));
+        assert!(advice("kept.append(output.detach().clone())", "").contains("a detached clone"));
+        assert!(advice("losses.append(probe(output.detach()).mean())", "").contains("the whole graph"));
+        assert!(advice("outputs.append(model(x))", "").contains("in a list or dict"));
+        assert!(advice("optimizer.step()", "/v/torch/optim/adam.py:180 Adam._init_group").contains("create it once"));
+        assert!(advice("x = make()", "").contains("find what keeps"));
         let forward = Leak { function: Some("Net.forward".to_owned()), ..kept(1, 1, 4096) };
         let words = first(&forward, &[], &lines(&[(1, "x = self.second(x)", "")]));
         assert!(words.contains("a hook"), "{words}");
     }
 
     #[test]
-    fn what_goes_with_another_leak_is_most_likely_kept_by_it() {
+    fn a_leak_that_grows_with_another_is_most_likely_kept_by_it() {
         let all = [kept(41, 1, 4096), kept(80, 2, 4096)];
         let lines = lines(&[(41, "return torch.randn(1)", ""), (80, "total = total + mse_loss(x, y)", "")]);
-        assert!(first(&all[0], &all, &lines).contains("kept by what train.py:80 keeps"));
+        assert!(first(&all[0], &all, &lines).contains("kept alive by train.py:80"));
         assert!(first(&all[1], &all, &lines).starts_with("train.py:80: keep loss.item()"));
         let later = [kept(41, 1, 4096), kept(80, 50, 4096)];
         assert!(!first(&later[0], &later, &lines).contains("train.py:80"));
-        // What was detached keeps nothing but itself.
+        // A detached tensor keeps nothing but itself.
         let all = [kept(41, 1, 4096), kept(80, 2, 512)];
         let detached = self::lines(&[(41, "x = make()", ""), (80, "losses.append(loss.detach())", "")]);
         assert!(!first(&all[0], &all, &detached).contains("train.py:80"));
     }
 
     #[test]
-    fn autocast_around_a_loop_may_be_what_keeps() {
+    fn autocast_around_a_loop_may_keep_memory() {
         let fixes = |source: &str| {
             let one = kept(1, 1, 4096);
             let fixes = leak(&one, std::slice::from_ref(&one), &lines(&[(1, source, "")]));

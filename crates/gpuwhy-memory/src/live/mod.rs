@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory of a run that goes on. Each event is fed once, every second of the run closes what was summed up in it, and a
-//! [`Picture`] is what there is to show. Pure; what is kept is bounded by what is live, by the number of call sites, and by
-//! constants.
+//! Memory of a run that is being recorded. Each event is fed once, sums are closed every second of the run, and a
+//! [`Picture`] is what a view shows. Pure. Memory use is bounded by live memory, the number of call sites and constants.
 //!
-//! What a line holds goes up and down within a step. So growth is that of the *floor*: the least that was held in each
-//! second in which the process allocated or freed anything, the last third of these against the first. Whether it is a leak is for the whole examination to say; its
-//! answer is handed in now and then ([`Tracker::judged`]).
+//! A line's memory goes up and down within a step. So growth is that of the *floor*, its minimum in each second in which
+//! the process allocated or freed anything: the last third of these seconds compared with the first. Whether growth is a
+//! leak is decided by an examination of the whole run, whose report is passed in from time to time ([`Tracker::judged`]).
 
 mod picture;
 mod space;
@@ -24,28 +23,28 @@ use gpuwhy_model::{Call, MemoryEvent, TensorEvent};
 use space::LiveSpace;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Seconds with work in which growth is looked for, and the fewest that tell any; those this old are none of them, ns.
+/// Growth is measured over this many seconds with work; older seconds do not count, ns; fewer are not enough.
 const WINDOW: usize = 60;
 const OLD_NS: u64 = 600 * SECOND;
 const FEWEST_TICKS: usize = 6;
-/// Points of the recent past that are kept for a picture.
+/// Points of the recent past kept for a picture.
 const RECENT: usize = 120;
-/// Times memory ran out, and ends of processes, that are kept.
+/// Refusals, and ends of processes, kept.
 const KEPT: usize = 8;
-/// Calls of a thread that may still turn out to be PyTorch's, and for how long.
+/// Driver allocations that may still turn out to be PyTorch's, and for how long.
 const MOST_PENDING: usize = 64;
 const PENDING_NS: u64 = SECOND;
 /// Nanoseconds in a second.
 const SECOND: u64 = 1_000_000_000;
 
-/// What one GPU said last.
+/// A GPU's last sample.
 #[derive(Debug, Clone, Copy, Default)]
 struct Device {
     used: Option<u64>,
     total: Option<u64>,
 }
 
-/// What the last whole examination said.
+/// The result of the last examination of the whole run.
 #[derive(Debug, Clone, Default)]
 struct Judged {
     at_ns: u64,
@@ -55,7 +54,7 @@ struct Judged {
     lines: BTreeSet<(u32, Option<u32>, String)>,
 }
 
-/// Memory ran out; the stack is not named yet.
+/// Memory ran out; the stack is not resolved yet.
 #[derive(Debug, Clone)]
 struct Refused {
     at_ns: u64,
@@ -74,7 +73,7 @@ pub struct Tracker {
     /// Processes with PyTorch's allocator.
     torch: BTreeSet<u32>,
     gpus: BTreeMap<u32, Device>,
-    /// NVML's index of the GPU a process was seen on; `None` where it was more than one.
+    /// NVML's index of the GPU a process was seen on; `None` if there were several.
     gpu_of: BTreeMap<u32, Option<u32>>,
     refused: VecDeque<Refused>,
     oom_count: u64,
@@ -87,12 +86,12 @@ pub struct Tracker {
 }
 
 impl Tracker {
-    /// Of these processes; of none given, all.
+    /// Follows these processes; empty means all.
     pub fn new(only: &[u32]) -> Self {
         Self { only: only.to_vec(), ..Self::default() }
     }
 
-    /// Forgets all that was fed, but not what the examination said.
+    /// Forgets all events, but not the result of the examination.
     pub fn restart(&mut self) {
         let (judged, calls) = (self.judged.take(), self.backward.take_calls());
         let unreported = std::mem::take(&mut self.unreported);
@@ -104,18 +103,18 @@ impl Tracker {
         self.backward.knows_calls()
     }
 
-    /// When reports were let go, as far as is known.
+    /// Sets the times in which reports were paused, as known so far.
     pub fn set_unreported(&mut self, times: Vec<Unreported>) {
         self.unreported = times;
     }
 
-    /// The stacks in which `backward()` is called, as far as they are known ([`crate::backward_stacks`]): what autograd's
-    /// threads allocate from now on counts for these.
+    /// Sets the stacks that call `backward()`, as known so far ([`crate::backward_stacks`]): later allocations of autograd's
+    /// threads count for these.
     pub fn set_backward(&mut self, calls: BTreeSet<u64>) {
         self.backward.set_calls(calls);
     }
 
-    /// The next event, in the order of time.
+    /// Takes the next event, in order of time.
     pub fn feed(&mut self, event: &MemoryEvent) {
         if !self.only.is_empty() && !self.only.contains(&event.pid()) {
             return;
@@ -128,10 +127,10 @@ impl Tracker {
         }
     }
 
-    /// What NVML said since the last time.
+    /// Takes NVML's new samples.
     pub fn devices(&mut self, samples: &[GpuSample], processes: &[GpuProcess]) {
         for sample in samples {
-            // A driver that does not tell may say 0.
+            // A driver without this figure may report 0.
             let known = sample.memory_total != Some(0);
             let used = sample.memory_used.filter(|_| known);
             self.gpus.insert(sample.gpu, Device { used, total: sample.memory_total.filter(|_| known) });
@@ -142,7 +141,7 @@ impl Tracker {
         }
     }
 
-    /// What the whole run up to `at_ns` comes to, by the full examination.
+    /// Takes the report on the whole run up to `at_ns`.
     pub fn judged(&mut self, report: &Report, at_ns: u64) {
         let mut judged = Judged { at_ns, verdict: report.verdict.clone(), ..Judged::default() };
         for leak in &report.leaks {
@@ -152,9 +151,9 @@ impl Tracker {
         self.judged = Some(judged);
     }
 
-    /// All events before this moment were fed: closes the seconds that are over.
+    /// All events before this time have been fed: closes the seconds that are over.
     pub fn advance(&mut self, at_ns: u64) {
-        // Nothing happened for longer than anything is kept: those seconds are all the same.
+        // Skips a pause longer than anything that is kept: its seconds are all the same.
         let most = (RECENT as u64 + 1) * SECOND;
         self.next_tick = self.next_tick.max(at_ns.saturating_sub(most).next_multiple_of(SECOND)).max(SECOND);
         while self.next_tick <= at_ns {
@@ -174,7 +173,7 @@ impl Tracker {
 
     fn space(&mut self, key: SpaceKey) -> &mut LiveSpace {
         let space = self.spaces.entry(key).or_default();
-        // Another process has its number.
+        // A new process has the same id.
         if space.ended {
             *space = LiveSpace::default();
         }
@@ -215,7 +214,7 @@ impl Tracker {
             Some(Class::Alloc) => self.take(call),
             Some(_) => self.give(call),
             None => {
-                // Work for the GPU: what the thread took before was not for PyTorch's allocator.
+                // Work for the GPU: the thread's earlier driver allocations were not for PyTorch's allocator.
                 if is_work(call)
                     && let Some(driver) = self.drivers.get_mut(&call.pid)
                 {
@@ -262,9 +261,9 @@ impl Tracker {
                 space.totals(space.allocated, space.reserved.saturating_sub(bytes));
             }
             (Freed::Direct { .. }, Some(pointer)) => {
-                // Freed by a thread whose current device may be another.
-                let of_it = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
-                for (_, space) in self.spaces.iter_mut().filter(|(key, _)| of_it(key)) {
+                // The freeing thread's current device may be another one.
+                let is_candidate = |key: &SpaceKey| key.pid == call.pid && key.source == Source::Driver;
+                for (_, space) in self.spaces.iter_mut().filter(|(key, _)| is_candidate(key)) {
                     space.free(pointer);
                     space.totals_of_live();
                 }
@@ -292,7 +291,7 @@ impl Tracker {
 }
 
 impl Tracker {
-    /// Of processes that have ended the newest are kept.
+    /// Keeps only the newest of the processes that have ended.
     fn forget_oldest(&mut self) {
         let mut ended: Vec<(u64, SpaceKey)> =
             self.spaces.iter().filter(|(_, space)| space.ended).map(|(key, space)| (space.ended_ns, *key)).collect();
@@ -303,7 +302,7 @@ impl Tracker {
     }
 }
 
-/// Adds to a list that keeps the newest.
+/// Adds to a list that keeps the newest entries.
 fn push<T>(list: &mut VecDeque<T>, one: T, most: usize) {
     if list.len() >= most {
         list.pop_front();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What there is to show of a run that goes on, a second at a time. Its JSON is `gpuwhy.memory-live/1`
-//! (docs/memory-json.md).
+//! What `memory --live` shows, second by second. Its JSON is `gpuwhy.memory-live/1` (docs/memory-json.md).
 
 use super::space::{Grown, LiveSpace};
 use super::{Device, Tracker};
@@ -10,17 +9,17 @@ use crate::space::SpaceKey;
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// Lines told.
+/// Lines listed.
 const MOST_LINES: usize = 16;
-/// Growth of less is none, bytes.
+/// Less growth is ignored, bytes.
 const LEAST_GROWTH: i64 = 64 << 10;
-/// Growth that would fill what is left only after longer is no danger: two days.
+/// Growth that fills memory only after this long is no danger: two days, ns.
 const FAR_NS: f64 = 1.728e14;
 
 /// A run's memory now.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Picture {
-    /// Up to when events were looked at, nanoseconds since the run began.
+    /// Events up to here are included, nanoseconds since the run began.
     pub at_ns: u64,
     /// Memory of each process on each device, most first.
     pub spaces: Vec<LiveSpaceReport>,
@@ -28,15 +27,15 @@ pub struct Picture {
     pub growing: Vec<GrowingLine>,
     /// The last times memory ran out.
     pub ooms: Vec<LiveOom>,
-    /// How often it did.
+    /// How often memory ran out.
     pub oom_count: u64,
     /// The last processes with memory that ended.
     pub ends: Vec<LiveEnd>,
-    /// What the last examination of the whole run said; `None` before the first.
+    /// The verdict of the last examination of the whole run; `None` before the first.
     pub verdict: Option<String>,
-    /// Up to when that examination looked.
+    /// That examination covers the run up to here.
     pub verdict_at_ns: Option<u64>,
-    /// What is not certain about the recording so far.
+    /// Caveats about the recording so far.
     pub notes: Vec<String>,
 }
 
@@ -47,27 +46,27 @@ pub struct LiveSpaceReport {
     pub pid: u32,
     /// Its name.
     pub name: String,
-    /// CUDA's number of the device; `None` where it was not seen being set.
+    /// CUDA's device number; `None` if gpuwhy did not see it being set.
     pub device: Option<u32>,
-    /// Who took it.
+    /// How it was allocated.
     pub source: Source,
     /// Bytes in use.
     pub allocated: u64,
-    /// Bytes had from the driver.
+    /// Bytes reserved.
     pub reserved: u64,
-    /// The most in use so far.
+    /// The peak so far.
     pub peak_allocated: u64,
-    /// What the device says is used, by all; `None` where NVML does not tell.
+    /// Used on the device by all processes; `None` without NVML.
     pub device_used: Option<u64>,
     /// Its memory.
     pub device_total: Option<u64>,
-    /// How fast what is in use grows: that of the leaks that were found, else of what grew steadily.
+    /// How fast memory in use grows: the rate of the leaks found, otherwise of steady growth.
     pub bytes_per_second: f64,
-    /// When memory will have run out at that rate.
+    /// When memory runs out at that rate.
     pub out_of_memory_in_ns: Option<u64>,
     /// The process has ended.
     pub ended: bool,
-    /// The last minutes, for a drawing.
+    /// The last minutes, for a chart.
     #[serde(skip)]
     pub recent: Vec<RecentPoint>,
 }
@@ -77,9 +76,9 @@ pub struct LiveSpaceReport {
 pub struct RecentPoint {
     /// Its end.
     pub at_ns: u64,
-    /// The most that was in use in it.
+    /// Maximum in use.
     pub allocated: u64,
-    /// The most that was had from the driver.
+    /// Maximum reserved.
     pub reserved: u64,
 }
 
@@ -90,21 +89,21 @@ pub struct GrowingLine {
     pub pid: u32,
     /// CUDA's number of the device.
     pub device: Option<u32>,
-    /// The line; `None` where no Python was running.
+    /// The line; `None` if no Python was running.
     pub line: Option<String>,
     /// The function that line is in.
     pub function: Option<String>,
     /// Bytes it holds now.
     pub bytes: u64,
-    /// In so many pieces.
+    /// Number of allocations.
     pub count: u64,
-    /// By how much the least it held in a second grew.
+    /// How much its minimum in a second grew.
     pub grown_bytes: u64,
-    /// In so long.
+    /// The time over which it grew.
     pub over_ns: u64,
-    /// It grew from each third of that time to the next, and not just once.
+    /// Whether it grew from each third of that time to the next, and not just once.
     pub steadily: bool,
-    /// The last examination of the whole run calls it a leak.
+    /// Whether the last examination of the whole run found it to be a leak.
     pub leaks: bool,
 }
 
@@ -117,7 +116,7 @@ pub struct LiveOom {
     pub pid: u32,
     /// CUDA's number of the device.
     pub device: Option<u32>,
-    /// What was asked for.
+    /// Bytes asked for.
     pub asked: u64,
     /// In use.
     pub allocated: u64,
@@ -137,22 +136,22 @@ pub struct LiveEnd {
 }
 
 impl Tracker {
-    /// Stacks that a picture names: those that hold something or did, and those that could not get it.
+    /// The stacks a picture needs: those that hold or held memory, and those that were refused it.
     pub fn stacks(&self) -> Vec<u64> {
         let sites = self.spaces.values().flat_map(|space| &space.sites);
         let refused = self.refused.iter().filter_map(|refused| refused.stack);
         sites.filter_map(|site| site.stack).chain(refused).collect()
     }
 
-    /// Processes that a picture names.
+    /// The processes a picture needs.
     pub fn pids(&self) -> Vec<u32> {
         self.spaces.keys().map(|key| key.pid).collect()
     }
 
-    /// What there is to show. `sites` names stacks, `names` processes; what they do not know is shown without.
+    /// The picture. `sites` resolves stacks, `names` processes; missing ones are shown without a name.
     pub fn picture(&self, at_ns: u64, sites: &HashMap<u64, SiteFact>, names: &HashMap<u32, String>) -> Picture {
         let mut spaces: Vec<LiveSpaceReport> =
-            self.spaces.iter().map(|(key, space)| self.space_told(*key, space, names)).collect();
+            self.spaces.iter().map(|(key, space)| self.space_report(*key, space, names)).collect();
         spaces.sort_by_key(|space| (space.ended, std::cmp::Reverse(space.reserved.max(space.allocated))));
         let ooms = self.refused.iter().map(|refused| LiveOom {
             at_ns: refused.at_ns,
@@ -175,16 +174,16 @@ impl Tracker {
         }
     }
 
-    /// NVML's figures of the GPU a process is on: known where there is one GPU, or where the process was seen on one.
+    /// NVML's figures of a process's GPU: known if there is one GPU, or if the process was seen on only one.
     fn device_of(&self, pid: u32) -> Device {
         let only = self.gpus.values().next().filter(|_| self.gpus.len() == 1);
         let own = self.gpu_of.get(&pid).copied().flatten().and_then(|gpu| self.gpus.get(&gpu));
         only.or(own).copied().unwrap_or_default()
     }
 
-    fn space_told(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
+    fn space_report(&self, key: SpaceKey, space: &LiveSpace, names: &HashMap<u32, String>) -> LiveSpaceReport {
         let device = self.device_of(key.pid);
-        // A leak is told once, with PyTorch's memory where there is any.
+        // A leak is reported once, with PyTorch's memory if there is any.
         let of_torch = SpaceKey { source: Source::Torch, ..key };
         let is_first = key == of_torch || !self.spaces.contains_key(&of_torch);
         let rates = self.judged.as_ref().filter(|_| is_first).map(|judged| &judged.rates);
@@ -250,7 +249,7 @@ impl Tracker {
     }
 }
 
-/// Bytes a second, where there is steady growth that is worth the word.
+/// Bytes a second, if growth is steady and large enough.
 fn rate(grown: Grown) -> f64 {
     if grown.steadily && grown.bytes >= LEAST_GROWTH && grown.over_ns > 0 {
         grown.bytes as f64 / grown.over_ns as f64 * 1e9

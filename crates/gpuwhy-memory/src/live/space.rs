@@ -13,7 +13,7 @@ pub(super) struct LiveSite {
     floor: Floor,
 }
 
-/// The least of something in each of the last ticks. Before it was first met it was nothing.
+/// The minimum of a value in each of the last ticks; 0 before its first tick.
 #[derive(Debug, Clone, Default)]
 struct Floor {
     now: u64,
@@ -23,11 +23,11 @@ struct Floor {
 /// How something grew.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(super) struct Grown {
-    /// From the first third of the window to the last.
+    /// Growth from the first third of the window to the last.
     pub(super) bytes: i64,
-    /// So long.
+    /// The time in between.
     pub(super) over_ns: u64,
-    /// It also grew from each third to the next.
+    /// Whether it grew from each third to the next.
     pub(super) steadily: bool,
 }
 
@@ -53,21 +53,21 @@ impl Floor {
     }
 }
 
-/// The memory.
+/// A space.
 #[derive(Debug, Default)]
 pub(super) struct LiveSpace {
     pub(super) allocated: u64,
     pub(super) reserved: u64,
     pub(super) peak_allocated: u64,
-    /// The process has ended, and all its memory with it.
+    /// The process has ended; its memory is gone.
     pub(super) ended: bool,
-    /// When.
+    /// When it ended.
     pub(super) ended_ns: u64,
     pub(super) sites: Vec<LiveSite>,
-    /// The end of a tick, and the most allocated and reserved in it.
+    /// The end of each tick, and the maxima of allocated and reserved in it.
     pub(super) recent: VecDeque<(u64, u64, u64)>,
-    /// The ends of the last seconds in which anything was allocated or freed, and that are not too old. In others nothing
-    /// grows that is at work: a job loads libraries for seconds before its first step.
+    /// The ends of the last seconds in which anything was allocated or freed, without those that are too old. Idle seconds
+    /// do not count: a job loads libraries for seconds before its first step.
     ticks: VecDeque<u64>,
     worked: bool,
     most: (u64, u64),
@@ -104,19 +104,19 @@ impl LiveSpace {
         }
     }
 
-    /// The totals, as the allocator tells them.
+    /// Sets the totals that the allocator reports.
     pub(super) fn totals(&mut self, allocated: u64, reserved: u64) {
         (self.allocated, self.reserved) = (allocated, reserved);
         self.peak_allocated = self.peak_allocated.max(allocated);
         self.most = (self.most.0.max(allocated), self.most.1.max(reserved));
     }
 
-    /// The same where nobody tells them.
+    /// The same for memory without reported totals.
     pub(super) fn totals_of_live(&mut self) {
         self.totals(self.live_bytes, self.live_bytes);
     }
 
-    /// Its process ended: what it held is nobody's any more.
+    /// The process has ended: its memory is gone.
     pub(super) fn end(&mut self, at_ns: u64) {
         if !self.ended {
             let (peak_allocated, recent) = (self.peak_allocated, std::mem::take(&mut self.recent));
@@ -141,7 +141,7 @@ impl LiveSpace {
 }
 
 impl LiveSpace {
-    /// How what a site holds grew, as of a moment. Where nothing was done for a minute nothing grows, whatever did before.
+    /// How a site's memory grew up to now. After a minute without work, nothing counts as growing.
     pub(super) fn grown(&self, site: &LiveSite, now_ns: u64) -> Grown {
         let is_idle = self.ticks.back().is_none_or(|last| last.saturating_add(WINDOW as u64 * SECOND) < now_ns);
         if is_idle { Grown::default() } else { site.floor.grown(&self.ticks) }
@@ -165,10 +165,10 @@ mod tests {
     fn growth_is_that_of_the_floor_from_the_first_third_to_the_last() {
         let rising: Vec<u64> = (0..12).map(|tick| tick * 10).collect();
         assert_eq!(grown(&rising, 12), Grown { bytes: 80, over_ns: 8_000_000_000, steadily: true });
-        // Up and down within the thirds: no growth.
+        // Up and down within the thirds is not growth.
         let noisy: Vec<u64> = (0..12).map(|tick| tick % 3 * 500).collect();
         assert_eq!((grown(&noisy, 12).bytes, grown(&noisy, 12).steadily), (0, false));
-        // Met only lately: before, there was nothing.
+        // Seen only recently: before, it was 0.
         let late = grown(&[70, 70, 70, 70], 12);
         assert_eq!((late.bytes, late.steadily), (70, false));
         assert_eq!(grown(&rising[..4], 4), Grown::default(), "too few ticks");

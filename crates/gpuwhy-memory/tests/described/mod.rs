@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! docs/memory-json.md against what is really told.
+//! Checks docs/memory-json.md against the real JSON.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)]
 
 use std::collections::BTreeSet;
@@ -16,8 +16,7 @@ pub fn keys_in(value: &serde_json::Value, keys: &mut BTreeSet<String>) {
     }
 }
 
-/// Insists that the part of the description that is about a schema has these keys, and no others but those that the command
-/// adds.
+/// Checks that the documentation of a schema has exactly these keys and those that the command adds.
 pub fn assert_described(schema: &str, real: &BTreeSet<String>, added: &[&str]) {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/memory-json.md");
     let text = std::fs::read_to_string(path).unwrap();
@@ -29,7 +28,7 @@ pub fn assert_described(schema: &str, real: &BTreeSet<String>, added: &[&str]) {
         words.map(|word| word.trim_end_matches("[]")).filter(|word| !added.contains(word)).collect();
     let missing: Vec<&&str> = documented.iter().filter(|key| !real.contains(**key)).collect();
     assert!(missing.is_empty(), "described but not there: {missing:?}");
-    let told = |key: &str| text.contains(&format!("`{key}`")) || text.contains(&format!("`{key}[]`"));
-    let silent: Vec<&String> = real.iter().filter(|key| !told(key)).collect();
+    let has = |key: &str| text.contains(&format!("`{key}`")) || text.contains(&format!("`{key}[]`"));
+    let silent: Vec<&String> = real.iter().filter(|key| !has(key)).collect();
     assert!(silent.is_empty(), "there but not described: {silent:?}");
 }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A job made of events: it allocates, frees, launches and waits as it is told, and keeps the simplest possible account of
-//! its own.
+//! A job made of synthetic events: it allocates, frees, launches and waits on request, and keeps a simple account of it.
 #![allow(dead_code, unreachable_pub)]
 
 use gpuwhy_memory::{Analyser, Facts, ProcessFact, Report, SiteFact, StepFinder};
@@ -30,7 +29,7 @@ pub struct Job {
     pub reserved: u64,
     /// Address → bytes and stack.
     pub live: BTreeMap<u64, (u64, u64)>,
-    /// The highest total, and what was live then by stack.
+    /// The highest total, and live memory then by stack.
     pub peak: (u64, BTreeMap<u64, u64>),
     pub next: u64,
 }
@@ -81,7 +80,7 @@ impl Job {
         }));
     }
 
-    /// A tensor; its memory is taken from the driver, if what is reserved is not enough.
+    /// Allocates a tensor; takes memory from the driver if not enough is reserved.
     pub fn alloc(&mut self, bytes: u64, stack: u64) -> u64 {
         self.next += 1;
         let address = self.next << 20;
@@ -113,7 +112,7 @@ impl Job {
         self.report(TorchOp::OutOfMemory, bytes, 0, stack);
     }
 
-    /// Memory straight from the driver.
+    /// Allocates memory directly from the driver.
     pub fn malloc(&mut self, bytes: u64, stack: u64) -> u64 {
         self.next += 1;
         let address = (1 << 50) + (self.next << 20);
@@ -154,7 +153,7 @@ pub fn site(stack: u64) -> SiteFact {
     SiteFact { place: Some(format!("/home/me/{line}")), line: Some(line), ..SiteFact::default() }
 }
 
-/// A transformer's step: layers from the same lines, then what is done once, then a wait. Now and then it logs.
+/// A transformer's step: layers from the same lines, then code that runs once, then a wait. Every tenth step logs.
 pub fn step(job: &mut Job, number: u64, layers: u64) {
     let mut activations = Vec::new();
     for _ in 0..layers {

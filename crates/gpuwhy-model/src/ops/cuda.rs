@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of the op table that is CUDA's: the runtime's and the driver's functions.
+//! CUDA's part of the op table: functions of the runtime and the driver.
 
 use super::{Class, Row, f};
 use crate::decode::Decode::{self, *};
@@ -37,12 +37,12 @@ const fn alloc(bytes: u8, out: u8) -> Decode {
 
 /// A handle made from another: `(new *out, old)`.
 const MADE_FROM: Decode = NewHandle { out: 1, from: 2 };
-/// A handle brought up to date from another: `(handle, other)`.
+/// A handle updated from another: `(handle, other)`.
 const MADE_FROM_BOTH: Decode = Handles { handle: 1, from: 2 };
 /// A function by its name: `(new *out, module, const char *name)`.
 const NAMED: Decode = Named { out: 1, from: 2, name: 3 };
 
-/// The same, of one that has a name already: `(new *out, old)`.
+/// The same from a handle whose name is already known: `(new *out, old)`.
 const NAMED_BEFORE: Decode = Named { out: 1, from: 2, name: 0 };
 
 /// The runtime's functions.

@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of the op table that is no function of a library: what the Linux kernel tells.
+//! The kernel events of the op table, which are not library functions.
 
 use super::{Class, Library, OpId, Row, f, table};
 use crate::decode::Decode;
 use std::sync::LazyLock;
 
-/// What the kernel tells, in the order of the table below and of `enum kernel_op` in gpuwhy-capture's `bpf/state.h`.
+/// Kernel events, in the order of the table below and of `enum kernel_op` in gpuwhy-capture's `bpf/state.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u16)]
 pub enum KernelOp {
     /// A thread left the CPU.
     SchedSwitch,
-    /// A thread was woken; said by the switch's row, so the kernel sends none of its own.
+    /// A thread was woken; contained in the switch's row, so the kernel sends no separate event.
     SchedWakeup,
-    /// A process was made.
+    /// A process was created.
     ProcessFork,
     /// A process became another program.
     ProcessExec,
     /// A process ended.
     ProcessExit,
-    /// The kernel chose a process to kill for want of memory.
+    /// The kernel chose a process to kill because memory ran out.
     OomKill,
     /// A request to a disk.
     BlockIo,
@@ -27,43 +27,43 @@ pub enum KernelOp {
     MajorFault,
     /// A TCP segment was sent again.
     TcpRetransmit,
-    /// A thread had to make free memory itself.
+    /// A thread had to reclaim memory itself.
     DirectReclaim,
-    /// A thread had to make contiguous memory itself.
+    /// A thread had to compact memory itself.
     Compaction,
     /// A thread waited for the lock of its address space.
     MmapLock,
-    /// A look at who runs, 49 times a second on each CPU.
+    /// A sample of the running thread, 49 times a second on each CPU.
     CpuSample,
 }
 
-const fn told(arg0: &'static str, arg1: &'static str) -> Decode {
-    Decode::Told { arg0, arg1 }
+const fn event(arg0: &'static str, arg1: &'static str) -> Decode {
+    Decode::Report { arg0, arg1 }
 }
 
-/// The rows, after all of CUDA's.
+/// The rows, after all library functions.
 pub(super) const ROWS: &[(Class, &[Row])] = &[
-    (Class::Sched, &[f("sched_switch", told("", "")), f("sched_wakeup", told("", ""))]),
+    (Class::Sched, &[f("sched_switch", event("", "")), f("sched_wakeup", event("", ""))]),
     (
         Class::Process,
         &[
-            f("process_fork", told("the new process", "")),
-            f("process_exec", told("", "")),
-            f("process_exit", told("exit code", "signal that ended it, or 0")),
-            f("oom_kill", told("bytes", "")),
+            f("process_fork", event("the new process", "")),
+            f("process_exec", event("", "")),
+            f("process_exit", event("exit code", "signal that ended it, or 0")),
+            f("oom_kill", event("bytes", "")),
         ],
     ),
-    (Class::Io, &[f("block_io", told("bytes", "device (major × 2^20 + minor), plus 2^32 for writes"))]),
-    (Class::HostMemory, &[f("major_fault", told("address", ""))]),
-    (Class::Io, &[f("tcp_retransmit", told("remote port", "4 or 6"))]),
+    (Class::Io, &[f("block_io", event("bytes", "device (major × 2^20 + minor), plus 2^32 for writes"))]),
+    (Class::HostMemory, &[f("major_fault", event("address", ""))]),
+    (Class::Io, &[f("tcp_retransmit", event("remote port", "4 or 6"))]),
     (
         Class::HostMemory,
-        &[f("direct_reclaim", told("bytes", "")), f("compaction", told("", "")), f("mmap_lock", told("", ""))],
+        &[f("direct_reclaim", event("bytes", "")), f("compaction", event("", "")), f("mmap_lock", event("", ""))],
     ),
-    (Class::Sched, &[f("cpu_sample", told("", ""))]),
+    (Class::Sched, &[f("cpu_sample", event("", ""))]),
 ];
 
-/// The id of something the kernel tells. The CUDA functions come before all of those.
+/// The id of a kernel event. Library functions come before all of these.
 pub fn kernel_op(op: KernelOp) -> OpId {
     static BASE: LazyLock<u16> =
         LazyLock::new(|| table().iter().position(|op| op.library == Library::Kernel).unwrap_or_default() as u16);
@@ -76,7 +76,7 @@ mod tests {
     use crate::ops::by_function;
 
     #[test]
-    fn what_the_kernel_tells_is_found_by_number() {
+    fn kernel_events_are_found_by_number() {
         for (op, name) in [
             (KernelOp::SchedSwitch, "sched_switch"),
             (KernelOp::ProcessExit, "process_exit"),

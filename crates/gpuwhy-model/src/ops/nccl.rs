@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of the op table that is NCCL's: communicators, collectives, and what one rank sends another.
+//! NCCL's part of the op table: communicators, collectives, sends and receives.
 
 use super::{Class, Row, f};
 use crate::decode::Decode::{Communicator, EndCommunicator, Handle, Plain, Transfer};

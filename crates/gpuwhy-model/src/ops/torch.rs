@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of the op table that is PyTorch's: what its caching allocator reports of tensors' memory.
+//! PyTorch's part of the op table: reports of its caching allocator about tensors' memory.
 //!
-//! One C++ function reports allocations and frees, told apart by the sign of the size; each is an op of its own here.
+//! One C++ function reports allocations and frees, with a size that is negative for frees; here they are separate ops.
 //! They get entry probes only: a C++ exception may cross them.
 
 use super::{Class, OpId, Row, by_function, f};
@@ -15,24 +15,24 @@ const USAGE_LESS: &str = "_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE 
 /// `c10::reportOutOfMemoryToProfiler(int64_t, size_t, size_t, c10::Device)`.
 const OUT_OF_MEMORY: &str = "_ZN3c1027reportOutOfMemoryToProfilerElmmNS_6DeviceE";
 
-/// What PyTorch's allocator tells.
+/// Reports of PyTorch's allocator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TorchOp {
     /// A tensor got memory.
     Alloc,
-    /// It gave it back.
+    /// A tensor's memory was freed.
     Free,
-    /// There was none to get.
+    /// An allocation was refused.
     OutOfMemory,
 }
 
-const BLOCK: Decode = Decode::Told { arg0: "bytes", arg1: "address" };
+const BLOCK: Decode = Decode::Report { arg0: "bytes", arg1: "address" };
 
 /// The rows, after NCCL's.
 pub(super) const ROWS: &[(Class, &[Row])] =
     &[(Class::Tensor, &[f(USAGE, BLOCK), f(USAGE_LESS, BLOCK), f(OUT_OF_MEMORY, BLOCK)])];
 
-/// What people say.
+/// The short name.
 pub(super) fn name(symbol: &str) -> Option<&'static str> {
     match symbol {
         USAGE => Some("torchAlloc"),
@@ -42,7 +42,7 @@ pub(super) fn name(symbol: &str) -> Option<&'static str> {
     }
 }
 
-/// The row of what the allocator tells.
+/// The id of an allocator report.
 pub fn torch_op(op: TorchOp) -> OpId {
     static IDS: LazyLock<[OpId; 3]> = LazyLock::new(|| {
         [USAGE, USAGE_LESS, OUT_OF_MEMORY].map(|symbol| by_function(symbol).map_or(OpId(u16::MAX), |op| op.id))

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who is connected. Whoever has not shown the token may be asked to leave for somebody who comes: otherwise connections that
-//! say nothing could keep everybody out.
+//! Open connections. One without a valid token may be closed in favour of a new one; otherwise idle connections could
+//! lock out every client.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio_util::sync::CancellationToken;
 
-/// All connections, the oldest first.
+/// All connections, oldest first.
 #[derive(Default)]
 pub(super) struct Guests {
     list: Mutex<VecDeque<Guest>>,
@@ -15,13 +15,13 @@ pub(super) struct Guests {
 
 struct Guest {
     address: IpAddr,
-    /// It has shown the token.
+    /// The client has sent the token.
     known: bool,
     leave: CancellationToken,
     place: Arc<()>,
 }
 
-/// A connection's place among the others, until it is dropped.
+/// A connection's slot, freed on drop.
 pub(super) struct Place {
     guests: Arc<Guests>,
     place: Arc<()>,
@@ -29,8 +29,8 @@ pub(super) struct Place {
 }
 
 impl Guests {
-    /// A place for a connection from this address; `None` if `most`, or `of_one` from this address, are taken by such as have shown the
-    /// token.
+    /// A slot for a connection from this address; `None` if `most` connections, or `of_one` from this address, have
+    /// sent the token.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, most: usize, of_one: usize) -> Option<Place> {
         let mut list = self.lock();
         let crowd = list.iter().filter(|guest| guest.address == address).count() >= of_one;
@@ -50,13 +50,13 @@ impl Guests {
 }
 
 impl Place {
-    /// Its client has shown the token.
+    /// Notes that the client has sent the token.
     pub(super) fn is_known(&self) {
         let mut list = self.guests.lock();
         list.iter_mut().filter(|guest| Arc::ptr_eq(&guest.place, &self.place)).for_each(|guest| guest.known = true);
     }
 
-    /// Waits until it has to leave.
+    /// Waits until the connection must close.
     pub(super) async fn must_leave(&self) {
         self.leave.cancelled().await;
     }
@@ -80,11 +80,11 @@ mod tests {
         let (one, two, three) = (admit(a).unwrap(), admit(a).unwrap(), admit(a).unwrap());
         one.is_known();
         let four = admit(b).unwrap();
-        // Address `a` is crowded: its oldest stranger leaves, though there is no room either.
+        // Address `a` has reached its limit: its oldest connection without the token closes.
         let five = admit(a).unwrap();
         let left = [&one, &two, &three, &four, &five].map(|place| place.leave.is_cancelled());
         assert_eq!(left, [false, true, false, false, false]);
-        // All are full: the oldest stranger of all leaves.
+        // The total limit is reached: the oldest connection without the token closes.
         let six = admit(b).unwrap();
         assert!(three.leave.is_cancelled() && !four.leave.is_cancelled());
         [&four, &five, &six].into_iter().for_each(Place::is_known);

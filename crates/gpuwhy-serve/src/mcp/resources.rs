@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Resources: what an assistant reads once, beside asking.
+//! Resources: reference texts for the assistant.
 
 use crate::error::ToolError;
 use crate::text::{NOTICE, clean};
@@ -9,7 +9,7 @@ use gpuwhy_why::Kind;
 use rmcp::model::{ReadResourceResult, Resource, ResourceContents};
 use std::fmt::Write;
 
-/// What people ask, as SQL; a test runs each.
+/// Common questions as SQL; a test runs each query.
 const QUERIES: &str = include_str!("../../../../docs/sql.md");
 
 /// A resource.
@@ -35,19 +35,16 @@ impl Known {
 
     fn describe(self) -> Resource {
         let (name, title, what, mime) = match self {
-            Self::Schema => (
-                "schema",
-                "SQL schema",
-                "Views and columns of the run file, and SQL functions, for run_sql",
-                "text/plain",
-            ),
+            Self::Schema => {
+                ("schema", "SQL schema", "Views, columns and SQL functions of the run file, for run_sql", "text/plain")
+            }
             Self::Queries => {
-                ("queries", "Ready queries", "SQL for what people ask of a run, for run_sql", "text/markdown")
+                ("queries", "Ready-made queries", "SQL for common questions about a run, for run_sql", "text/markdown")
             }
             Self::Glossary => {
-                ("glossary", "Glossary", "What the kinds of findings mean, and gpuwhy's other words", "text/plain")
+                ("glossary", "Glossary", "The meaning of each kind of finding, and of gpuwhy's terms", "text/plain")
             }
-            Self::Findings => ("findings", "Findings", "All findings of the run that is served", "application/json"),
+            Self::Findings => ("findings", "Findings", "All findings of the served run", "application/json"),
         };
         Resource::new(self.uri(), name).with_title(title).with_description(what).with_mime_type(mime)
     }
@@ -71,30 +68,30 @@ pub(super) fn find(uri: &str) -> Option<Known> {
     Known::ALL.into_iter().find(|known| known.uri() == uri)
 }
 
-/// One line a view.
+/// One line per view.
 fn schema_text(asked: &Asked<'_>) -> Result<String, ToolError> {
     let run = asked.runs.get(None)?;
     let lines = gpuwhy_ask::schema::lines(&*run.reader(asked.work)?)?;
     Ok(format!(
-        "Times are integer nanoseconds since the run began, sizes bytes. Count with SUM(weight): a row may stand for several.\n\
-         A range of timestamp is cheap in events, off_cpu and allocations; seconds has exact sums of every second.\n\n{}\n",
+        "Times are integer nanoseconds from the start of the run, sizes are bytes. Count with SUM(weight): a row may represent several events.\n\
+         Filtering events, off_cpu and allocations by timestamp is fast. seconds has exact sums per second.\n\n{}\n",
         lines.join("\n")
     ))
 }
 
 fn glossary() -> String {
     let mut text = String::from(
-        "Kinds of findings (kind: what the launching thread waited for; root_cause: what stood at the chain's end):\n",
+        "Kinds of findings (kind: what the launching thread waited for; root_cause: the end of the chain):\n",
     );
     for kind in Kind::ALL {
         let _ = writeln!(text, "{}: {}", kind.name(), kind.meaning());
     }
     text.push_str(
-        "\nrun: one recording, one file\nop: a traced function by its short name\nledger: where a thread's time went; it adds up\n\
-         chain: who waited for whom, from the one who waited to the one at fault\nlost: time or bytes a cause cost\n\
+        "\nrun: one recording, one run file\nop: a traced function, by its short name\nledger: where a thread's time went, adding up to the whole\n\
+         chain: who waited for whom, from the waiting thread to the cause\nlost: time or bytes a cause cost\n\
          loss: events gpuwhy failed to keep, counted by cause\nlive: allocated and not freed\nstuck: free but unusable\n\
-         gpu_idle_min_ns, gpu_idle_max_ns: the GPU had no work for at least and at most so long\n\
-         weight: how many events a row stands for\n",
+         gpu_idle_min_ns, gpu_idle_max_ns: lower and upper bound of the time the GPU was idle\n\
+         weight: how many events a row represents\n",
     );
     text
 }

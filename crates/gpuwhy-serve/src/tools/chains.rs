@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_causal_chains`: why it is slow.
+//! `get_causal_chains`: why a job is slow.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -10,7 +10,7 @@ use gpuwhy_model::Severity;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The longest sentence, characters.
+/// Maximum length of a sentence, characters.
 const SENTENCE: usize = 220;
 
 /// The arguments.
@@ -18,20 +18,20 @@ const SENTENCE: usize = 220;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// Only this kind, such as sync_bound (gpuwhy://glossary has all)
+    /// Only this kind, such as sync_bound (gpuwhy://glossary lists all)
     #[serde(default)]
     kind: Option<String>,
-    /// As bad as this, or worse
+    /// This severity or worse
     #[serde(default)]
     severity: Option<AtLeast>,
-    /// Tell everything
+    /// Return everything
     #[serde(default)]
     detail: bool,
     #[serde(flatten)]
     paging: Paging,
 }
 
-/// How bad, at least.
+/// Minimum severity.
 #[derive(Debug, Clone, Copy, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum AtLeast {
@@ -59,34 +59,34 @@ impl AtLeast {
 pub(crate) struct Chains {
     #[serde(flatten)]
     head: RunHead,
-    /// What it comes to, in words
+    /// The answer in one or two sentences
     #[serde(skip_serializing_if = "String::is_empty")]
     #[serde(default)]
     verdict: String,
-    /// How long the GPU had no work, at least and at most; null: no GPU work was seen
+    /// Bounds of the time the GPU was idle; null: no GPU work was seen
     gpu_idle_min_ns: Option<u64>,
     gpu_idle_max_ns: Option<u64>,
-    /// The length of the part that was looked at
+    /// Length of the analysed time range
     wall_ns: u64,
     /// Causes, worst first
     findings: Vec<Finding>,
-    /// How to get what was left out of findings
+    /// How to get what was left out of the findings
     #[serde(skip_serializing_if = "Option::is_none")]
     more: Option<&'static str>,
     #[serde(flatten)]
     page: Page,
     note: &'static str,
-    /// Whoever asks for everything gets fewer findings at a time, but whole ones.
+    /// With detail, an answer has fewer findings, but complete ones.
     #[serde(skip)]
     #[schemars(skip)]
     detail: bool,
 }
 
-/// Said where a finding has more than is told.
-const MORE: &str = "detail=true tells the fixes and links of chains that more_fixes and more_links count";
-/// Of a chain that is too long the last links stay: who is at fault.
+/// Shown if a finding was shortened.
+const MORE: &str = "detail=true adds the fixes and chain links counted by more_fixes and more_links";
+/// A chain that is too long keeps its last links, which name the cause.
 const LAST_LINKS: usize = 2;
-/// A verdict is cut to this many characters where there is no room, at the end of a sentence if it can be.
+/// Characters. A long verdict is cut here if space is short, at the end of a sentence if possible.
 const SHORT_VERDICT: usize = 230;
 
 /// A cause.
@@ -103,13 +103,13 @@ pub(crate) struct Finding {
     #[serde(default)]
     lost_bytes: u64,
     pid: Option<u32>,
-    /// What stood at the end of the chain
+    /// The end of the chain
     root_cause: String,
     /// In words
     cause: String,
     /// The line of code at fault
     line: Option<String>,
-    /// From who waited to who is at fault
+    /// From the waiting thread to the cause
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     chain: Vec<String>,
@@ -117,20 +117,20 @@ pub(crate) struct Finding {
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_links: usize,
-    /// What to do, most saving first
+    /// What to do, largest saving first
     fixes: Vec<Fix>,
     /// Fixes after those
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_fixes: usize,
     confidence: String,
-    /// With detail: SQL that shows it
+    /// With detail: SQL that shows the evidence
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     evidence: Vec<String>,
 }
 
-/// Something to do, and what it saves at most, as far as that is known.
+/// A fix, and the most it can save if known.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 struct Fix {
     text: String,
@@ -157,7 +157,7 @@ impl Finding {
         Self {
             kind: clean(&found.kind, 40),
             severity,
-            title: clean(&found.title, SENTENCE),
+            title: clean(&found.headline(), SENTENCE),
             lost_ns: found.lost_ns,
             lost_bytes: found.lost_bytes,
             pid: found.pid,
@@ -173,7 +173,7 @@ impl Finding {
         }
     }
 
-    /// Leaves the chain and all but the best fix to who asks for them, and counts what it leaves out.
+    /// Drops the chain and all fixes but the best, and counts what it drops.
     pub(super) fn brief(&mut self) -> bool {
         self.cut_chain(0) | self.cut_fixes(1)
     }
@@ -193,13 +193,13 @@ impl Finding {
         gone > 0
     }
 
-    /// Whether it has more than it tells.
+    /// Whether something was left out.
     pub(super) fn has_more(&self) -> bool {
         self.more_links > 0 || self.more_fixes > 0
     }
 }
 
-/// The line at fault: the root cause's, else the deepest in the chain that has one.
+/// The line at fault: the root cause's, otherwise the deepest line in the chain.
 fn line_of(found: &gpuwhy_model::Finding) -> Option<&str> {
     let in_chain = || found.chain.iter().rev().find_map(|link| link.line.as_deref());
     found.root_cause.line.as_deref().or_else(in_chain)
@@ -223,7 +223,7 @@ impl Answer for Chains {
     }
 }
 
-/// Keeps the sentences that have room; what goes is marked.
+/// Keeps the sentences that fit and marks the cut.
 fn shorter_verdict(verdict: &mut String) -> bool {
     if verdict.chars().count() <= SHORT_VERDICT {
         return false;
@@ -246,7 +246,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, 
     };
     let found: Vec<_> = report.findings.iter().filter(wanted).collect();
     let (found, page) = arguments.paging.cut(found, 8, Some(&run))?;
-    // Who turns pages has read the verdict.
+    // The first page had the verdict.
     let verdict = if arguments.paging.cursor.is_none() { clean(&report.verdict, 420) } else { String::new() };
     Ok(Chains {
         head: RunHead::new(&run.path, &explained.session),

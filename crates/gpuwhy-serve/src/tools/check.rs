@@ -8,26 +8,26 @@ use crate::text::clean;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// There are no arguments.
+/// No arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {}
 
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Check {
-    /// Whether nothing that is needed is missing
+    /// Whether everything required is there
     ready: bool,
-    /// What is needed, what is missing first
+    /// What tracing needs, missing items first
     needs: Vec<One>,
-    /// Needs that are met and were left out for brevity
+    /// Met needs left out for brevity
     left_out: usize,
 }
 
-/// Something tracing needs.
+/// A requirement for tracing.
 #[derive(Debug, Serialize, JsonSchema)]
 struct One {
     name: String,
-    /// ok, absent (it helps, but is not needed) or missing
+    /// ok, absent (optional) or missing
     status: String,
     found: String,
     #[serde(skip_serializing_if = "Option::is_none")]

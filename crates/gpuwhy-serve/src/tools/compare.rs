@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `compare_runs`: what got better and what got worse.
+//! `compare_runs`: what improved and what got worse.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -13,18 +13,18 @@ use serde::{Deserialize, Serialize};
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// The run file to start from (list_runs has them)
+    /// The baseline run file (see list_runs)
     before: String,
-    /// The one to compare with it; default: the one served
+    /// The run file to compare with it (default: the served run)
     #[serde(default)]
     after: Option<String>,
-    /// Of both runs: from here on
+    /// In both runs: from this time on
     #[serde(default)]
     from: Option<Time>,
-    /// Of both runs: up to here
+    /// In both runs: up to this time
     #[serde(default)]
     to: Option<Time>,
-    /// Of both runs: only the last part
+    /// In both runs: only the last 90s, 2m
     #[serde(default)]
     since: Option<Time>,
     #[serde(flatten)]
@@ -36,7 +36,7 @@ pub(crate) struct Arguments {
 pub(crate) struct Compared {
     before: OneRun,
     after: OneRun,
-    /// What changed, most first
+    /// Changes, largest first
     changes: Vec<Changed>,
     #[serde(flatten)]
     page: Page,
@@ -49,7 +49,7 @@ struct OneRun {
     run: String,
     duration_ns: u64,
     launches_per_second: f64,
-    /// The part of the time in which the GPU had no work, at least, 0 to 1
+    /// Lower bound of the share of time the GPU was idle, 0 to 1
     gpu_idle_min: Option<f64>,
     verdict: String,
 }
@@ -59,7 +59,7 @@ struct OneRun {
 struct Changed {
     /// A finding's kind, an op, or launch_rate
     what: String,
-    /// Share of the wall clock, 0 to 1 (of all threads together for ops); launch_rate: a second
+    /// Share of wall-clock time, 0 to 1 (for ops: of all threads together); launch_rate: launches per second
     before: f64,
     after: f64,
     text: String,
@@ -109,7 +109,7 @@ fn changed(change: Change) -> Changed {
     Changed { what: clean(&what, 60), before: rounded(before), after: rounded(after), text: clean(&words, 240) }
 }
 
-/// To four digits after the point.
+/// Rounds to four decimals.
 fn rounded(x: f64) -> f64 {
     (x * 1e4).round() / 1e4
 }

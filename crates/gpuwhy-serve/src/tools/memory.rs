@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_memory`: what GPU memory is used for, and what is wrong with it.
+//! `get_memory`: what uses GPU memory, and the problems found.
 
 use super::page::{Answer, Page, Paging, pop, pop_counting};
 use super::place::{RunHead, Where};
@@ -16,33 +16,33 @@ use serde_json::Value;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// What to tell in entries (default: leaks)
+    /// What entries contain (default: leaks)
     #[serde(default)]
     section: Section,
     #[serde(flatten)]
     paging: Paging,
 }
 
-/// A part of what is known.
+/// What entries contain.
 #[derive(Debug, Clone, Copy, Default, Deserialize, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Section {
-    /// Lines that keep what they allocate, then lines that grew and are no leak
+    /// Lines that leak, then lines that grew but do not leak
     #[default]
     Leaks,
-    /// What was in use at the peak, by line
+    /// Memory in use at the peak, by line
     AtPeak,
-    /// What is in use at the end, by line
+    /// Memory in use at the end, by line
     AtEnd,
     /// Allocated and reserved over time
     Timeline,
-    /// What is taken from the driver, and how well it is used
+    /// What was taken from the driver, and how much of it was used
     Fragmentation,
-    /// What the device says is used beyond what the job took
+    /// What the device reports as used beyond what the job took
     Gap,
-    /// Every time memory ran out, and processes that a signal ended
+    /// Each time memory ran out, and processes ended by a signal
     Oom,
-    /// What people were alerted of while the run was recorded
+    /// Alerts raised while the run was recorded
     Alerts,
 }
 
@@ -51,20 +51,20 @@ enum Section {
 pub(crate) struct Memory {
     #[serde(flatten)]
     head: RunHead,
-    /// What it comes to, in words
+    /// The answer in one or two sentences
     verdict: String,
-    /// Memory of each process on each device, most first
+    /// Memory by process and device, largest first
     spaces: Vec<Space>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_spaces: usize,
-    /// What is wrong, worst first
+    /// Problems, worst first
     findings: Vec<Finding>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_findings: usize,
     section: Section,
-    /// Objects as in gpuwhy.memory/1 (docs/memory-json.md); sizes are bytes, times ns since the run began
+    /// Objects as in gpuwhy.memory/1 (docs/memory-json.md); sizes in bytes, times in ns from the start of the run
     entries: Vec<serde_json::Map<String, Value>>,
     #[serde(flatten)]
     page: Page,
@@ -79,8 +79,8 @@ pub(crate) struct Memory {
     note: &'static str,
 }
 
-/// Said where something was left out.
-const MORE: &str = "limit=50 tells what more_spaces, more_findings, more_fixes, more_links and more_unknown count";
+/// Shown if something was left out.
+const MORE: &str = "limit=50 adds what more_spaces, more_findings, more_fixes, more_links and more_unknown count";
 
 /// Memory of one process on one device.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -88,33 +88,33 @@ struct Space {
     pid: u32,
     name: String,
     device: Option<u32>,
-    /// torch: tensors of PyTorch's allocator; driver: calls to CUDA past it
+    /// torch: tensors of PyTorch's allocator; driver: direct CUDA calls
     source: String,
-    /// In use, and had from the driver, when the process ended (ended_ns), else at the end of the recording
+    /// In use, and taken from the driver, when the process ended (ended_ns), otherwise at the end of the recording
     allocated: u64,
     reserved: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     ended_ns: Option<u64>,
-    /// In use when lines were last looked at for growth: leaks are of this moment
+    /// In use at the last sample of growth by line: leaks refer to this time
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     allocated_at_last_look: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     last_look_ns: Option<u64>,
-    /// The most in use at any moment, exactly, and when
+    /// The exact peak in use, and when
     peak_allocated: u64,
     peak_allocated_at_ns: u64,
-    /// Older than the recording
+    /// Allocated before the recording
     preexisting: u64,
-    /// Lines that held most at the peak
+    /// Lines that held the most at the peak
     at_peak: Vec<String>,
 }
 
 impl Answer for Memory {
     fn shorten(&mut self) -> bool {
-        // Findings say of leaks what entries say in numbers.
+        // Findings describe the leaks that entries give in numbers.
         let shortened = pop(&mut self.entries)
             || self.spaces.len() > 2 && pop_counting(&mut self.spaces, &mut self.more_spaces)
             || self.findings.iter_mut().skip(1).rev().any(Finding::brief)
@@ -212,7 +212,7 @@ fn trim(entry: &mut serde_json::Map<String, Value>) -> bool {
     }
 }
 
-/// Every text in it clean and cut, and nothing that is null.
+/// Cleans and cuts every text, and drops nulls.
 fn cleaned(value: Value) -> Value {
     match value {
         Value::String(text) => clean(&text, LONG).into(),

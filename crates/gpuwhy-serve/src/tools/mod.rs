@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an assistant may ask: one file a tool, its arguments and its answer as types, from which the schemas are made.
+//! The tools: one file per tool, with arguments and answer as types, from which the schemas are generated.
 
 mod chains;
 mod check;
@@ -27,7 +27,7 @@ use std::sync::Arc;
 
 pub(crate) use chains::Finding;
 
-/// What a tool may use.
+/// The context of a tool call.
 pub(crate) struct Asked<'a> {
     /// The run files.
     pub(crate) runs: &'a Runs,
@@ -39,7 +39,7 @@ pub(crate) struct Asked<'a> {
 
 type Call = dyn Fn(&Asked<'_>, JsonObject) -> Result<Value, ToolError> + Send + Sync;
 
-/// A tool: what is told of it, and what it does.
+/// A tool: its description and its function.
 #[derive(Clone)]
 pub(crate) struct ToolEntry {
     pub(crate) tool: Tool,
@@ -47,13 +47,13 @@ pub(crate) struct ToolEntry {
 }
 
 impl ToolEntry {
-    /// Asks it.
+    /// Calls it.
     pub(crate) fn call(&self, asked: &Asked<'_>, arguments: JsonObject) -> Result<Value, ToolError> {
         self.check_names(&arguments)?;
         (self.call)(asked, arguments)
     }
 
-    /// An argument with a wrong name is an error: passing over it would answer another question.
+    /// An unknown argument is an error: ignoring it would answer a different question.
     fn check_names(&self, arguments: &JsonObject) -> Result<(), ToolError> {
         // A tool without arguments has no list of them.
         let known = self.tool.input_schema.get("properties").and_then(Value::as_object);
@@ -64,13 +64,13 @@ impl ToolEntry {
                 let known: Vec<&str> = known.into_iter().flat_map(|known| known.keys()).map(String::as_str).collect();
                 let wrong = crate::text::clean(wrong, 40);
                 let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                Err(ToolError::Arguments(format!("there is no argument {wrong:?}; {} takes {known}", self.tool.name)))
+                Err(ToolError::Arguments(format!("unknown argument {wrong:?}; {} takes {known}", self.tool.name)))
             }
         }
     }
 }
 
-/// Makes a tool of a function.
+/// Makes a tool from a function.
 fn tool<A, R>(
     name: &'static str,
     title: &'static str,
@@ -98,76 +98,76 @@ where
     ToolEntry { tool, call: Arc::new(call) }
 }
 
-/// All of them, in the order in which they are best asked.
+/// All tools, in the recommended order of use.
 pub(crate) fn all() -> Vec<ToolEntry> {
     vec![
         tool(
             "get_trace_stats",
             "The run in figures",
-            "Start here. What was recorded (command, GPU, length, whether it still runs), the verdict, per CUDA op count, p50, p95, \
-             p99, max and bytes, the processes, and what was lost. Durations are nanoseconds.",
+            "Start here. What was recorded (command, GPU, length, whether it still runs), the verdict, per CUDA op the count, p50, p95, \
+             p99, max and bytes, the processes, and lost events. Durations are in nanoseconds.",
             stats::answer,
         ),
         tool(
             "get_causal_chains",
             "Why it is slow",
             "The causes found, worst first: what the GPU waited for, who waited for whom down to the root cause, the line of code, \
-             what it cost (lost_ns, lost_bytes) and fixes with what each saves at most (saves_ns, saves_bytes). detail=true: all \
-             fixes, whole chains, SQL evidence.",
+             the cost (lost_ns, lost_bytes), and fixes with the most each can save (saves_ns, saves_bytes). detail=true adds all \
+             fixes, whole chains and SQL evidence.",
             chains::answer,
         ),
         tool(
             "get_stacks",
             "Which lines",
-            "Which lines of Python made the calls of an op, waited (op=sched_switch) or burned CPU (op=cpu_sample); without op all \
+            "Which lines of Python made the calls of an op, waited (op=sched_switch) or used the CPU (op=cpu_sample). Without op: all \
              CUDA calls.",
             stacks::answer,
         ),
         tool(
             "get_timeline",
             "When",
-            "The run in equal pieces: launches, calls, time waiting for the GPU, bytes moved, how busy the GPU was, time threads were \
-             blocked or ready without a CPU. With at: what happened around a moment, the longest calls and waits with their \
-             lines, who held the CPUs, processes that started and ended.",
+            "The run in equal time buckets: launches, calls, time waiting for the GPU, bytes moved, GPU utilization, time threads were \
+             blocked or ready without a CPU. With at: what happened around that time, the longest calls and waits with their \
+             lines, who held the CPUs, which processes started and ended.",
             timeline::answer,
         ),
         tool(
             "get_memory",
             "GPU memory",
-            "GPU memory by process and device: in use, reserved, exact peak and which lines held it, leaks by line with MB a step and \
-             when memory runs out, out-of-memory records.",
+            "GPU memory by process and device: in use, reserved, exact peak and the lines that held it, leaks by line with MB per step \
+             and when memory runs out, out-of-memory records.",
             memory::answer,
         ),
         tool(
             "compare_runs",
-            "Two runs compared",
-            "What got better and what got worse between two run files: findings gone and new, launch rate, time in each op.",
+            "Compare two runs",
+            "What improved and what got worse between two run files: findings gone and new, launch rate, time per op.",
             compare::answer,
         ),
         tool(
             "get_profile",
             "PyTorch's own files",
-            "Analyses a torch.profiler trace (.json, .json.gz) or a CUDA memory snapshot (.pickle; nothing in it is executed) in the \
-             folders this server may read: findings with lines and fixes.",
+            "Analyses torch.profiler traces (.json, .json.gz) and CUDA memory snapshots (.pickle, never executed) in the folders this \
+             server may read: findings with lines and fixes.",
             profile::answer,
         ),
         tool(
             "list_runs",
-            "Which runs there are",
-            "The run files in the folders this server may read, the newest first.",
+            "Available runs",
+            "The run files in the folders this server may read, newest first.",
             runs::answer,
         ),
         tool(
             "run_sql",
-            "Ask with SQL",
-            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them, gpuwhy://queries has ready ones). Also \
-             p50(x), p95(x), p99(x), quantile(x, q), human_time(ns), human_bytes(n).",
+            "Query with SQL",
+            "One read-only SELECT on the run's views (resource gpuwhy://schema lists them, gpuwhy://queries has examples). Extra \
+             functions: p50(x), p95(x), p99(x), quantile(x, q), human_time(ns), human_bytes(n).",
             sql::answer,
         ),
         tool(
             "get_check",
             "Can this machine be traced?",
-            "What this machine has and lacks for tracing, each with its fix.",
+            "What tracing needs on this machine, what is missing, and how to fix it.",
             check::answer,
         ),
     ]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers that fit: short by default, the most important first, and how to get the rest.
+//! Answer sizes: short by default, the most important first, with a way to get the rest.
 
 use crate::error::ToolError;
 use crate::runs::Run;
@@ -9,52 +9,52 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// An answer's bytes where nothing else is asked for. It goes out twice, as data and as text with its quotes escaped; with both
-/// and what is around them a message stays below 4 KB.
+/// Default size limit of an answer, bytes. It is sent twice, as data and as text with escaped quotes; the whole message
+/// stays below 4 KB.
 const DEFAULT_BYTES: usize = 3_800;
-/// Where a number of entries is asked for.
+/// Size limit if the client gives a number of entries, bytes.
 const MOST_BYTES: usize = 53_000;
-/// To how many characters words are cut, then texts that matter less, then all, one after the other, where leaving out entries
-/// was not enough.
+/// If leaving out entries is not enough, texts are cut to these numbers of characters: first long words, then less
+/// important texts, then all texts.
 const NAMES: [usize; 2] = [40, 24];
 const SHORTER: [usize; 4] = [100, 60, 30, 15];
 const LAST: [usize; 4] = [160, 100, 60, 15];
-/// Texts that are never cut: they are given back, or looked up.
+/// Texts that are never cut: clients pass them back or look them up.
 const WHOLE: [&str; 4] = ["run", "note", "next_cursor", "line"];
-/// Texts an answer is there for.
+/// The most important texts of an answer.
 const VITAL: [&str; 6] = ["verdict", "title", "cause", "fixes", "op", "kind"];
-/// Entries in one answer, at most.
+/// Maximum number of entries in one answer.
 const MOST_ENTRIES: u32 = 500;
 
-/// How many entries, and from where on.
+/// How many entries to return, and from where.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Paging {
-    /// Entries at most, up to 500
+    /// Maximum number of entries, up to 500
     #[serde(default)]
     pub(crate) limit: Option<u32>,
-    /// next_cursor of the answer before
+    /// next_cursor of the previous answer
     #[serde(default)]
     pub(crate) cursor: Option<String>,
 }
 
 impl Paging {
-    /// How many entries to give.
+    /// How many entries to return.
     pub(crate) fn most(&self, usual: u32) -> usize {
         self.limit.unwrap_or(usual).clamp(1, MOST_ENTRIES) as usize
     }
 
-    /// The first entry to give, of a run or of something that has none.
+    /// Index of the first entry to return; `run` is `None` for answers that are not about a run.
     pub(crate) fn first(&self, run: Option<&Run>) -> Result<usize, ToolError> {
         let Some(cursor) = &self.cursor else { return Ok(0) };
         let parts = cursor.strip_prefix('c').and_then(|rest| rest.split_once('.'));
         let read = parts.and_then(|(at, mark)| Some((at.parse().ok()?, u32::from_str_radix(mark, 16).ok()?)));
         let (at, mark): (usize, u32) = read.ok_or_else(|| {
-            ToolError::Arguments("that cursor is none: give next_cursor of an answer, or leave it out".into())
+            ToolError::Arguments("invalid cursor: give the next_cursor of an earlier answer, or leave it out".into())
         })?;
         if mark == mark_of(run) { Ok(at) } else { Err(ToolError::StaleCursor) }
     }
 
-    /// The part of a list to give.
+    /// Selects the entries of a list to return.
     pub(crate) fn cut<T>(&self, list: Vec<T>, usual: u32, run: Option<&Run>) -> Result<(Vec<T>, Page), ToolError> {
         let (first, total) = (self.first(run)?, list.len());
         let entries: Vec<T> = list.into_iter().skip(first).take(self.most(usual)).collect();
@@ -66,23 +66,23 @@ fn mark_of(run: Option<&Run>) -> u32 {
     run.map_or(0, Run::mark)
 }
 
-/// Bytes that an answer may take: few, unless who asks says how much is wanted.
+/// Size limit of an answer, bytes: small unless the client asks for a certain amount.
 pub(crate) fn budget(arguments: &JsonObject) -> usize {
     let given = |name: &str| arguments.get(name).is_some_and(|value| !value.is_null() && *value != Value::Bool(false));
     if ["limit", "buckets", "bucket", "detail"].into_iter().any(given) { MOST_BYTES } else { DEFAULT_BYTES }
 }
 
-/// What is nothing is not told.
+/// For `skip_serializing_if`: zero and empty values are left out.
 pub(crate) fn is_zero<T: Default + PartialEq>(n: &T) -> bool {
     *n == T::default()
 }
 
-/// Where in its list an answer stands.
+/// The position of an answer in its list.
 #[derive(Debug, Clone, Default, Serialize, JsonSchema)]
 pub(crate) struct Page {
-    /// How many entries there are in all
+    /// Total number of entries
     pub(crate) total: usize,
-    /// Give this as cursor to get the entries after these; null: these are the last
+    /// Give this as cursor to get the next entries; null: these are the last
     pub(crate) next_cursor: Option<String>,
     #[serde(skip)]
     #[schemars(skip)]
@@ -93,27 +93,27 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// Says how many entries are shown in the end.
+    /// Sets how many entries are finally returned.
     fn shows(&mut self, entries: usize) {
         let next = self.first.saturating_add(entries);
         self.next_cursor = (next < self.total).then(|| format!("c{next}.{:x}", self.mark));
     }
 }
 
-/// Something that can be made shorter.
+/// An answer that can be shortened.
 pub(crate) trait Answer: Serialize {
-    /// Leaves out what matters least; `false` when nothing more can be.
+    /// Leaves out the least important item; `false` if nothing is left to drop.
     fn shorten(&mut self) -> bool {
         false
     }
 
-    /// The page, and how many entries are on it.
+    /// The page, and its number of entries.
     fn page(&mut self) -> Option<(&mut Page, usize)> {
         None
     }
 }
 
-/// The answer as JSON, within its bytes if it can be.
+/// The answer as JSON, shortened to `bytes` if possible.
 pub(crate) fn fit(mut answer: impl Answer, bytes: usize) -> Result<Value, ToolError> {
     let fault = |wrong: serde_json::Error| ToolError::Fault(wrong.to_string());
     loop {
@@ -130,14 +130,14 @@ pub(crate) fn fit(mut answer: impl Answer, bytes: usize) -> Result<Value, ToolEr
     }
 }
 
-/// What an answer takes in a message: itself, and itself as a text.
+/// Size of an answer in a message, which has it as data and as text.
 fn sent_bytes(value: &Value) -> usize {
     let text = value.to_string();
     text.len() + Value::String(text).to_string().len()
 }
 
-/// Nothing more can be left out: what is told is told more briefly. First long names lose their middles, which costs no meaning;
-/// then what matters less is cut, and last what an answer is there for. What something is asked for by stays whole.
+/// Shortens texts when nothing more can be left out: first the middles of long names, then less important texts, then
+/// the important ones. Keys that clients pass back stay whole.
 fn with_shorter_texts(mut value: Value, bytes: usize) -> Value {
     let names = NAMES.map(|most| Cut { what: What::Names, most });
     let less = SHORTER.map(|most| Cut { what: What::Less, most });
@@ -151,7 +151,7 @@ fn with_shorter_texts(mut value: Value, bytes: usize) -> Value {
     value
 }
 
-/// A way to make texts shorter.
+/// Which texts to shorten.
 struct Cut {
     what: What,
     most: usize,
@@ -161,7 +161,7 @@ struct Cut {
 enum What {
     /// Long words in texts.
     Names,
-    /// Texts that are not what the answer is there for.
+    /// Less important texts.
     Less,
     /// All texts.
     Everything,
@@ -183,12 +183,12 @@ impl Cut {
     }
 }
 
-/// Leaves out the last entry of a list, but never the first.
+/// Removes the last entry of a list, but never the first.
 pub(crate) fn pop<T>(list: &mut Vec<T>) -> bool {
     list.len() > 1 && list.pop().is_some()
 }
 
-/// The same, and counts it.
+/// Like [`pop`], and counts the removed entry.
 pub(crate) fn pop_counting<T>(list: &mut Vec<T>, more: &mut usize) -> bool {
     let popped = pop(list);
     *more += usize::from(popped);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which run, and which part of it: the arguments most tools share.
+//! Arguments that most tools share: run, time range and process.
 
 use crate::error::ToolError;
 use crate::text::{PATH, clean};
@@ -13,32 +13,32 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::Duration;
 
-/// Which run and which part of it.
+/// Run, time range and process.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Where {
-    /// Run file (list_runs has them); default: the one served, or the newest
+    /// Run file (see list_runs); default: the served one, or the newest
     #[serde(default)]
     pub(crate) run: Option<String>,
-    /// From this moment on: 90s, 2m, 500ms
+    /// From this time of the run on: 90s, 2m, 500ms
     #[serde(default)]
     pub(crate) from: Option<Time>,
-    /// Up to this moment
+    /// Up to this time of the run
     #[serde(default)]
     pub(crate) to: Option<Time>,
     /// Only the last 90s, 2m
     #[serde(default)]
     pub(crate) since: Option<Time>,
-    /// Only the job of this process; of stacks and memory, only the process
+    /// Only the job of this process; stacks and memory: only the process
     #[serde(default)]
     pub(crate) pid: Option<u32>,
 }
 
 impl Where {
-    /// The part asked for.
+    /// The requested time range and process.
     pub(crate) fn part(&self) -> Result<Part, ToolError> {
         if self.since.is_some() && (self.from.is_some() || self.to.is_some()) {
             return Err(ToolError::Arguments(
-                "since goes without from and to: it counts back from the run's end".into(),
+                "since cannot be combined with from or to: it counts back from the end of the run".into(),
             ));
         }
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
@@ -51,23 +51,27 @@ impl Where {
     }
 }
 
-/// A time as people write it, or seconds.
+/// A time such as "90s", or a number of seconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Time(pub(crate) Duration);
 
 impl<'de> Deserialize<'de> for Time {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a time is a number of seconds or text such as \"90s\", \"2m\" or \"500ms\"")]
+        #[serde(
+            untagged,
+            expecting = "invalid time: give seconds as a number, or text such as \"90s\", \"2m\" or \"500ms\""
+        )]
         enum Written {
             Seconds(f64),
             Text(String),
         }
         let read = match Written::deserialize(from)? {
-            Written::Seconds(seconds) => {
-                Duration::try_from_secs_f64(seconds).map_err(|_| "a time is a number of seconds from 0 on".to_owned())
+            Written::Seconds(seconds) => Duration::try_from_secs_f64(seconds)
+                .map_err(|_| format!("invalid time {seconds}: give seconds from 0 on, such as 90")),
+            Written::Text(text) => {
+                parse_time(text.trim()).map_err(|wrong| format!("invalid time {:?}: {wrong}", clean(&text, 40)))
             }
-            Written::Text(text) => parse_time(text.trim()),
         };
         read.map(Self).map_err(serde::de::Error::custom)
     }
@@ -87,14 +91,14 @@ impl JsonSchema for Time {
     }
 }
 
-/// What a run is, in every answer about one.
+/// The run, part of every answer about one.
 #[derive(Debug, Clone, Serialize, JsonSchema)]
 pub(crate) struct RunHead {
     /// The run file
     pub(crate) run: String,
-    /// `ended`, `running` (figures are as of now), or `cut`: gpuwhy was killed
+    /// `ended`, `running` (figures so far), or `cut` (gpuwhy was killed)
     pub(crate) state: &'static str,
-    /// The run's length so far
+    /// Length of the run so far
     pub(crate) duration_ns: u64,
 }
 

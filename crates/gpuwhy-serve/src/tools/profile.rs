@@ -17,12 +17,12 @@ use std::path::PathBuf;
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// A file or a folder, in a folder this server may read
+    /// A file or folder inside the folders this server may read
     path: String,
-    /// Let findings cover warm-up steps, too
+    /// Include warm-up steps in findings
     #[serde(default)]
     include_warmup: bool,
-    /// Memory of the GPU in GB, such as 80
+    /// GPU memory in GB, such as 80
     #[serde(default)]
     gpu_gb: Option<f64>,
     /// Only this device
@@ -35,12 +35,12 @@ pub(crate) struct Arguments {
 /// The answer.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Profile {
-    /// Each file and what it comes to
+    /// Each file with its summary
     files: Vec<File>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_files: usize,
-    /// What was found, worst first
+    /// Findings, worst first
     findings: Vec<Finding>,
     #[serde(flatten)]
     page: Page,
@@ -53,7 +53,7 @@ struct File {
     path: String,
     /// trace or memory
     kind: &'static str,
-    /// What it says, or why it could not be read
+    /// Its main figures, or why it could not be read
     summary: Vec<String>,
 }
 
@@ -70,7 +70,10 @@ impl Answer for Profile {
 pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile, ToolError> {
     let paths = files_of(asked.runs.folders(), asked.runs.folders().resolve(&arguments.path)?)?;
     if arguments.gpu_gb.is_some_and(|gb| !(gb > 0.0 && gb < 1e6)) {
-        return Err(ToolError::Arguments("gpu_gb is the GPU's memory in GB, such as 80".into()));
+        return Err(ToolError::Arguments(format!(
+            "invalid gpu_gb {}: give the GPU's memory in GB, such as 80",
+            arguments.gpu_gb.unwrap_or_default()
+        )));
     }
     let question = Question {
         paths,
@@ -86,7 +89,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Profile,
     Ok(Profile { files: files.iter().map(file).collect(), more_files: 0, findings, page, note: NOTICE })
 }
 
-/// The file itself, or those of PyTorch's in a folder that are really there: links may lead to where nothing may be read.
+/// The file itself, or PyTorch's files in a folder. Links that lead outside the allowed folders are skipped.
 fn files_of(folders: &Folders, path: PathBuf) -> Result<Vec<PathBuf>, ToolError> {
     if !path.is_dir() {
         return Ok(vec![path]);
@@ -107,14 +110,14 @@ fn file(file: &Analysed) -> File {
     File { path: clean(&file.source.path.to_string_lossy(), LONG), kind, summary }
 }
 
-/// Where each device's time went, and the lines with most of it.
+/// Where each device's time went, and the lines with the most time.
 fn trace(report: &TraceReport) -> Vec<String> {
     let mut told: Vec<String> = Vec::new();
     for device in report.devices.iter().take(4) {
         let account = device.steady.as_ref().unwrap_or(&device.account);
         let of = |ns: u64| units::percent(ns as f64, account.span_ns as f64);
         told.push(format!(
-            "device {} {}: {} recorded, computing {}, communication alone {}, idle {}",
+            "device {} {}: {} recorded, computing {}, exposed communication {}, idle {}",
             device.index,
             device.name,
             units::time(account.span_ns),
@@ -135,11 +138,11 @@ fn trace(report: &TraceReport) -> Vec<String> {
         (!top.is_empty()).then(|| format!("most GPU time by {what}: {}", top.join("; ")))
     };
     told.extend(named("line", &report.lines));
-    told.extend(named("kind of kernel", &report.categories));
+    told.extend(named("kernel category", &report.categories));
     told
 }
 
-/// Each device's memory, and the lines that hold most of it.
+/// Each device's memory, and the lines that hold the most.
 fn memory(report: &MemoryReport) -> Vec<String> {
     let device = |device: &Device| {
         format!(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `list_runs`: which run files there are.
+//! `list_runs`: the available run files.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// Only runs that began in the last so long: 2h, 30m
+    /// Only runs started within the last 2h, 30m
     #[serde(default)]
     since: Option<Time>,
     #[serde(flatten)]
@@ -33,11 +33,11 @@ pub(crate) struct List {
 /// A run file.
 #[derive(Debug, Serialize, JsonSchema)]
 struct One {
-    /// Give this as run
+    /// Pass this as run
     run: String,
-    /// ended, running, or cut: gpuwhy was killed
+    /// ended, running, or cut (gpuwhy was killed)
     state: &'static str,
-    /// When it began, Unix seconds
+    /// Start time, Unix seconds
     started_unix_s: u64,
     duration_ns: u64,
     events: u64,

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What clients are told of arguments and answers, kept short: the list of tools goes into every conversation.
+//! Schemas of arguments and answers, kept short: the list of tools goes into every conversation.
 
 use crate::error::ToolError;
 use crate::text::clean;
 use rmcp::model::JsonObject;
 use serde_json::{Map, Value, json};
 
-/// Words of a schema that say nothing to who reads it: clients warn of number formats they do not know, and an argument that
-/// is left out needs no null.
+/// Schema keywords without use to clients: they warn about unknown number formats, and an optional argument needs no
+/// null.
 const NOISE: [&str; 4] = ["$schema", "format", "default", "minimum"];
 
 /// The schema of arguments: each with its type and description.
@@ -25,10 +25,10 @@ pub(super) fn of_arguments(schema: &JsonObject) -> JsonObject {
     schema
 }
 
-/// How many fields of an answer its schema insists on: enough to tell it from any other.
+/// How many fields of an answer are required: enough to distinguish it from other answers.
 const REQUIRED: usize = 2;
 
-/// The schema of an answer: the fields that are always at its top, with their types. What is deeper explains itself by its names.
+/// The schema of an answer: the required top-level fields with their types. Nested fields have self-explanatory names.
 pub(super) fn of_answer(schema: &JsonObject) -> JsonObject {
     let defs = schema.get("$defs");
     let mut fields = Map::new();
@@ -48,7 +48,7 @@ pub(super) fn of_answer(schema: &JsonObject) -> JsonObject {
     short
 }
 
-/// Puts a definition in the place of a reference to it: a choice of words, or the type of something larger.
+/// Replaces a reference by its definition: the words of an enum, or the type of a larger value.
 fn inline(field: &mut Value, defs: Option<&Value>) {
     let Some(object) = field.as_object_mut() else { return };
     let options = object.remove("anyOf").or_else(|| object.remove("allOf"));
@@ -68,7 +68,7 @@ fn inline(field: &mut Value, defs: Option<&Value>) {
     }
 }
 
-/// The words of a choice.
+/// The words of an enum.
 fn words(found: &Value) -> Vec<Value> {
     if let Some(words) = found.get("enum").and_then(Value::as_array) {
         return words.clone();
@@ -95,7 +95,7 @@ fn drop_noise(value: &mut Value) {
     }
 }
 
-/// Arguments as their schema has them: a number or a choice of true and false may be written as text, as models often do.
+/// Converts arguments to the types of their schema: models often write numbers and booleans as text.
 pub(super) fn as_typed(tool: &str, schema: &JsonObject, mut arguments: JsonObject) -> Result<JsonObject, ToolError> {
     for (name, value) in &mut arguments {
         let kind = schema.get("properties").and_then(|all| all.get(name)?.get("type")?.as_str());
@@ -104,14 +104,14 @@ pub(super) fn as_typed(tool: &str, schema: &JsonObject, mut arguments: JsonObjec
             Some(read) => *value = read,
             None => {
                 let given = clean(&value.to_string(), 40);
-                return Err(ToolError::Arguments(format!("{tool}: {name} is {example}, not {given}")));
+                return Err(ToolError::Arguments(format!("{tool}: invalid {name} {given}: give {example}")));
             }
         }
     }
     Ok(arguments)
 }
 
-/// A kind of value, and what is said of it.
+/// A JSON type with its description.
 fn described(kind: &str) -> Option<(&str, &'static str)> {
     match kind {
         "integer" => Some((kind, "a whole number from 0 to 4294967295")),

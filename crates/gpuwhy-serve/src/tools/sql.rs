@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `run_sql`: one SELECT, read-only by SQLite's own means, bounded in time, rows and bytes.
+//! `run_sql`: one SELECT, read-only as enforced by SQLite, limited in time, rows and bytes.
 
 use super::Asked;
 use super::page::{Answer, pop};
@@ -13,34 +13,34 @@ use serde_json::Value as Json;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-/// Rows where no number is asked for.
+/// Default number of rows.
 const USUAL_ROWS: u32 = 50;
-/// Rows at most.
+/// Maximum number of rows.
 const MOST_ROWS: u32 = 1_000;
-/// Working time where none is asked for.
+/// Default timeout.
 const USUAL_TIME: Duration = Duration::from_secs(5);
-/// And at most.
+/// Maximum timeout.
 const MOST_TIME: Duration = Duration::from_secs(30);
-/// The longest text or blob a query may make on its way, bytes. No function takes long for that much.
+/// Maximum size of a text or blob inside a query, bytes, so that no SQL function takes long.
 const VALUE: i32 = 256 << 10;
-/// The longest text in a cell, characters.
+/// Maximum length of a text in a cell, characters.
 const CELL: usize = 400;
-/// Where cells make an answer too long.
+/// The same if the answer is too long.
 const SHORT: usize = 40;
-/// Columns at most.
+/// Maximum number of columns.
 const COLUMNS: usize = 64;
 
 /// The arguments.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(crate) struct Arguments {
-    /// One SELECT on the views. With from, to, since or pid it uses :from_ns, :to_ns or :pid
+    /// One SELECT on the views. With from, to, since or pid, it must use :from_ns, :to_ns or :pid
     sql: String,
     #[serde(flatten)]
     place: Where,
-    /// Rows at most (default 50, at most 1000); more are told by more_rows
+    /// Maximum rows (default 50, at most 1000); more_rows tells whether there are more
     #[serde(default)]
     limit: Option<u32>,
-    /// Give up after this long (default 5s, at most 30s)
+    /// Give up after this time (default 5s, at most 30s)
     #[serde(default)]
     timeout: Option<Time>,
 }
@@ -51,11 +51,11 @@ pub(crate) struct Rows {
     #[serde(flatten)]
     head: RunHead,
     columns: Vec<String>,
-    /// Each row's values in the order of the columns
+    /// The values of each row, in column order
     rows: Vec<Vec<Json>>,
-    /// There are more than these: aggregate, add LIMIT and OFFSET, or give limit
+    /// There are more rows: aggregate, add LIMIT and OFFSET, or give limit
     more_rows: bool,
-    /// Columns after these, which were left out for brevity: name the ones you want
+    /// Columns left out for brevity: select only the ones you need
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_columns: usize,
@@ -64,7 +64,7 @@ pub(crate) struct Rows {
 
 impl Answer for Rows {
     fn shorten(&mut self) -> bool {
-        // What does not fit is left out, a good part at a time: there may be many. One row stays, with less and less of it.
+        // Drops an eighth of the rows at a time until the answer fits. The last row stays and is shortened.
         if self.rows.len() > 1 {
             self.more_rows = true;
             self.rows.truncate(self.rows.len() - self.rows.len().div_ceil(8));
@@ -123,8 +123,8 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
     })
 }
 
-/// What the statement's parameters stand for. A part that is asked for and that the statement does not use would be passed over
-/// silently, and the answer be about the whole run.
+/// Values of the statement's parameters. A time range or pid that the statement does not use is an error; otherwise the
+/// answer would silently be about the whole run.
 fn values(arguments: &Arguments, run_ns: u64) -> Result<[(&'static str, i64); 3], ToolError> {
     let place = &arguments.place;
     let (from, to) = place.part()?.span(run_ns)?;
@@ -136,7 +136,7 @@ fn values(arguments: &Arguments, run_ns: u64) -> Result<[(&'static str, i64); 3]
     if let Some((_, unused)) = asked.into_iter().find(|(given, name)| *given && !arguments.sql.contains(name)) {
         let example = "WHERE timestamp >= :from_ns AND timestamp < :to_ns AND pid = :pid";
         return Err(ToolError::Arguments(format!(
-            "the statement does not use {unused}: write {example}, or leave it out"
+            "the statement does not use {unused}: add {example}, or leave that argument out"
         )));
     }
     let signed = |ns: u64| i64::try_from(ns).unwrap_or(i64::MAX);

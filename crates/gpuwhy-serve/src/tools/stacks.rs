@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_stacks`: which lines made the calls, waited or were running.
+//! `get_stacks`: which lines made the calls, waited or used the CPU.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop};
@@ -12,9 +12,9 @@ use gpuwhy_store::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Frames told of a stack.
+/// Frames per stack.
 const FRAMES: usize = 6;
-/// Kinds of calls or waits told of a group.
+/// Kinds of calls or waits per group.
 const PARTS: usize = 3;
 
 /// The arguments.
@@ -22,20 +22,20 @@ const PARTS: usize = 3;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// Only this op, such as cudaMalloc; default: all CUDA calls
+    /// Only this op, such as cudaMalloc (default: all CUDA calls)
     #[serde(default)]
     op: Option<String>,
-    /// What to put together (default: line)
+    /// How to group (default: line)
     #[serde(default)]
     by: By,
-    /// Which figure comes first (default: total, the time in all)
+    /// Sort by this figure, largest first (default: total time)
     #[serde(default)]
     sort: Sort,
     #[serde(flatten)]
     paging: Paging,
 }
 
-/// What makes a group.
+/// The grouping key.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum By {
@@ -46,7 +46,7 @@ enum By {
     Library,
 }
 
-/// What groups are sorted by.
+/// The sort key.
 #[derive(Debug, Clone, Copy, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum Sort {
@@ -66,10 +66,10 @@ pub(crate) struct Stacks {
     op: Option<String>,
     /// What is counted: calls, samples (of running threads), off_cpu (waits) or events
     unit: &'static str,
-    /// All of them, with and without a stack
+    /// Total, with and without a stack
     calls: u64,
     total_ns: u64,
-    /// Those without a known line
+    /// How many have no known line
     without_stack: u64,
     groups: Vec<Group>,
     #[serde(flatten)]
@@ -80,7 +80,7 @@ pub(crate) struct Stacks {
 /// Calls that belong together.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Group {
-    /// The line, stack's innermost line, function or library; null: unknown
+    /// The line, innermost line of the stack, function or library; null: unknown
     name: Option<String>,
     calls: u64,
     total_ns: u64,
@@ -88,9 +88,9 @@ struct Group {
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     bytes: u64,
-    /// Processes, the one with most time first
+    /// Processes, most time first
     pids: Vec<u32>,
-    /// Which calls they are, or what was waited for
+    /// Which calls, or what was waited for
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     what: Vec<String>,
@@ -173,7 +173,7 @@ fn frame(frame: &StackFrame) -> String {
     clean(&format!("{}{line} {}", frame.file, frame.function), 120)
 }
 
-/// Which calls they are, or what for threads were off the CPU, most time first.
+/// Which calls, or why threads were off the CPU, most time first.
 fn what(sums: &StackSums) -> Vec<String> {
     let ops = sums.ops.iter().map(|(op, part)| (op.clone(), part));
     let waits = sums.waits.iter().map(|((reason, wait), part)| {

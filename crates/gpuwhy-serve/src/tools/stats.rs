@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_trace_stats`: the run in figures.
+//! `get_trace_stats`: statistics of the run.
 
 use super::Asked;
 use super::page::{Answer, Page, Paging, pop, pop_counting};
@@ -12,15 +12,15 @@ use gpuwhy_store::LossRow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Jobs told of.
+/// Maximum jobs in an answer.
 const JOBS: usize = 8;
-/// Warnings told of each process.
+/// Maximum warnings per process.
 const WARNINGS: usize = 4;
-/// Processes told of.
+/// Maximum processes in an answer.
 const PROCESSES: usize = 5;
-/// Findings named.
+/// Maximum findings in an answer.
 const FINDINGS: usize = 3;
-/// The longest verdict, characters.
+/// Maximum length of the verdict, characters.
 const VERDICT: usize = 420;
 
 /// The arguments.
@@ -37,15 +37,15 @@ pub(crate) struct Arguments {
 pub(crate) struct Stats {
     #[serde(flatten)]
     head: RunHead,
-    /// What was run
+    /// The command
     command: Option<String>,
     /// The GPU
     gpu: Option<String>,
-    /// What it comes to, in words
+    /// The answer in one or two sentences
     verdict: String,
-    /// The worst causes; get_causal_chains tells all of them
+    /// The worst causes; get_causal_chains has all
     findings: Vec<String>,
-    /// Of a run with several jobs, each of them, worst first: ask again with its pid
+    /// If the run has several jobs: each job, worst first; ask again with its pid
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     jobs: Vec<Job>,
@@ -55,14 +55,14 @@ pub(crate) struct Stats {
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_findings: usize,
-    /// CUDA ops, those with most time first
+    /// CUDA ops, most time first
     ops: Vec<Op>,
     #[serde(flatten)]
     page: Page,
-    /// Processes with most time in CUDA calls; how many more there are
+    /// Processes with the most time in CUDA calls, and how many more there are
     processes: Vec<Process>,
     more_processes: usize,
-    /// What could not be kept, by cause
+    /// Lost events and details, by cause
     loss: Vec<Loss>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
@@ -92,11 +92,11 @@ struct Op {
     p95_ns: u64,
     p99_ns: u64,
     max_ns: u64,
-    /// p99 in times of p50
+    /// p99 divided by p50
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     tail_ratio: Option<f64>,
-    /// Calls in the busiest second, and how far the last quarter is below that, percent
+    /// Calls in the busiest second, and how many percent below that the last quarter is
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     peak_per_second: Option<f64>,
@@ -116,13 +116,13 @@ struct Process {
     name: String,
     calls: u64,
     launches: u64,
-    /// What is remarkable about it and its calls
+    /// What is unusual about the process and its calls
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     warnings: Vec<String>,
 }
 
-/// Events, or details of them, that were lost.
+/// Lost events or details.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Loss {
     cause: String,
@@ -136,7 +136,7 @@ impl Answer for Stats {
         if let Some(process) = long {
             return process.warnings.pop().is_some();
         }
-        // A process more matters less than an op, and an op less than the worst finding.
+        // Processes matter less than ops, and ops less than the worst finding.
         if self.processes.len() > 2 {
             self.more_processes += 1;
             return self.processes.pop().is_some();
@@ -184,7 +184,7 @@ fn job(job: &JobReport) -> Job {
     Job { pid: job.pid, name: clean(&job.name, 40), severity, summary: clean(&job.summary, LONG) }
 }
 
-/// To one digit behind the point.
+/// Rounds to one decimal.
 fn tenth(value: f64) -> f64 {
     (value * 10.0).round() / 10.0
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `get_timeline`: the run piece by piece, and what happened around a moment.
+//! `get_timeline`: the run in time buckets, and what happened around a given time.
 
 use super::Asked;
 use super::page::Answer;
@@ -13,18 +13,18 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Pieces where no number is asked for.
+/// Default number of buckets.
 const USUAL: u32 = 10;
-/// Pieces at most.
+/// Maximum number of buckets.
 const MOST: u32 = 200;
-/// Around a moment, where no window is asked for.
+/// Default window around `at`.
 const WINDOW: Duration = Duration::from_secs(1);
-/// The longest events told of.
+/// Maximum number of longest events.
 const LONGEST: usize = 6;
-/// Who held the CPUs, and processes that came and went.
+/// Maximum CPU holders, and maximum processes that started or ended.
 const HOLDERS: usize = 5;
 const PROCESSES: usize = 8;
-/// A part up to this long is looked at as closely as a moment.
+/// A range up to this length gets the details of `at`, ns.
 const NEAR: u64 = 5_000_000_000;
 
 /// The arguments.
@@ -32,16 +32,16 @@ const NEAR: u64 = 5_000_000_000;
 pub(crate) struct Arguments {
     #[serde(flatten)]
     place: Where,
-    /// How many pieces (default 10, at most 200)
+    /// How many buckets (default 10, at most 200)
     #[serde(default)]
     buckets: Option<u32>,
-    /// Instead of buckets: how long a piece is, such as "250ms"; 200 pieces at most
+    /// Instead of buckets: how long each is, such as "250ms"; at most 200 buckets
     #[serde(default)]
     bucket: Option<Time>,
-    /// Look around this moment of the run instead
+    /// Look around this time of the run instead
     #[serde(default)]
     at: Option<Time>,
-    /// With at: how long a time around it (default 1s)
+    /// With at: how much time around it (default 1s)
     #[serde(default)]
     window: Option<Time>,
 }
@@ -51,58 +51,59 @@ pub(crate) struct Arguments {
 pub(crate) struct Timeline {
     #[serde(flatten)]
     head: RunHead,
-    /// Where it begins, since the run began
+    /// Start of the first bucket, from the start of the run
     from_ns: u64,
-    /// How long a piece is
+    /// Length of a bucket
     bucket_ns: u64,
-    /// The pieces in order; the last may be shorter. A call counts where it began; in pieces of whole seconds where it ended
+    /// In order; the last may be shorter. A call counts in the bucket where it started; in buckets of whole seconds,
+    /// where it ended
     buckets: Vec<Piece>,
-    /// The longest calls and waits in it (only where a moment is asked about, or at most 5 s)
+    /// The longest calls and waits (only with at, or for a range of at most 5 s)
     longest: Vec<Long>,
-    /// Who had a CPU while traced threads were ready for one, longest first (where longest is told, too)
+    /// Who had a CPU while traced threads were ready for one, longest first (whenever longest is given)
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     cpu_held_by: Option<Vec<Holder>>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_holders: usize,
-    /// Processes that were started, became another program or ended
+    /// Processes that started, exec'ed or ended
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     processes: Option<Vec<Change>>,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     more_processes: usize,
-    /// Pieces left out for brevity: ask for a shorter time, or give buckets
+    /// Buckets left out for brevity: ask for a shorter time range, or give buckets
     left_out: usize,
     note: &'static str,
 }
 
-/// A piece.
+/// A bucket.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Piece {
     launches: u64,
     calls: u64,
-    /// Time in calls that wait for the GPU, all threads together
+    /// Time in calls that wait for the GPU, summed over threads
     wait_ns: u64,
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     moved_bytes: u64,
     /// The longest call
     longest: Option<String>,
-    /// How busy the GPU was, by the driver's own samples
+    /// GPU utilization, from the driver's own samples
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     gpu_busy_percent: Option<f64>,
-    /// Traced threads were ready to run but had no CPU, all together
+    /// Time traced threads were ready to run without a CPU, summed over threads
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     ready_ns: u64,
-    /// The same of threads that launch GPU work
+    /// The same, for threads that launch GPU work
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     launcher_ready_ns: u64,
-    /// Threads that launch GPU work were blocked, asleep or throttled
+    /// Time threads that launch GPU work were blocked, asleep or throttled
     #[serde(skip_serializing_if = "super::page::is_zero")]
     #[serde(default)]
     launcher_blocked_ns: u64,
@@ -116,21 +117,21 @@ struct Holder {
     held_ns: u64,
 }
 
-/// A process that came, changed or went.
+/// A process that started, exec'ed or ended.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Change {
-    /// Since the run began
+    /// From the start of the run
     at_ns: u64,
     /// fork, exec or exit
     what: String,
-    /// The process; of a fork the new one
+    /// The process; for a fork, the new one
     pid: u32,
     name: Option<String>,
-    /// Of a fork: who made it
+    /// For a fork: the parent
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     parent: Option<u32>,
-    /// Of an exit: its code, and the signal that ended it
+    /// For an exit: its code, and the signal that ended the process
     #[serde(skip_serializing_if = "Option::is_none")]
     #[serde(default)]
     exit_code: Option<i64>,
@@ -142,12 +143,12 @@ struct Change {
 /// A call, or a time off the CPU.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Long {
-    /// Since the run began
+    /// From the start of the run
     start_ns: u64,
     duration_ns: u64,
     pid: u32,
     tid: u32,
-    /// The op, or off_cpu and why
+    /// The op, or off_cpu with the reason
     what: String,
     line: Option<String>,
 }
@@ -202,10 +203,10 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     let (from, to) = part.span(session.duration_ns)?;
     let cut = cut(&arguments, to - from)?;
     let near = arguments.at.is_some() || to - from <= NEAR;
-    // Sums of slots are worth their making where whole seconds will not do.
+    // The time index is worth building if buckets are not whole seconds.
     let index = if near || matches!(cut, Cut::Every(_)) { run.index(asked.work)? } else { None };
     let reader = run.reader(asked.work)?;
-    // Of the whole job of a process that was asked for.
+    // The whole job of the requested process.
     let pids = if part.pids.is_empty() { Vec::new() } else { Found::find(&reader, &part)?.pids() };
     let buckets = reader.buckets((from, to), cut, &pids, index.as_deref())?;
     let waits = reader.waits(&buckets, &pids, index.as_deref())?;
@@ -228,25 +229,23 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     })
 }
 
-/// How the part is cut: as asked, and never into more pieces than are told of.
+/// How to cut the range: as requested, up to the maximum number of buckets.
 fn cut(arguments: &Arguments, length_ns: u64) -> Result<Cut, ToolError> {
     let Some(bucket) = arguments.bucket else {
         return Ok(match arguments.buckets.map(|buckets| u64::from(buckets.clamp(1, MOST))) {
-            // Exactly so many: whole seconds would be fewer.
+            // Exactly this many: whole seconds would give fewer.
             Some(buckets) => Cut::Every(length_ns.div_ceil(buckets)),
             None => Cut::AtMost(USUAL),
         });
     };
     if arguments.buckets.is_some() {
-        return Err(ToolError::Arguments(
-            "give buckets (how many pieces) or bucket (how long one is), not both".into(),
-        ));
+        return Err(ToolError::Arguments("give buckets (how many) or bucket (how long each is), not both".into()));
     }
     let width = u64::try_from(bucket.0.as_nanos()).unwrap_or(u64::MAX);
     if width == 0 || length_ns.div_ceil(width) > u64::from(MOST) {
         let least = gpuwhy_model::units::time(length_ns.div_ceil(u64::from(MOST)));
         return Err(ToolError::Arguments(format!(
-            "that makes more than {MOST} pieces: give a bucket of at least {least}, or a shorter time (from, to, since, at)"
+            "invalid bucket: more than {MOST} buckets; give a bucket of at least {least}, or a shorter time range (from, to, since, at)"
         )));
     }
     Ok(Cut::Every(width))

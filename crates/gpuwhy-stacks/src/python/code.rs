@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel sends: frames as addresses, and each code object once, with its names and line table.
+//! Records from the kernel: frames as addresses, and each code object once, with its names and line table.
 
 use super::offsets::Version;
 use super::{lines, text};
@@ -84,9 +84,9 @@ pub struct PyCode {
     pub unused: u8,
     /// The file's name; its end, if it is longer.
     pub file: [u8; FILE_BYTES],
-    /// The function's name; its beginning, if it is longer.
+    /// The function's name; only its start if it is too long.
     pub name: [u8; NAME_BYTES],
-    /// The line table; its beginning, if it is longer.
+    /// The line table; only its start if it is too long.
     pub table: [u8; TABLE_BYTES],
 }
 
@@ -94,7 +94,7 @@ impl PyCode {
     /// Bytes before the line table: no record is shorter.
     pub const HEAD: usize = std::mem::offset_of!(PyCode, table);
 
-    /// From a ring record, whose line table may be cut to what is used. `None` if it is no such record.
+    /// From a ring record, whose line table may be cut to its used size. `None` if it is not such a record.
     pub fn from_bytes(bytes: &[u8]) -> Option<Box<Self>> {
         if bytes.len() < Self::HEAD || bytes.len() > size_of::<Self>() {
             return None;
@@ -137,7 +137,7 @@ impl Default for PyCode {
 /// A code object by its names, kept for as long as frames may refer to it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
-    /// The source file; begins with `…` if it was too long.
+    /// The source file; starts with `…` if it was too long.
     pub file: String,
     /// The function; ends with `…` if it was too long.
     pub function: String,

@@ -11,14 +11,14 @@ use std::fs::File;
 /// Symbol tables of the largest interpreters take a few MB; a file that claims more is refused.
 const MOST_READ: u64 = 64 << 20;
 
-/// What is known of a file that has CPython in it. Addresses are the file's own.
+/// Facts about a file that contains CPython. Addresses are those in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Image {
     /// Of `_PyRuntime`.
     pub(super) runtime: u64,
     /// Of `Py_Version`, from 3.11.
     pub(super) version: Option<u64>,
-    /// Where loaded parts begin, in the file and in memory.
+    /// Start of each loaded segment, in the file and in memory.
     segments: Vec<(u64, u64)>,
 }
 
@@ -31,8 +31,8 @@ impl Image {
     }
 }
 
-/// Looks for `_PyRuntime`: in the dynamic symbols, then the ordinary ones, then as a section of its own, which also
-/// stripped files have from 3.10 on. `Ok(None)`: there is no CPython in it.
+/// Finds `_PyRuntime`: in the dynamic symbols, then in the static ones, then as its own section, which even stripped
+/// files have from 3.10 on. `Ok(None)`: the file does not contain CPython.
 pub(super) fn look(file: &File) -> Result<Option<Image>, object::Error> {
     let (cache, left) = (ReadCache::new(file), Cell::new(MOST_READ));
     let elf: ElfFile64<'_, object::Endianness, _> = ElfFile64::parse(Bounded::new(&cache, &left))?;

@@ -14,8 +14,8 @@ use std::sync::Mutex;
 /// Why a process's Python cannot be walked.
 #[derive(Debug, thiserror::Error)]
 pub enum PyError {
-    /// Not a Python process, as far as can be seen: it may become one when it loads the library.
-    #[error("process {pid} runs no Python")]
+    /// Not a Python process, or not yet: it may load the library later.
+    #[error("process {pid} does not run Python")]
     NoPython {
         /// The process.
         pid: u32,
@@ -25,25 +25,25 @@ pub enum PyError {
     UnknownVersion {
         /// The process.
         pid: u32,
-        /// As far as it could be told.
+        /// The version, as far as it is known.
         version: String,
     },
     /// Not permitted, or gone.
-    #[error("cannot look into process {pid}: {source}")]
+    #[error("cannot inspect process {pid}: {source}")]
     Process {
         /// The process.
         pid: u32,
         /// What the kernel said.
         source: io::Error,
     },
-    /// It has an interpreter's file mapped that is not to be had.
+    /// The file of its interpreter cannot be read.
     #[error("cannot read {path} of process {pid}: {why}")]
     File {
         /// The process.
         pid: u32,
         /// As the process has it.
         path: String,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
 }
@@ -51,7 +51,7 @@ pub enum PyError {
 /// A process that runs Python.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// What the kernel must know of it.
+    /// What the kernel needs to know.
     pub process: PyProcess,
     /// Which Python.
     pub version: Version,
@@ -61,8 +61,8 @@ pub struct Found {
     pub path: String,
 }
 
-/// Looks at a process. Costs a few ms, most of it reading the interpreter's symbols: do it once for each program a
-/// process runs, and again when it maps a `libpython`.
+/// Inspects a process. Takes a few ms, mostly for reading the interpreter's symbols: call it once per program a process
+/// runs, and again when it maps a `libpython`.
 pub fn find(pid: u32) -> Result<Found, PyError> {
     let failed = |source| PyError::Process { pid, source };
     let maps = read_proc(pid, ProcFile::Maps).map_err(failed)?;
@@ -203,7 +203,7 @@ fn version_in_name(path: &str) -> Option<Version> {
     Some(Version { major: major.parse().ok()?, minor: rest[..digits].parse().ok()? })
 }
 
-/// An extension module is built for one version and says so: `_json.cpython-39-x86_64-linux-gnu.so`.
+/// An extension module is built for one version and has it in its name: `_json.cpython-39-x86_64-linux-gnu.so`.
 fn version_in_path(path: &str) -> Option<Version> {
     let (_, after) = path.rsplit('/').next()?.split_once(".cpython-3")?;
     let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());

@@ -29,7 +29,7 @@ fn by_lnotab(table: &[u8], first_line: i64, lasti: u32) -> Option<i64> {
     Some(line)
 }
 
-/// 3.10: pairs of how many bytes of code follow and how far their line is from the one before; -128 is no line.
+/// 3.10: pairs of the number of code bytes and the line difference to the previous pair; -128 means no line.
 fn by_linetable(table: &[u8], first_line: i64, lasti: u32) -> Option<i64> {
     let (mut end, mut line) = (0u32, first_line);
     for pair in table.chunks_exact(2) {
@@ -45,8 +45,8 @@ fn by_linetable(table: &[u8], first_line: i64, lasti: u32) -> Option<i64> {
     None
 }
 
-/// From 3.11: entries whose first byte alone has its high bit set, then four bits of what follows and three of how
-/// many instructions it covers, less one.
+/// From 3.11: entries whose first byte has its high bit set (others do not), then four bits for the kind and three for
+/// the number of instructions minus one.
 fn by_locations(table: &[u8], first_line: i64, lasti: u32) -> Option<i64> {
     let (mut end, mut line, mut at) = (0u32, first_line, 0);
     while let Some(&first) = table.get(at) {
@@ -72,7 +72,7 @@ fn by_locations(table: &[u8], first_line: i64, lasti: u32) -> Option<i64> {
     None
 }
 
-/// Six bits a byte, low ones first, 0x40 says that more follow; the lowest bit of all is the sign.
+/// Six bits per byte, low bits first; 0x40 means that more bytes follow. The lowest bit of the value is the sign.
 fn signed_varint(bytes: &[u8]) -> Option<i64> {
     let mut value = 0i64;
     for (index, byte) in bytes.iter().take(6).enumerate() {

@@ -42,7 +42,7 @@ pub enum Chain {
     CFrame = 1,
 }
 
-/// What a frame says about where it is: `enum py_lasti`.
+/// How a frame stores its position: `enum py_lasti`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(u8)]
 pub enum Lasti {
@@ -54,7 +54,7 @@ pub enum Lasti {
     Pointer = 2,
 }
 
-/// `struct py_offsets` of `bpf/python.h`, which says what each field is. Offsets in bytes.
+/// `struct py_offsets` of `bpf/python.h`, which documents each field. Offsets in bytes.
 #[allow(missing_docs, reason = "documented where the walker reads them, in bpf/python.h")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[repr(C)]
@@ -161,7 +161,7 @@ impl PyOffsets {
     }
 }
 
-/// What 3.8 has; later versions are told by what they changed.
+/// The layout of 3.8; later versions are defined by their changes.
 const V3_8: PyOffsets = PyOffsets {
     version: 0x308,
     chain: Chain::Direct,
@@ -208,7 +208,7 @@ const V3_9: PyOffsets = PyOffsets { version: 0x309, ..V3_8 };
 /// `f_lasti` counts instructions.
 const V3_10: PyOffsets = PyOffsets { version: 0x30a, lasti: Lasti::Units, frame_lasti: 96, ..V3_9 };
 
-/// Frames are no objects any more and lie on a stack of their own.
+/// Frames are no longer objects and have their own stack.
 const V3_11: PyOffsets = PyOffsets {
     version: 0x30b,
     chain: Chain::CFrame,

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The offsets that CPython publishes about itself at the beginning of `_PyRuntime`, from 3.13 on.
+//! The offsets that CPython publishes at the start of `_PyRuntime`, from 3.13 on.
 //!
-//! A table of 64-bit words behind the cookie `xdebugpy`. Each version orders it in its own way, so a version that is
-//! not known here cannot be read.
+//! A table of 64-bit words after the cookie `xdebugpy`. Its order differs between versions, so an unknown version
+//! cannot be read.
 
 use super::offsets::{Chain, Lasti, PyOffsets, Version, offsets};
 
 /// How much of `_PyRuntime` to read for [`from_debug_offsets`].
 pub const PUBLISHED_BYTES: usize = 1024;
 
-/// Where a version's table has the words wanted, counted in words from its beginning.
+/// Positions of the needed words in a version's table, in words from its start.
 struct Table {
     interpreter: u16,
     thread: u16,
@@ -32,7 +32,7 @@ const V3_14: Table =
 const V3_15: Table =
     Table { interpreter: 6, thread: 22, thread_id: 30, frame: 39, code: 47, bytes: 86, text: 89, copies: true };
 
-/// Reads what `_PyRuntime` begins with; `None` if it publishes nothing, or in an order that is not known.
+/// Reads the start of `_PyRuntime`; `None` if it publishes nothing, or in an unknown order.
 pub fn from_debug_offsets(bytes: &[u8]) -> Option<PyOffsets> {
     let words = Words(bytes);
     let version = published_version(bytes)?;
@@ -90,7 +90,7 @@ pub fn from_debug_offsets(bytes: &[u8]) -> Option<PyOffsets> {
     (state == at.text_length + 16 && at.fits()).then_some(at)
 }
 
-/// The version that a published table says it is from; `None` if there is no table.
+/// The version in a published table; `None` if there is no table.
 pub(super) fn published_version(bytes: &[u8]) -> Option<Version> {
     if !bytes.starts_with(b"xdebugpy") {
         return None;

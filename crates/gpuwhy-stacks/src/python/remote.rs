@@ -5,7 +5,7 @@ use super::code::{Code, PyCode, STATUS_OK};
 use super::offsets::PyProcess;
 use std::io;
 
-/// No line table is longer; a size that says so is the program's mischief.
+/// Maximum length of a line table; a larger size is invalid or malicious.
 const LONGEST_TABLE: u64 = 4 << 20;
 
 /// `py_mix`.
@@ -40,15 +40,15 @@ impl Memory {
         let table = self.word(code.wrapping_add(at.code_table.into()))?;
         let size = self.word(table.wrapping_add(at.bytes_size.into()))?;
         if size > LONGEST_TABLE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "its line table cannot be that long"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "its line table is too long"));
         }
         let mut bytes = vec![0; size as usize];
         self.read(table.wrapping_add(at.bytes_data.into()), &mut bytes)?;
         Ok(bytes)
     }
 
-    /// A code object's names and lines, for one that the kernel had no time to tell of. `None` if what is there now is
-    /// another, or none.
+    /// Names and lines of a code object that the kernel had no time to report. `None` if another object, or none, is
+    /// there now.
     pub fn code(&self, process: &PyProcess, code: u64, check: u32) -> io::Result<Option<Code>> {
         let at = &process.at;
         let field = |offset: u16| self.word(code.wrapping_add(offset.into()));
@@ -86,7 +86,7 @@ impl Memory {
         Ok(words.fold(hash, mix))
     }
 
-    /// A text's size and the width of its characters, both 0 if there is none; as much of it as there is room for.
+    /// Reads a text, cut to the buffer; returns its size and character width, both 0 if there is none.
     fn text(&self, process: &PyProcess, text: u64, keep_end: bool, to: &mut [u8]) -> io::Result<(u32, u8)> {
         const LONGEST: u64 = 1 << 20;
         let at = &process.at;
@@ -111,7 +111,7 @@ impl Memory {
         Ok((size as u32, width))
     }
 
-    /// What identifies each Python thread (its `pthread_self()`), at most `most` of them.
+    /// The id of each Python thread (its `pthread_self()`), at most `most`.
     pub fn thread_ids(&self, process: &PyProcess, most: usize) -> io::Result<Vec<u64>> {
         let at = &process.at;
         let mut found = Vec::new();

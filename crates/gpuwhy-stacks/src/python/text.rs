@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Python's texts, as they lie in memory.
 
-/// Characters of one, two or four bytes each: Latin-1, UCS-2, UCS-4. What is no character (a lone surrogate stands for
-/// a byte of a file's name that is no UTF-8) becomes U+FFFD. `None` for any other width.
+/// Decodes characters of one, two or four bytes: Latin-1, UCS-2, UCS-4. Invalid characters (a lone surrogate represents
+/// a byte of a file name that is not UTF-8) become U+FFFD. `None` for any other width.
 pub fn decode(bytes: &[u8], width: u8) -> Option<String> {
     let character = |value: u32| char::from_u32(value).unwrap_or(char::REPLACEMENT_CHARACTER);
     Some(match width {

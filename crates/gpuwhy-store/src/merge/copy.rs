@@ -14,7 +14,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::path::Path;
 
-/// Whoever waits is asked every so many rows whether to go on.
+/// Rows between two checks whether to continue.
 const ROWS_BETWEEN_LOOKS: u64 = 4_096;
 /// A time beyond this is as good as this: sums of two stay integers.
 const LATEST: i64 = i64::MAX / 2;
@@ -49,7 +49,8 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
-    /// Copies rows whose id is their time, of all runs in one order. Of two at the same time one is moved on.
+    /// Copies rows whose id is their time, merged in time order. Of two with the same time, one moves on by a
+    /// nanosecond.
     pub(crate) fn events(&mut self, inputs: &[Input], table: &Table) -> Result<()> {
         let mut insert = self.prepare(table)?;
         let inputs: Vec<&Input> = inputs.iter().filter(|input| input.has(table.since)).collect();
@@ -124,7 +125,7 @@ impl<'a> Copier<'a> {
             return insert.raw_bind_parameter(place + 1, reduced).map_err(|source| self.failed(source));
         }
         let Some(value) = mapped(kind, value, &input.shift) else {
-            let what = format!("{}.{column} has {}, which cannot be", table.name, shown(value));
+            let what = format!("{}.{column} has an invalid value: {}", table.name, shown(value));
             return Err(input.refuse(what));
         };
         insert.raw_bind_parameter(place + 1, value).map_err(|source| self.failed(source))
@@ -132,7 +133,7 @@ impl<'a> Copier<'a> {
 
     fn execute(&mut self, insert: &mut Statement<'_>, input: &Input) -> Result<()> {
         insert.raw_execute().map_err(|source| match source.sqlite_error_code() {
-            // What a table refuses is wrong in the run it comes from.
+            // A row that the table refuses is invalid in its source run.
             Some(ErrorCode::ConstraintViolation) => input.refuse(source.to_string()),
             _ => self.failed(source),
         })?;
@@ -155,7 +156,7 @@ fn select(input: &Input, table: &Table) -> String {
     format!("SELECT {} FROM {}", columns.join(", "), table.name)
 }
 
-/// What a value becomes; `None` if it is none that its column can hold.
+/// The value in the result; `None` if it is invalid for its column.
 fn mapped<'v>(kind: Kind, value: ValueRef<'v>, shift: &Shift) -> Option<ToSqlOutput<'v>> {
     let number = match (kind, value) {
         (_, ValueRef::Null) | (Kind::Text(_), ValueRef::Text(_)) | (Kind::Real, ValueRef::Real(_)) => {
@@ -198,7 +199,7 @@ pub(crate) fn time(ns: i64, shift: &Shift) -> i64 {
     ns.saturating_add(shift.clock_ns).clamp(-LATEST, LATEST)
 }
 
-/// 0 is the idle task of every machine, or nobody.
+/// 0 is the idle task of every machine, or no thread.
 pub(crate) fn pid(number: i64, shift: &Shift) -> Option<i64> {
     let number = within(number, shift.slots * PIDS)?;
     Some(if number == 0 { 0 } else { number + shift.pid_offset() })
@@ -223,7 +224,7 @@ fn id(ids: Ids, number: i64, shift: &Shift) -> Option<i64> {
     if nobody { Some(0) } else { (1..=change.last).contains(&number).then_some(number + change.offset) }
 }
 
-/// Two machines have the same paths: those of all runs but the first begin with the run's number, `1:/user.slice`.
+/// Different machines have the same paths, so those of all runs but the first are prefixed: `1:/user.slice`.
 fn cgroup_path(path: &str, shift: &Shift) -> ToSqlOutput<'static> {
     let numbered = path.split_once(':').and_then(|(number, path)| Some((number.parse::<u16>().ok()?, path)));
     let (number, path) = numbered.map_or((0, path), |(number, path)| (i64::from(number), path));

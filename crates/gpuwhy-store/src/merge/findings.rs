@@ -10,13 +10,13 @@ use rusqlite::{Connection, Row, params};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// Parts of one run that somebody asked about: more than anybody does.
+/// Maximum number of time ranges with findings in one run: more than any real run has.
 const MAX_ANSWERS: usize = 100_000;
 
-/// A part of the run that was explained.
+/// A time range that was explained.
 type Span = (Option<i64>, Option<i64>);
 
-/// The parts of the run that findings are about, which tell one answer from the next.
+/// The time ranges that findings are about, which distinguish answers.
 #[derive(Default)]
 pub(crate) struct Spans(HashSet<Span>);
 
@@ -49,7 +49,7 @@ pub(crate) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
     while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
         let found = found(row).map_err(|source| input.failed(source))?;
         if spans.len() >= MAX_ANSWERS && !spans.contains_key(&found.span) {
-            return Err(input.refuse(format!("it has findings about more than {MAX_ANSWERS} parts of its run")));
+            return Err(input.refuse(format!("it has findings about more than {MAX_ANSWERS} time ranges")));
         }
         let span = *spans.entry(found.span).or_insert_with(|| known.free(found.span, &input.shift));
         store(db, input, &found, span).map_err(|error| match error {
@@ -62,8 +62,8 @@ pub(crate) fn copy(db: &Connection, path: &Path, input: &Input, known: &mut Span
 }
 
 impl Spans {
-    /// A part of a run as it is in the result. A later answer about the same part takes the place of an earlier one:
-    /// another run's must not, so the end of its part is moved on by a nanosecond.
+    /// The time range in the result. A later answer about the same range replaces an earlier one, but an answer of
+    /// another run must not, so the end of its range is moved by a nanosecond.
     fn free(&self, (from, to): Span, shift: &Shift) -> Span {
         let moved = |at: Option<i64>| at.map(|at| time(at, shift));
         let mut span = (moved(from), moved(to));
@@ -102,12 +102,13 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
     let detected_at = time(found.detected_at, shift);
     let whole = found.finding.as_deref().and_then(|text| serde_json::from_str::<Finding>(text).ok());
     if let (Some(mut finding), (Some(from), Some(to))) = (whole, span) {
-        renumber(&mut finding, shift).ok_or_else(|| Failed::Input("a finding is about a process no run has".into()))?;
+        renumber(&mut finding, shift)
+            .ok_or_else(|| Failed::Input("a finding names a process that is in no run".into()))?;
         let text = json(&finding).map_err(Failed::Write)?;
         return insert(db, [from, to, detected_at], &finding, &text).map(|_| ()).map_err(Failed::Write);
     }
     let known = |number: Option<i64>| match number.map(|number| pid(number, shift)) {
-        Some(None) => Err(Failed::Input("a finding is about a process no run has".into())),
+        Some(None) => Err(Failed::Input("a finding names a process that is in no run".into())),
         Some(number) => Ok(number),
         None => Ok(None),
     };
@@ -130,8 +131,8 @@ fn store(db: &Connection, input: &Input, found: &Found, span: Span) -> std::resu
     db.prepare_cached(sql).and_then(|mut insert| insert.execute(values)).map(|_| ()).map_err(Failed::Write)
 }
 
-/// Gives a finding the numbers of the result: its process and thread, who is in its chain, and the SQL that shows it.
-/// `None` for a number that no process of the run can have.
+/// Maps a finding to the ids of the result: its process and thread, those in its chain, and its evidence SQL. `None`
+/// for an id that no process of the run can have.
 fn renumber(finding: &mut Finding, shift: &Shift) -> Option<()> {
     for number in [&mut finding.pid, &mut finding.tid, &mut finding.root_cause.pid].into_iter().flatten() {
         *number = renumbered(*number, shift)?;

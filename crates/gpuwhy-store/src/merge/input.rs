@@ -22,7 +22,7 @@ const MAX_CPUS: i64 = 1 << 16;
 const MAX_GPUS: i64 = 1 << 16;
 /// Ids of all runs together.
 const MAX_IDS: i64 = 1 << 62;
-/// Memory for a run's pages, KiB, negative (SQLite's way to say KiB): runs are read from their beginning to their end.
+/// Page cache per run; negative means KiB in SQLite. Small, because runs are read sequentially.
 const CACHE: i32 = -4_096;
 
 /// The run as its file has it.
@@ -48,7 +48,7 @@ pub(crate) struct IdShift {
     pub(crate) last: i64,
 }
 
-/// What is added to a run's numbers, and what they may be before.
+/// The offsets added to a run's ids, and the limits of the ids.
 #[derive(Debug, Default)]
 pub(crate) struct Shift {
     /// Recorded runs before this one, and in it.
@@ -81,16 +81,16 @@ pub(crate) struct Input {
 }
 
 impl Input {
-    /// Opens a run, as it is now: what somebody writes to it later is not seen.
+    /// Opens a snapshot of a run: later writes are not seen.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let refuse = |what: &str| Error::CannotMerge { path: path.into(), what: what.into() };
         match place::is_written(path) {
-            Ok(true) => return Err(refuse("it is still being recorded; wait until that gpuwhy has ended")),
+            Ok(true) => return Err(refuse("it is still being recorded; wait for that gpuwhy to end")),
             Err(e) => return Err(refuse(&e.to_string())),
             Ok(false) => {}
         }
         let mut db = open_read_only(path).map_err(|error| match error {
-            Error::NotSqlite { .. } => refuse("it is no run file (not an SQLite database)"),
+            Error::NotSqlite { .. } => refuse("it is not a run file (not an SQLite database)"),
             Error::NotARun { .. } => refuse("it is an SQLite database, but not a gpuwhy run file"),
             other => other,
         })?;
@@ -103,7 +103,7 @@ impl Input {
         input.check_tables()?;
         input.session = input.read_session().map_err(failed)?;
         if input.session.start_unix_ns < 0 {
-            return Err(input.refuse("the time of its beginning cannot be".into()));
+            return Err(input.refuse("its start time is invalid".into()));
         }
         Ok(input)
     }
@@ -134,7 +134,7 @@ impl Input {
                 FROM sqlite_schema WHERE name = ?1";
             let plain = self.db.query_row(sql, [name], |row| row.get(0)).optional();
             if !plain.map_err(|source| self.failed(source))?.unwrap_or(false) {
-                return Err(self.refuse(format!("{name} is no plain table there: no gpuwhy has written this file")));
+                return Err(self.refuse(format!("its {name} is not a plain table, so gpuwhy did not write this file")));
             }
         }
         Ok(())
@@ -207,15 +207,15 @@ fn session(row: &Row<'_>) -> rusqlite::Result<Session> {
     })
 }
 
-/// Opens all runs and gives each its numbers.
+/// Opens all runs and assigns their offsets.
 pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     let mut known: HashMap<(u64, u64), &PathBuf> = HashMap::new();
     for path in paths {
         let refuse = |what: String| Error::CannotMerge { path: path.clone(), what };
         let found = std::fs::metadata(path).map_err(|e| refuse(e.to_string()))?;
-        // A pipe would be waited for without end.
+        // Opening a pipe would block forever.
         if !found.is_file() {
-            return Err(refuse("it is no file".into()));
+            return Err(refuse("it is not a regular file".into()));
         }
         if let Some(same) = known.insert((found.dev(), found.ino()), path) {
             return Err(refuse(format!("it is the same file as {}", same.display())));
@@ -235,13 +235,13 @@ pub(crate) fn open_all(paths: &[PathBuf]) -> Result<Vec<Input>> {
     Ok(inputs)
 }
 
-/// What is added to a run's numbers, when those before end as `before` says.
+/// The offsets for a run that follows runs ending at `before`.
 fn next_shift(input: &Input, before: &Shift, begin: i64) -> Result<Shift> {
     let (cpu, gpu) = input.largest()?;
     let mut shift = Shift {
         slot: before.slot,
         slots: input.runs()?,
-        // Both are no less than 0.
+        // Both are at least 0.
         clock_ns: input.session.start_unix_ns - begin,
         cpu_offset: before.cpu_offset,
         cpus: cpu + 1,
@@ -250,10 +250,10 @@ fn next_shift(input: &Input, before: &Shift, begin: i64) -> Result<Shift> {
         ..Shift::default()
     };
     if shift.slot + shift.slots > MAX_RUNS {
-        return Err(input.refuse(format!("more than {MAX_RUNS} runs do not fit into one file")));
+        return Err(input.refuse(format!("one file holds at most {MAX_RUNS} runs")));
     }
     if shift.cpu_offset + shift.cpus > MAX_CPUS {
-        return Err(input.refuse(format!("more than {MAX_CPUS} CPUs do not fit into one file")));
+        return Err(input.refuse(format!("one file holds at most {MAX_CPUS} CPUs")));
     }
     for (place, ids) in Ids::ALL.into_iter().enumerate() {
         let name = ids.table();

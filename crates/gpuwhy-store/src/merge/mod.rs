@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run file out of several, so that one question covers all ranks or nodes.
+//! Combines several run files, so that one query covers all ranks or nodes.
 //!
-//! - **Numbers stay apart.** Each recorded run has 2^22 numbers for its processes and threads, CPUs and GPUs follow those
-//!   of the runs before, ids of rows likewise: a number of the result leads back to one run (the view `merged`).
-//! - **Times are on one clock**, that of the run that began first, by the wall clocks at the runs' beginnings.
-//! - **Files are anybody's.** A run is opened read-only and behind the guard, only plain tables of it are read, and each
-//!   value is checked for what its column holds. Nothing in it is executed.
-//! - **All or nothing.** The result is written beside its place under another name and gets its own when it is whole.
-//!   What exists is never overwritten.
+//! - **Ids stay unique.** Each run gets 2^22 ids for its processes and threads; CPUs, GPUs and row ids continue those
+//!   of the previous runs. An id of the result leads back to one run (the view `merged`).
+//! - **Times are on one clock**, that of the run that started first, aligned by the wall clocks at the start of each
+//!   run.
+//! - **Files are untrusted.** A run is opened read-only and guarded, only plain tables are read, and each value is
+//!   checked against its column. Nothing in the file is executed.
+//! - **All or nothing.** The result is written under a temporary name in the same folder and renamed when complete.
+//!   Existing files are never overwritten.
 //!
-//! Memory does not grow with the files: rows pass one at a time, those whose id is their time in one order of all runs.
+//! Memory does not grow with the files: rows are copied one at a time; those whose id is their time are merged in
+//! order.
 
 pub(crate) mod copy;
 mod findings;
@@ -23,7 +25,7 @@ use input::Input;
 use std::path::{Path, PathBuf};
 use target::Target;
 
-/// What to merge, and where to.
+/// The inputs and output of a merge.
 pub struct MergeRequest<'a> {
     /// The run files, which get the numbers 0, 1, … in this order.
     pub inputs: &'a [PathBuf],
@@ -31,7 +33,7 @@ pub struct MergeRequest<'a> {
     pub output: &'a Path,
     /// gpuwhy's version.
     pub version: &'a str,
-    /// Whom the file shall belong to; `None` for whoever runs gpuwhy.
+    /// Owner of the new file; `None`: the current user.
     pub owner: Option<Owner>,
 }
 
@@ -51,7 +53,7 @@ pub struct Merged {
 pub struct MergedRun {
     /// Its file.
     pub path: PathBuf,
-    /// What was added to the numbers of its processes and threads.
+    /// The offset added to its process and thread ids.
     pub pid_offset: u64,
     /// How long after the first run it began.
     pub clock_offset_ns: u64,
@@ -59,7 +61,7 @@ pub struct MergedRun {
     pub unfinished: bool,
 }
 
-/// Merges runs. `go_on` is asked now and then; when it says no, nothing is left behind.
+/// Merges runs. `go_on` is called regularly; when it returns false, the partial result is removed.
 pub fn merge(request: &MergeRequest<'_>, mut go_on: impl FnMut() -> bool) -> Result<Merged> {
     // Before anything is read: a wrong name for the result should not cost minutes.
     let target = Target::create(request.output, request.owner)?;

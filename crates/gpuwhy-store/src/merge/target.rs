@@ -12,11 +12,12 @@ use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Memory for pages, KiB, negative (SQLite's way to say KiB): tables that are not in order of time are filled in places.
+/// Memory for pages, KiB, negative (SQLite's way to say KiB): tables that are not in order of time are filled in
+/// places.
 const CACHE: i32 = -65_536;
 /// Functions that a file may know: ids have 16 bits.
 const MAX_WORDS: usize = 1 << 15;
-/// Different values of one fact about machines that are told.
+/// Maximum different values listed for one fact about the machines.
 const MAX_FACTS: usize = 8;
 
 /// The file while it is made. Dropped before its end, it leaves nothing behind.
@@ -39,7 +40,7 @@ impl Drop for Hidden {
 }
 
 impl Target {
-    /// Makes an empty file beside `path`, where nothing must be yet.
+    /// Creates an empty file in the folder of `path`, which must not exist yet.
     pub(crate) fn create(path: &Path, owner: Option<Owner>) -> Result<Self> {
         let cannot = |source| Error::CannotPlaceMerged { path: path.into(), source };
         let name = path.file_name().ok_or_else(|| cannot(io::ErrorKind::IsADirectory.into()))?;
@@ -96,7 +97,7 @@ impl Target {
             let here = known(row).map_err(|source| input.failed(source))?.map_err(|source| self.failed(source))?;
             ids.insert(id, here);
             if ids.len() > MAX_WORDS {
-                return Err(input.refuse("it has more functions than a run file has room for".into()));
+                return Err(input.refuse("it has more functions than one run file can hold".into()));
             }
         }
         Ok(ids)
@@ -162,7 +163,7 @@ impl Target {
         while let Some(row) = rows.next().map_err(|source| input.failed(source))? {
             let row: rusqlite::Result<Vec<Value>> = (0..MERGED_COLUMNS).map(|column| row.get(column)).collect();
             let row = row.map_err(|source| input.failed(source))?;
-            // What does not fit is what its file says.
+            // A value that does not fit comes from the source file.
             insert.execute(params_from_iter(row)).map_err(|source| input.refuse(source.to_string()))?;
         }
         Ok(())
@@ -189,7 +190,7 @@ impl Target {
         })?;
         // From here on there is nothing to remove.
         hidden.0 = None;
-        // The name is as durable as the file where the folder can be told to be.
+        // Syncing the folder makes the name durable, if the file system supports it.
         let _ = path.parent().map(|folder| File::open(folder).and_then(|folder| folder.sync_all()));
         Ok(size)
     }
@@ -200,7 +201,7 @@ fn open(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | OpenFlags::SQLITE_OPEN_NOFOLLOW;
     let db = Connection::open_with_flags(path, flags)?;
     db.pragma_update(None, "cache_size", CACHE)?;
-    // It is nobody's file yet: what fails is thrown away as a whole.
+    // Not in use yet: if anything fails, the whole file is removed.
     db.query_row("PRAGMA journal_mode = OFF", [], |_| Ok(()))?;
     db.pragma_update(None, "synchronous", "OFF")?;
     Ok(db)
@@ -225,10 +226,10 @@ fn insert_session(db: &Connection, inputs: &[Input], version: &str) -> rusqlite:
     let first = sessions.iter().min_by_key(|session| session.start_unix_ns);
     let end = |input: &Input| input.shift.clock_ns.saturating_add(input.session.duration_ns);
     let duration = inputs.iter().map(end).max().unwrap_or(0);
-    // As long as one run has no end, all of them together have none.
+    // If one run is incomplete, so is the result.
     let stop = sessions.iter().map(|session| session.stop_unix_ns).collect::<Option<Vec<i64>>>();
     let runs: i64 = inputs.iter().map(|input| input.shift.slots).sum();
-    // That there is a command says that the job was seen from its beginning: all of them, or it is not told.
+    // A command means that the job was recorded from its start: set it only if that holds for all runs.
     let started = sessions.iter().all(|session| session.command.is_some());
     let sum = |place: usize| sessions.iter().fold(0i64, |sum, session| sum.saturating_add(session.counts[place]));
     let names: Vec<String> = inputs.iter().map(|input| input.path.display().to_string()).take(64).collect();
@@ -267,7 +268,7 @@ fn common(values: impl Iterator<Item = Option<String>>) -> Option<String> {
     (!all.is_empty()).then(|| all.join(", "))
 }
 
-/// What is known of the machines together; numbers that differ are nobody's.
+/// Facts common to the machines; numbers that differ are left out.
 fn common_machine(sessions: &[&Session]) -> Machine {
     let machines = || sessions.iter().map(|session| &session.machine);
     let text = |of: fn(&Machine) -> &Option<String>| common(machines().map(|machine| of(machine).clone()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What rows refer to, read once: contexts, wakers and runners as events that lack only what is the row's own.
+//! What rows refer to, read once: contexts, wakers and runners, as events without the fields of the row.
 
 use crate::hash::FastMap;
 use crate::names;
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 /// An id this far beyond the last one is kept aside: a damaged file must not make the table huge.
 const MAX_HOLE: usize = 65_536;
 
-/// Values by id. Ids are given out one after the other, so nearly all of them are positions.
+/// Values by id. Ids are consecutive, so nearly all are indices.
 pub(super) struct ById<T> {
     dense: Vec<Option<T>>,
     sparse: FastMap<u64, Option<T>>,
@@ -94,7 +94,7 @@ pub(super) struct Contexts<'a> {
     runners: ById<CpuRun>,
 }
 
-/// What was read of calls, to go on with later.
+/// The contexts of calls read so far, to continue later.
 #[derive(Default)]
 pub(super) struct Known {
     ops: HashMap<i64, OpId>,
@@ -108,7 +108,7 @@ impl<'a> Contexts<'a> {
         Self { db, ops, calls, offs: ById::new(), wakers: ById::new(), runners: ById::new() }
     }
 
-    /// What is known of calls now.
+    /// The contexts of calls up to now.
     pub(super) fn into_known(self) -> Known {
         Known { ops: self.ops, calls: self.calls }
     }
@@ -172,7 +172,7 @@ impl<'a> Contexts<'a> {
     }
 
     fn load_calls(&mut self) -> rusqlite::Result<()> {
-        // The few ops are read anew: a writer may have added one, too.
+        // The few ops are read again, since the writer may have added some.
         let mut statement = self.db.prepare_cached("SELECT id, function FROM op_")?;
         let mut rows = statement.query([])?;
         while let Some(row) = rows.next()? {

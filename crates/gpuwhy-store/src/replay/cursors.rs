@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Each table of events, read in the order of time: the next event is made when it is asked for.
+//! Cursors that read each table of events in time order, one event at a time.
 
 use super::Span;
 use super::contexts::Contexts;
@@ -13,7 +13,7 @@ pub(super) const END: i64 = i64::MAX;
 
 /// The event that stands at the front of a table.
 pub(super) struct Front {
-    /// When it begins, or [`END`].
+    /// Its start, or [`END`].
     pub(super) at: i64,
     pub(super) event: Event,
 }
@@ -252,7 +252,7 @@ fn bits(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<u64>> {
     Ok(row.get::<_, Option<i64>>(column)?.map(i64::cast_unsigned))
 }
 
-/// How many events a row stands for.
+/// How many events a row represents.
 #[inline]
 fn weight(row: &Row<'_>, column: usize) -> rusqlite::Result<u32> {
     let stored = row.get::<_, Option<i64>>(column)?.unwrap_or(1).max(1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The part of a run that is about GPU memory, played again: calls and the allocator's reports, in the order of time.
+//! Replays the events about GPU memory: calls and allocator reports, in time order.
 
 use super::contexts::{Contexts, Known};
 use super::cursors::{Calls, END, Front, Tensors};
@@ -11,12 +11,12 @@ use rusqlite::Connection;
 use std::ops::ControlFlow;
 
 impl Reader {
-    /// Hands every call (what the kernel tells of processes included) and every report of PyTorch's allocator that began
-    /// at `from_ns` or later, and before `to_ns`, to `each`, until that breaks off. Times are nanoseconds since the run
-    /// began. Returns how many were handed over.
+    /// Passes every call (including process events of the kernel) and every report of PyTorch's allocator that started
+    /// at `from_ns` or later and before `to_ns` to `each`, until it stops. Times are nanoseconds from the start of the
+    /// run. Returns the number of events passed.
     ///
-    /// Of two that began in the same nanosecond, the call comes first: a report follows the call it is about. Files of
-    /// earlier versions have no reports.
+    /// At the same nanosecond, the call comes first: a report follows the call it is about. Files of earlier versions
+    /// have no reports.
     pub fn replay_memory<F>(&self, from_ns: u64, to_ns: Option<u64>, each: F) -> Result<u64>
     where
         F: FnMut(&MemoryEvent) -> ControlFlow<()>,
@@ -27,11 +27,11 @@ impl Reader {
         play(&self.db, &mut contexts, span, each).map_err(|source| self.error(source))
     }
 
-    /// Hands what is new since the last time, and began before `to_ns`, to `each`, as [`Reader::replay_memory`] does: for
-    /// a run that is still written. What rows refer to is read once, by whatever reader of the file comes first.
+    /// Like [`Reader::replay_memory`], for a run that is still being written: passes only events that are new since the
+    /// last call and started before `to_ns`. What rows refer to is read once, by the first reader of the file.
     ///
-    /// A row has the time at which its call began and is written when that ended, up to a second later than it might: what
-    /// is too new is better left for the next time. A call that takes longer than that is never met.
+    /// A row has the start time of its call and is written up to a second after the call ended, so leave very new
+    /// events to the next call. A call that takes longer than that is never passed.
     pub fn replay_new_memory<F>(&self, follow: &mut MemoryFollow, to_ns: u64, each: F) -> Result<u64>
     where
         F: FnMut(&MemoryEvent) -> ControlFlow<()>,
@@ -57,7 +57,7 @@ pub struct MemoryFollow {
     next: i64,
 }
 
-/// A moment in which some of what is about memory was let go to stay within the budget, or taken back.
+/// A time at which probes for memory events were removed to stay within the budget, or attached again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LetGo {
     /// When, nanoseconds since the run began.
@@ -66,13 +66,13 @@ pub struct LetGo {
     pub pid: Option<u32>,
     /// What.
     pub op: Option<String>,
-    /// `detach`: calls or reports are missing from then on; `attach`: they are not any more; `sample`: few of the allocator's
-    /// reports have a stack.
+    /// `detach`: calls or reports are missing from then on; `attach`: they are recorded again; `sample`: only a few
+    /// allocator reports have a stack.
     pub action: String,
 }
 
 impl Reader {
-    /// What was let go of calls that allocate and free, and of the allocator's reports.
+    /// When calls that allocate or free, or allocator reports, were paused.
     pub fn memory_let_go(&self) -> Result<Vec<LetGo>> {
         let known = self.rows("SELECT 1 FROM sqlite_master WHERE name = 'governor_'", [], |_| Ok(()))?;
         if known.is_empty() {

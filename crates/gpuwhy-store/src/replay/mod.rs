@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A run played again: all its events in the order of their start, however many there are.
+//! Replays a run: all its events, in the order of their start.
 //!
-//! Every table is read in its own order, side by side, and the next event is the earliest of those that stand at the
-//! front. Nothing is sorted or kept, but the few waits of threads that were moved. While cursors are open, SQLite
-//! holds all of them to one state of the file, so a writer does not disturb.
+//! All tables are read in parallel, each in its own order, and merged by time. Only the few waits of threads that
+//! changed CPUs are kept and sorted. While cursors are open, SQLite keeps them on one snapshot of the file, so a writer
+//! does not interfere.
 
 mod contexts;
 mod cursors;
@@ -34,7 +34,7 @@ impl Reader {
     }
 }
 
-/// Which part of the run: from the first time on, before the second.
+/// Time range: from the first time on, before the second.
 #[derive(Clone, Copy)]
 struct Span {
     from: i64,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A copy of a run that can be given to others: times, sizes and counts as they are, texts reduced to what an answer needs.
+//! A copy of a run for others: times, sizes and counts are unchanged, texts are reduced to what an answer needs.
 //!
-//! The copy is made row by row like a merge's result, so nothing of the original that is left out was ever in it. What becomes
-//! of each column stands in the same table (`merge/tables.rs`). Findings are left out: their texts quote everything, and
-//! whoever explains the copy finds them again.
+//! The copy is made row by row, like the result of a merge, so it never contained what is left out. The same table
+//! (`merge/tables.rs`) defines what happens to each column. Findings are left out, because their texts quote names;
+//! explaining the copy finds them again.
 
 mod reducer;
 
@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::slice::from_ref;
 
-/// What to copy, and where to.
+/// What to copy, and where to write it.
 pub struct ShareRequest<'a> {
     /// The run file.
     pub path: &'a PathBuf,
@@ -28,7 +28,7 @@ pub struct ShareRequest<'a> {
     pub hide: &'a [String],
     /// Whether lines of source stay.
     pub keep_source: bool,
-    /// Whom the file shall belong to; `None` for whoever runs gpuwhy.
+    /// Owner of the new file; `None`: the current user.
     pub owner: Option<Owner>,
 }
 
@@ -43,11 +43,11 @@ pub struct Shared {
     pub programs: Vec<String>,
     /// Names of files of the user's own code that are in it.
     pub files: Vec<String>,
-    /// Command lines whose arguments are gone.
+    /// Command lines whose arguments were removed.
     pub commands: u64,
 }
 
-/// Makes a copy for others. `go_on` is asked now and then; when it says no, nothing is left behind.
+/// Makes a copy for others. `go_on` is called regularly; when it returns false, the partial copy is removed.
 pub fn share(request: &ShareRequest<'_>, mut go_on: impl FnMut() -> bool) -> Result<Shared> {
     copy(request, &mut go_on).map_err(|error| match error {
         Error::CannotMerge { path, what } => Error::CannotShare { path, what },
@@ -80,7 +80,7 @@ fn copy(request: &ShareRequest<'_>, go_on: &mut dyn FnMut() -> bool) -> Result<S
     if reducer.overflowed {
         return Err(Error::CannotShare {
             path: request.path.clone(),
-            what: "it has more different names than can be kept apart".into(),
+            what: "it has more distinct names than share can keep apart".into(),
         });
     }
     Ok(Shared {
@@ -122,7 +122,7 @@ mod tests {
     use rusqlite::types::Value;
     use rusqlite::{Connection, params_from_iter};
 
-    /// What must not be found in a copy.
+    /// Words that must not occur in a copy.
     const PLANTED: [&str; 6] = ["plantedann", "secretdir", "hunter2", "plantedhost", "planted-id", "plantedsource"];
 
     /// A value that a column may have, with something planted wherever a text is more than a word of gpuwhy's own.

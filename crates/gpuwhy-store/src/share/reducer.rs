@@ -1,29 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What becomes of each text of a run in a copy for others. Pure.
+//! Reduces each text of a run for a copy. Pure.
 //!
-//! Names that differ stay different, so that whatever was told apart still is: of two files called `train.py` the second one
-//! is `2/train.py`.
+//! Different names stay different: if two files are called `train.py`, the second becomes `2/train.py`.
 
 use crate::merge::tables::Says;
 use gpuwhy_stacks::{Stack, without_place};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// What takes the place of a word that is hidden.
+/// Replaces a hidden word.
 const HIDDEN: &str = "***";
 /// Different names of one kind that are kept apart: more than a run has.
 const MOST_NAMES: usize = 1 << 20;
 /// Words that are hidden at most, and the shortest.
 const MOST_HIDDEN: usize = 1_000;
 const SHORTEST_HIDDEN: usize = 3;
-/// Names of folders below `/home` and the like that say nothing of anybody, and are words of other names.
+/// Generic folder names below `/home` and similar, which are not user names and occur in other names.
 const NOBODY: &[&str] = &[
     "user", "users", "home", "root", "data", "work", "app", "apps", "shared", "python", "python3", "torch", "train",
     "model", "models", "cuda", "nvidia", "conda", "project", "projects", "code", "src",
 ];
-/// What a user's name follows in a path.
+/// Path prefixes that are followed by a user name.
 const HOMES: &[&str] = &["/home/", "/Users/", "/torchinductor_"];
 
-/// Reduces texts, and remembers what stays for whoever wants to look it over.
+/// Reduces texts, and collects the names that stay, for the user to check.
 #[derive(Default)]
 pub(crate) struct Reducer {
     keep_source: bool,
@@ -79,7 +78,7 @@ impl Reducer {
         }
     }
 
-    /// Finds names of users in a text that is about to be reduced: they may stand elsewhere, too.
+    /// Collects user names in a text before it is reduced, because they may occur elsewhere.
     pub(crate) fn learn(&mut self, text: &str) {
         for home in HOMES {
             for (at, _) in text.match_indices(home) {
@@ -90,7 +89,7 @@ impl Reducer {
         }
     }
 
-    /// What a text becomes; `None` if nothing.
+    /// The reduced text; `None` if nothing remains.
     pub(crate) fn reduce(&mut self, says: Says, text: &str) -> Option<String> {
         let reduced = match says {
             Says::Word => return Some(text.to_owned()),
@@ -125,7 +124,7 @@ impl Reducer {
         name
     }
 
-    /// A line that is no frame is left out: nobody knows what it says.
+    /// A line that is not a frame is left out, because its content is unknown.
     fn frames(&mut self, text: &str) -> String {
         let mut lines = Vec::new();
         for mut frame in Stack::parse(text) {
@@ -158,7 +157,7 @@ impl Reducer {
         if !is_path {
             return word.to_owned();
         }
-        // What follows the file: a line, a mark.
+        // After the file: a line number, a mark.
         let end = rest.find([':', ',', ';', ')', ']', '"', '\'', '`']).unwrap_or(rest.len());
         let (file, after) = rest.split_at(end);
         format!("{before}{}{}", self.file(file), if after.contains('/') { "" } else { after })
@@ -169,13 +168,13 @@ impl Reducer {
     }
 }
 
-/// The program's own name at the beginning of a command line or a process's title.
+/// The program name at the start of a command line or process title.
 fn program(text: &str) -> String {
     let first = match text.strip_prefix(['\'', '"']) {
         Some(quoted) => quoted.split(['\'', '"']).next().unwrap_or_default(),
         None => text.split_whitespace().next().unwrap_or_default(),
     };
-    // `NAME=value program`: the value is nobody's business.
+    // `NAME=value program`: the value may be private.
     let first = first.split('=').next().unwrap_or_default();
     if is_kernel_thread(first) {
         return first.to_owned();
@@ -206,7 +205,7 @@ fn only_figures(text: &str) -> bool {
     serde_json::from_str(text).is_ok_and(|value| plain(&value))
 }
 
-/// Replaces a word where it does not go on as part of a longer one.
+/// Replaces a word, but not inside a longer word.
 fn replace_word(text: &str, word: &str) -> String {
     if !text.contains(word) {
         return text.to_owned();

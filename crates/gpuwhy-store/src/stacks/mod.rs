@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which lines made the calls: events summed by stack, line, function or library.
 //!
-//! [`read`] sums events by stack and process, [`fold`] puts those sums together by what was asked for, and knows
-//! neither SQL nor files.
+//! [`read`] sums events by stack and process. [`grouping`] combines those sums by the requested key, without SQL or
+//! files.
 
-mod fold;
+mod grouping;
 mod library;
 mod ops;
 mod read;
@@ -15,30 +15,30 @@ use std::collections::BTreeMap;
 
 pub use trace::StackTrace;
 
-/// What to sum, and by what.
+/// What to sum, and how to group.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StackQuestion {
     /// Short name or exact function, in any case; `None` for all CUDA calls.
     pub op: Option<String>,
     /// Only these processes; empty for all.
     pub pids: Vec<u32>,
-    /// What makes a group.
+    /// The grouping key.
     pub by: StackKey,
     /// Which group comes first.
     pub sort: StackSort,
-    /// Which part of the run; an event belongs to the time at which it began.
+    /// Time range; an event belongs to the time it started.
     pub span: Span,
     /// How long SQLite may work on it.
     pub limits: Limits,
 }
 
-/// What the events of a group have in common.
+/// The key shared by the events of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StackKey {
     /// The whole stack, and the process.
     #[default]
     Stack,
-    /// The innermost line of your code; where there is none, of a package.
+    /// The innermost line of your code; without one, of a package.
     Line,
     /// The function that line is in.
     Function,
@@ -49,7 +49,7 @@ pub enum StackKey {
 /// The figure groups are sorted by, largest first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StackSort {
-    /// Time in all.
+    /// Total time.
     #[default]
     Total,
     /// How many.
@@ -60,10 +60,10 @@ pub enum StackSort {
     Bytes,
 }
 
-/// A part of the run, nanoseconds since it began.
+/// A time range, nanoseconds from the start of the run.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Span {
-    /// All of it.
+    /// The whole run.
     #[default]
     All,
     /// From the first on, up to but not including the second.
@@ -72,20 +72,20 @@ pub enum Span {
     Last(u64),
 }
 
-/// What one event of the answer is.
+/// The unit of the events in the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StackUnit {
     /// A CUDA call.
     Call,
-    /// A sample of a running thread; its duration is the CPU time it stands for.
+    /// A sample of a running thread; its duration is the CPU time it represents.
     Sample,
     /// A time off the CPU.
     OffCpu,
-    /// Something else the kernel told of.
+    /// Another kernel event.
     Event,
 }
 
-/// Sums over events. Rows that stand for several count as many.
+/// Sums over events. A row that represents several counts as several.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StackSums {
     /// How many.
@@ -96,7 +96,7 @@ pub struct StackSums {
     pub max_ns: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Where all CUDA calls were asked for: which they are.
+    /// If all CUDA calls were requested: the sums of each op.
     pub ops: BTreeMap<String, PartSums>,
     /// Of times off the CPU: why, and what for.
     pub waits: BTreeMap<(String, Option<String>), PartSums>,
@@ -144,10 +144,9 @@ pub struct StackGroup {
     pub processes: Vec<(u32, String)>,
     /// How many different stacks they have.
     pub stacks: usize,
-    /// Of a stack or line: the innermost line of your code; where there is none, of a package, then whichever is
-    /// innermost.
+    /// For a stack or line: the innermost line of your code; without one, of a package; otherwise the innermost line.
     pub top_line: Option<String>,
-    /// Of a stack its frames, innermost first; of a line or function that one frame.
+    /// For a stack, its frames, innermost first; for a line or function, that frame.
     pub frames: Vec<StackFrame>,
 }
 
@@ -183,13 +182,13 @@ pub struct StackAnswer {
     pub op: Option<String>,
     /// What is counted.
     pub unit: StackUnit,
-    /// The part of the run looked at; `None` where it has no bound.
+    /// The time range; `None` for an open end.
     pub span: (Option<u64>, Option<u64>),
-    /// Everything that was asked for, with and without a stack.
+    /// All requested events, with and without a stack.
     pub all: StackSums,
-    /// What has no stack.
+    /// Events without a stack.
     pub without_stack: Option<StackGroup>,
-    /// What has one.
+    /// Events with a stack.
     pub groups: Vec<StackGroup>,
     /// Whether the file has any stack, of whatever.
     pub file_has_stacks: bool,
@@ -199,15 +198,15 @@ pub struct StackAnswer {
 #[derive(Debug, thiserror::Error)]
 pub enum StackError {
     /// No op has that name.
-    #[error("no op is called {op}{}", did_you_mean(.near))]
+    #[error("unknown op {op:?}{}", did_you_mean(.near))]
     UnknownOp {
-        /// What was asked for.
+        /// The requested op.
         op: String,
         /// Names of ops the file has events of, the nearest first.
         near: Vec<String>,
     },
-    /// A wake-up is told by the thread that wakes.
-    #[error("a sched_wakeup has no stack of its own: ask for sched_switch, the wait that it ended")]
+    /// A wake-up event comes from the waking thread and has no stack.
+    #[error("sched_wakeup has no stacks: use sched_switch, the wait that it ended")]
     Wakeup,
     /// The file.
     #[error(transparent)]
@@ -216,7 +215,7 @@ pub enum StackError {
 
 fn did_you_mean(near: &[String]) -> String {
     match near {
-        [] => ", and this run has no events at all".into(),
+        [] => "; this run has no events".into(),
         [one] => format!("; this run has {one}"),
         [first @ .., last] => format!("; this run has {} and {last}", first.join(", ")),
     }
@@ -242,8 +241,8 @@ impl Reader {
         };
         let texts = self.stack_texts(&cells, &question.limits)?;
         let names = self.processes()?.into_iter().map(|process| (process.pid, process.name)).collect();
-        let mut groups = fold::fold(&cells, &texts, &names, question.by);
-        fold::sort(&mut groups, question.sort);
+        let mut groups = grouping::fold(&cells, &texts, &names, question.by);
+        grouping::sort(&mut groups, question.sort);
         let without = groups.iter().position(|group| group.key == GroupKey::NoStack);
         let mut all = StackSums::default();
         cells.values().for_each(|sums| all.merge(sums));

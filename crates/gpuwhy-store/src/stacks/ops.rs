@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which op is meant, and what there is if it is none.
+//! Finds the requested op, and similar names if it does not exist.
 
 use super::read::{number, text};
 use super::{StackError, StackUnit};
@@ -10,11 +10,11 @@ use std::ops::ControlFlow;
 /// How many names to offer.
 const OFFERED: usize = 3;
 
-/// What was asked for, found in the file.
+/// The requested op, as found in the file.
 pub(super) struct WantedOp {
     /// As the file writes it.
     pub(super) asked: String,
-    /// The ids it stands for: an op may be several functions.
+    /// Its ids: an op may be several functions.
     pub(super) ids: BTreeSet<i64>,
     /// Where its events come from.
     source: Source,
@@ -45,7 +45,7 @@ impl WantedOp {
         self.source == Source::Kernel && self.asked == "sched_switch"
     }
 
-    /// Reports of PyTorch's allocator have a table of their own, too.
+    /// Reports of PyTorch's allocator have their own table.
     pub(super) fn is_tensor(&self) -> bool {
         self.source == Source::Allocator
     }
@@ -66,7 +66,7 @@ impl Reader {
         let mut found: Option<WantedOp> = None;
         self.query("SELECT id, name, function, layer FROM op_ ORDER BY id", limits, |_, row| {
             let names = [text(row.get(1)), text(row.get(2))];
-            // The short name first: it stands for all its functions, one of which may be called the same.
+            // The short name first: it means all its functions, one of which may have the same name.
             if let Some(name) = names.into_iter().flatten().find(|name| name.eq_ignore_ascii_case(asked)) {
                 let source = Source::of_layer(text(row.get(3)));
                 let op = found.get_or_insert_with(|| WantedOp { asked: name.to_owned(), ids: BTreeSet::new(), source });
@@ -94,14 +94,14 @@ impl Reader {
     }
 }
 
-/// The few names most like the one asked for.
+/// The few names most similar to the requested one.
 fn nearest(asked: &str, names: BTreeSet<String>) -> Vec<String> {
     let asked = asked.to_ascii_lowercase();
     let mut names: Vec<(usize, String)> = names
         .into_iter()
         .map(|name| {
             let lower = name.to_ascii_lowercase();
-            // Who writes `malloc` means a name that has it.
+            // `malloc` means a name that contains it.
             let within = !asked.is_empty() && lower.contains(&asked);
             (if within { 0 } else { distance(&asked, &lower) }, name)
         })

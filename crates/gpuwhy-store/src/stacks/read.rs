@@ -22,7 +22,7 @@ pub(super) type Texts = FastMap<i64, String>;
 /// The allocator's reports with the columns that calls have.
 const TENSORS: &str = "(SELECT start, 0 AS duration, context, NULL AS weight, bytes FROM tensor_)";
 
-/// What is told of the sums of one context.
+/// The sums of one context.
 fn sums_of(raw: Raw, has_bytes: bool) -> StackSums {
     StackSums {
         calls: raw.calls,

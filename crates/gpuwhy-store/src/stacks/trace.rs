@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// A stack in words.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StackTrace {
-    /// The innermost line that is the user's own; where there is none, as `top_line` of `stack_traces`.
+    /// The innermost line of the user's code; without one, the `top_line` of `stack_traces`.
     pub top_line: Option<String>,
     /// The frames, innermost first.
     pub frames: Vec<StackFrame>,

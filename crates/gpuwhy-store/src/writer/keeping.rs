@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What becomes of rows: how many the file has room for, and where they wait while the disk fails.
+//! How many rows the file has room for, and where they wait while the disk fails.
 
 use super::{CHUNK, PAGE_BYTES, Writer};
 use crate::cap::Room;
@@ -10,16 +10,16 @@ use gpuwhy_model::{Call, Class, LossCause, OffCpu};
 
 /// Rows of each kind that are tried at a time when the disk has failed.
 const PART: usize = 20_000;
-/// What is left free on a full disk for all that is no row, when a run ends, bytes.
+/// Space left free on a full disk at the end of a run, for everything that is not a row, bytes.
 const ENDING_BYTES: u64 = 192 << 10;
-/// What a row takes until the file is closed, bytes: it is in the -wal first, then in the file.
+/// Size of a row until the file is closed, bytes: it is first in the -wal, then in the file.
 const ROW_BYTES: u64 = 100;
-/// A transaction is committed at this many rows (about 6 MB) even if nobody asks, so that the -wal and what is kept in
-/// memory stay small.
+/// A transaction is committed at this many rows (about 6 MB) at the latest, so that the -wal and the rows in memory
+/// stay small.
 const MAX_ROWS_IN_TRANSACTION: u64 = 200_000;
 
 impl Writer {
-    /// With the space that was set aside: everything that is no row, and of the rows what fits, the slowest first.
+    /// Uses the reserved space for everything that is not a row, then for the rows that fit, slowest first.
     pub(super) fn end_on_a_failing_disk(&mut self) -> Option<Error> {
         drop(self.reserve.take());
         self.empty_wal();
@@ -64,7 +64,7 @@ impl Writer {
         }
         let pages =
             self.db.prepare_cached("PRAGMA page_count").and_then(|mut pages| pages.query_row([], |row| row.get(0)));
-        // Only a file that cannot be read at all does not tell its size.
+        // This fails only if the file cannot be read at all.
         let pages: u64 = pages.map_or(0, |pages: i64| pages.max(0).cast_unsigned());
         self.cap.room((pages * PAGE_BYTES).saturating_add(self.wal_bytes()))
     }
@@ -77,16 +77,15 @@ impl Writer {
         self.claim.path.parent().map_or(0, reserve::free_bytes)
     }
 
-    /// What is in the -wal can lie in the file instead, which makes room for more; but for a while it needs twice the space.
+    /// Moves the -wal into the file, which makes room for more, but temporarily needs twice the space.
     fn empty_wal(&self) {
         if self.free_bytes() > self.wal_bytes() {
-            // It may not be possible while somebody reads the file, and is no loss then.
+            // A reader may prevent it; nothing is lost.
             let _ = self.db.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
     }
 
-    /// Puts calls, as far as there is room in the file, to those to be stored. Returns whether that is all of them as
-    /// they are.
+    /// Adds calls that fit into the file to those to be stored. Returns whether all of them were added unchanged.
     pub(super) fn keep_calls(&mut self, calls: &[Call]) -> bool {
         let room = self.room();
         match room {
@@ -103,7 +102,7 @@ impl Writer {
         let mut gone = GivenUp::default();
         for call in calls {
             let slow = call.duration_ns >= SLOW_NS || call.duration_ns >= self.sums.longest(call.op);
-            // What a process's life is made of is little, and much depends on it.
+            // Process events are few, and much depends on them.
             let process = || call.op.get().is_some_and(|op| op.class == Class::Process);
             if room == Room::SlowOnly && (slow || process()) {
                 self.unsaved.calls.push(*call);
@@ -187,7 +186,7 @@ impl Writer {
         if self.unsaved.rows() as u64 >= most { self.commit() } else { Ok(()) }
     }
 
-    /// Tries to store what waits since the disk failed, part by part.
+    /// Tries to store the rows that wait since the disk failed, in parts.
     pub(super) fn retry(&mut self) -> Result<()> {
         self.empty_wal();
         loop {
@@ -212,7 +211,7 @@ impl Writer {
     pub(super) fn settle(&mut self, outcome: rusqlite::Result<()>) -> Result<()> {
         let Err(source) = outcome else { return Ok(()) };
         if !self.db.is_autocommit() {
-            // SQLite rolls back by itself on most of these errors, and if this fails, on closing.
+            // SQLite rolls back on its own on most of these errors, or else on closing.
             let _ = self.db.execute_batch("ROLLBACK");
         }
         self.failing = true;

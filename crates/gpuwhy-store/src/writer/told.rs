@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Storing what libraries tell beside their calls.
+//! Storing library reports.
 
 use super::Writer;
 use crate::Result;
@@ -10,8 +10,8 @@ use crate::unsaved::{GivenUp, Tally};
 use gpuwhy_model::{Communicator, FunctionName, LossCause, TensorEvent, Transfer, Unwatched};
 
 impl Writer {
-    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls, but
-    /// none stands for another: a balance needs them all.
+    /// Stores reports of PyTorch's allocator, in any order; sorts them in place by time. They are events like calls,
+    /// but a row never represents several, because a balance needs every report.
     pub fn write_tensors(&mut self, events: &mut [TensorEvent]) -> Result<()> {
         events.sort_by_key(|event| event.at_ns);
         let mut outcome = Ok(());
@@ -40,7 +40,7 @@ impl Writer {
         self.give_up(&gone, LossCause::SizeCap);
     }
 
-    /// Whether there is room for what is no event.
+    /// Whether there is room for rows that are not events.
     fn has_room(&self) -> bool {
         matches!(self.room(), Room::Enough | Room::Little(_))
     }

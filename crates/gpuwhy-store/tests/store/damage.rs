@@ -39,7 +39,10 @@ fn a_file_from_the_future_says_so() {
     Connection::open(&path).unwrap().pragma_update(None, "user_version", 7).unwrap();
     let error = refusal(&path);
     assert!(matches!(error, Error::Newer { version: 7, .. }));
-    assert!(error.to_string().contains("run-file version 7; this one reads up to 6: update gpuwhy"), "{error}");
+    assert!(
+        error.to_string().contains("run-file version 7, but this gpuwhy reads versions up to 6: update gpuwhy"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -377,5 +377,5 @@ fn what_cannot_be_added_to_says_why() {
     disk.make_read_only();
     let error = add(&path);
     assert!(matches!(error, Error::CannotAdd { .. }), "{error:?}");
-    assert!(error.to_string().contains("the file is as it was"), "{error}");
+    assert!(error.to_string().contains("the file is unchanged"), "{error}");
 }

@@ -137,7 +137,20 @@ fn endless_queries_stop_at_their_limit() {
     // The limit belongs to the query, not to the reader.
     assert_eq!(ask(&reader, "SELECT 1").unwrap(), ["1"]);
     let text = Error::TimedOut { limit: Duration::from_secs(30) }.to_string();
-    assert_eq!(text, "stopped after 30 s; narrow it with a time range or raise --timeout");
+    assert_eq!(text, "stopped after 30 s: narrow the query with a time range, or raise --timeout");
+}
+
+#[test]
+fn a_sum_that_overflows_is_explained() {
+    let folder = tempfile::tempdir().unwrap();
+    let reader = sample(&folder.path().join("run.db"));
+    let said = |sql| ask(&reader, sql).unwrap_err().to_string();
+    let advice = "SQLite: integer overflow in SUM(); use TOTAL() for a floating-point sum";
+    assert_eq!(said("SELECT sum(x) FROM (SELECT 9223372036854775807 AS x UNION ALL SELECT 1)"), advice);
+    assert_eq!(said("SELECT abs(-9223372036854775808)"), "integer overflow");
+    assert!(
+        !ask(&reader, "SELECT TOTAL(x) FROM (SELECT 9223372036854775807 AS x UNION ALL SELECT 1)").unwrap().is_empty()
+    );
 }
 
 #[test]
@@ -179,7 +192,7 @@ fn functions_that_sqlite_lacks_are_there_and_their_errors_are_told() {
         human_time(p95(duration_ns)), human_bytes(SUM(bytes * weight)) FROM events";
     assert_eq!(ask(&reader, sql).unwrap(), ["50000|95000|99000|100000|95.0 µs|410 kB"]);
     let said = ask(&reader, "SELECT quantile(duration_ns, 95) FROM events").unwrap_err().to_string();
-    assert_eq!(said, "the second argument of quantile is a number from 0 to 1, got 95");
+    assert_eq!(said, "invalid second argument of quantile: expected a number from 0 to 1, got 95");
     for function in gpuwhy_store::functions::FUNCTIONS {
         let name = function.call.split_once('(').unwrap().0;
         let sql = format!("SELECT COUNT(*) FROM pragma_function_list WHERE name = '{name}'");

@@ -318,17 +318,17 @@ fn what_exists_is_left_alone_and_nothing_half_is_left() {
     let Two { inputs, output, folder } = two();
     let said = |inputs: &[PathBuf], output: &Path| merged(inputs, output).unwrap_err().to_string();
     std::fs::write(&output, "precious").unwrap();
-    assert!(said(&inputs, &output).contains("exists already, and is not overwritten"));
+    assert!(said(&inputs, &output).contains("already exists: give -o another name"));
     assert_eq!(std::fs::read(&output).unwrap(), b"precious");
     std::fs::remove_file(&output).unwrap();
     std::os::unix::fs::symlink(folder.path().join("nowhere"), &output).unwrap();
-    assert!(said(&inputs, &output).contains("exists already"));
+    assert!(said(&inputs, &output).contains("already exists"));
     std::fs::remove_file(&output).unwrap();
-    assert!(said(&inputs, &folder.path().join("no/such/all.db")).contains("choose another place with -o"));
+    assert!(said(&inputs, &folder.path().join("no/such/all.db")).contains("choose another path with -o"));
     let missing = folder.path().join("missing.db");
     assert!(said(&[inputs[0].clone(), missing], &output).contains("missing.db: No such file"));
     assert!(said(&[inputs[0].clone(), inputs[0].clone()], &output).contains("the same file as"));
-    assert!(said(&[inputs[0].clone(), "/dev/zero".into()], &output).contains("/dev/zero: it is no file"));
+    assert!(said(&[inputs[0].clone(), "/dev/zero".into()], &output).contains("/dev/zero: it is not a regular file"));
     let text = folder.path().join("text");
     std::fs::write(&text, "no database, but long enough to be looked at as one, which takes some more words").unwrap();
     assert!(said(&[inputs[0].clone(), text.clone()], &output).contains("not an SQLite database"));
@@ -383,15 +383,15 @@ fn hostile_files_give_an_error_and_do_nothing() {
         ("UPDATE context_ SET stack = 'x'", "context_.stack has the text 'x'"),
         ("UPDATE call_ SET context = 1000000", "call_.context has 1000000"),
         ("UPDATE call_ SET duration = 'long'", "call_.duration has the text 'long'"),
-        ("UPDATE off_ SET cpus = -1", "more than 65536 CPUs do not fit into one file"),
+        ("UPDATE off_ SET cpus = -1", "one file holds at most 65536 CPUs"),
         (
             "INSERT INTO runner_ VALUES (9223372036854775807, 1, 1, 'x')",
             "runner_ has ids from 1 to 9223372036854775807",
         ),
-        ("UPDATE second_ SET histogram = x'80'", "second_.histogram has a blob of 1 bytes"),
-        ("UPDATE session_ SET start_unix_ns = -9223372036854775807", "its beginning cannot be"),
+        ("UPDATE second_ SET histogram = x'80'", "second_.histogram has an invalid value: a blob of 1 bytes"),
+        ("UPDATE session_ SET start_unix_ns = -9223372036854775807", "its start time is invalid"),
         ("UPDATE session_ SET start_unix_ns = 'x'", "is damaged"),
-        ("UPDATE causal_chain_ SET pid = 99999999, finding = NULL", "a process no run has"),
+        ("UPDATE causal_chain_ SET pid = 99999999, finding = NULL", "a process that is in no run"),
         (
             "INSERT INTO merged_ SELECT 2000, '', 0, 0, 0, 0, 0, 0, '', '', '', '', 0, 0, '', '', 0, 0, 0",
             "it has a run 2000",

@@ -146,8 +146,8 @@ fn what_a_stranger_put_beside_a_run_file_is_never_used() {
         ("head -c 40000 /dev/zero > run.db-wal", "another user (65534)"),
         ("head -c 40000 /dev/zero > run.db-shm", "another user (65534)"),
         ("echo anything > run.db-journal", "another user (65534)"),
-        ("ln -s /etc/passwd run.db-wal", "no regular file"),
-        ("mkfifo run.db-shm", "no regular file"),
+        ("ln -s /etc/passwd run.db-wal", "is not a regular file"),
+        ("mkfifo run.db-shm", "is not a regular file"),
     ] {
         assert!(as_stranger(folder.path(), plant), "{plant}");
         let request = RepairRequest { path: &path, output: None, owner: None };
@@ -176,7 +176,7 @@ fn what_a_stranger_put_beside_a_run_file_is_never_used() {
     assert!(Reader::open(&path).map(|_| ()).unwrap_err().to_string().contains("hard link"));
     fs::remove_file(folder.path().join("other")).unwrap();
     fs::set_permissions(folder.path().join("run.db-wal"), fs::Permissions::from_mode(0o666)).unwrap();
-    assert!(Reader::open(&path).map(|_| ()).unwrap_err().to_string().contains("written by other users"));
+    assert!(Reader::open(&path).map(|_| ()).unwrap_err().to_string().contains("is writable by other users"));
     // What SQLite itself leaves is fine.
     fs::set_permissions(folder.path().join("run.db-wal"), fs::Permissions::from_mode(0o600)).unwrap();
     assert!(Reader::open(&path).is_ok());

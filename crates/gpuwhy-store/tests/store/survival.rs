@@ -109,7 +109,7 @@ fn fill_from(writer: &mut Writer, first: u64) -> u64 {
     let full = (first..10_000).find_map(|second| {
         let error = writer.write_calls(&mut thousand(second)).and_then(|()| writer.commit()).err()?;
         let kept = matches!(error, Error::DiskFull { kept_bytes: 50_000..200_000, .. });
-        assert!(kept && error.to_string().contains("going on in memory"), "{error}");
+        assert!(kept && error.to_string().contains("keeping events in memory"), "{error}");
         Some(second + 1)
     });
     full.unwrap()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! PyTorch's caching allocator played again, by address: what whole blocks took, not what was asked for.
+//! Replays PyTorch's caching allocator by address, to get the size of whole blocks rather than of requests.
 //!
 //! No search for a free block is needed, as every allocation names its address. Neighbouring free blocks of a
 //! segment always merge, so the free blocks are just the gaps between the live ones.
@@ -13,37 +13,37 @@ use std::collections::BTreeMap;
 const MIN_BLOCK: u64 = 512;
 /// Requests up to this size come from the small pool, whose free blocks are always split.
 const SMALL: u64 = 1 << 20;
-/// OOM events looked at closely; a loop that catches them can make thousands.
+/// OOM events analysed; a loop that catches them can make thousands.
 const MAX_OOMS: usize = 100;
 
-/// What the allocator held at one moment.
+/// The allocator's state at one time, bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Held {
     pub(super) reserved: u64,
     pub(super) allocated: u64,
     /// Free parts of segments in use.
     pub(super) stuck: u64,
-    /// Segments wholly free.
+    /// Completely free segments.
     pub(super) releasable: u64,
     /// The largest gap.
     pub(super) largest_gap: u64,
 }
 
-/// What playing it again gave.
+/// The result of the replay.
 #[derive(Debug, Default)]
 pub(super) struct Played {
     pub(super) peak_allocated: u64,
     pub(super) peak_reserved: u64,
-    /// Memory taken from and given back to the device during the recording: calls and bytes.
+    /// Memory taken from and returned to the driver during the recording: calls and bytes.
     pub(super) taken: (u64, u64),
     pub(super) given_back: (u64, u64),
-    /// How often giving back began, and what was taken after the first time: calls and bytes.
+    /// How often the cache was emptied, and memory taken after the first time: calls and bytes.
     pub(super) flushes: u64,
     pub(super) taken_again: (u64, u64),
     /// Entry index and state of each OOM.
     pub(super) ooms: Vec<(usize, Held)>,
     pub(super) oom_count: u64,
-    /// The end state is the snapshot's, block by block, and no step contradicted the rules.
+    /// The replay ends in the snapshot's blocks, and no entry broke the allocator's rules.
     pub(super) consistent: bool,
     /// Nothing was reserved or allocated before the first entry.
     pub(super) from_start: bool,
@@ -83,11 +83,11 @@ struct Player<'a> {
     reserved: u64,
     allocated: u64,
     contradictions: u64,
-    /// The region of the last allocation, where the next one most likely is; empty at first.
+    /// The region of the last allocation, most likely also that of the next; empty at first.
     near: (u64, Region),
 }
 
-/// Plays a device's recording.
+/// Replays a device's recording.
 pub(super) fn play(snapshot: &Snapshot, device: u32, account: &Account) -> Played {
     let entries = snapshot.trace(device);
     let mut player = Player::at_start(snapshot, device, entries, &account.before);
@@ -100,7 +100,7 @@ pub(super) fn play(snapshot: &Snapshot, device: u32, account: &Account) -> Playe
     for (i, entry) in entries.iter().enumerate() {
         match entry.action {
             Action::Alloc => player.alloc(entry),
-            // Completed at once, as nearly always: that alone does both.
+            // Nearly always the free completes at once: handle both together.
             Action::FreeRequested if completes(entries.get(i + 1), entry) => {}
             Action::FreeRequested => player.free_requested(entry.addr),
             Action::FreeCompleted => player.free_completed(entry.addr),
@@ -165,7 +165,7 @@ impl<'a> Player<'a> {
         player
     }
 
-    /// The large pool never leaves a free block of 1 MiB or less: such a rest belongs to the block before it.
+    /// The large pool never leaves a free block of 1 MiB or less: such a remainder stays part of the block before it.
     fn widen(&mut self, block: &Before) {
         let size = rounded(self.settings, block.requested);
         let Some((gap, expandable)) = self.gap(block.address) else { return };
@@ -195,7 +195,7 @@ impl<'a> Player<'a> {
                     gap
                 }
             }
-            // More than there is room for, or outside every segment: the recording is not whole.
+            // Larger than the gap, or outside every segment: the recording is incomplete.
             _ => {
                 self.contradictions += 1;
                 wanted
@@ -208,7 +208,7 @@ impl<'a> Player<'a> {
         grow(&mut self.allocated, size);
     }
 
-    /// Whether the allocator cuts a free block that would leave `rest`.
+    /// Whether the allocator splits a free block, leaving `rest`.
     fn splits(&self, wanted: u64, rest: u64, expandable: bool) -> bool {
         if wanted <= SMALL || expandable || self.settings.expandable_segments {
             rest >= MIN_BLOCK
@@ -318,7 +318,7 @@ pub(super) fn rounded(settings: &Settings, size: u64) -> u64 {
     let class = size.ilog2().saturating_sub(20).min(15) as usize;
     let divisions = settings.roundup_divisions[class];
     if divisions > 1 && size > MIN_BLOCK.saturating_mul(divisions) && !size.is_power_of_two() {
-        // Divisions are a power of two in PyTorch; anything else is taken as the one below.
+        // Divisions are a power of two in PyTorch; round anything else down to one.
         let step = (1u64 << size.ilog2()) >> divisions.ilog2();
         return size.div_ceil(step.max(1)).saturating_mul(step.max(1));
     }

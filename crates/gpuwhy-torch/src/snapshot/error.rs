@@ -3,39 +3,36 @@
 
 use gpuwhy_model::units;
 
-/// What went wrong, and at which byte of the (unpacked) pickle.
+/// What went wrong; offsets are bytes of the unpacked pickle.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The pickle asks for something to be executed or looked up. Nothing was.
+    /// The pickle asks for code to be run or an object to be loaded. gpuwhy does neither.
     #[error(
-        "refused the pickle opcode {opcode} at byte {offset}: a memory snapshot holds plain data only, \
-         this file would run code or load objects; do not open it with Python's pickle"
+        "refused the pickle opcode {opcode} at byte {offset}: a memory snapshot holds only plain data, but this file \
+         would run code or load objects; do not open it with Python's pickle"
     )]
     Refused {
         /// The opcode's name as Python's `pickletools` prints it.
         opcode: &'static str,
-        /// Where it stands.
+        /// Its offset.
         offset: u64,
     },
-    /// Plain data, but of a kind that no snapshot has.
-    #[error(
-        "the pickle opcode {opcode} at byte {offset} is not something PyTorch writes in a snapshot: this file is \
-         another pickle"
-    )]
+    /// Plain data of a kind that no snapshot has.
+    #[error("not a PyTorch memory snapshot: PyTorch never writes the pickle opcode {opcode} (at byte {offset}) in one")]
     Unexpected {
         /// The opcode's name as Python's `pickletools` prints it.
         opcode: &'static str,
-        /// Where it stands.
+        /// Its offset.
         offset: u64,
     },
     /// The file ends before the pickle does.
-    #[error("the snapshot ends at byte {offset}, before the pickle does: it was cut off")]
+    #[error("the snapshot is cut off: it ends at byte {offset}, in the middle of the pickle")]
     Truncated {
         /// How many bytes there were.
         offset: u64,
     },
-    /// The bytes make no sense as a pickle.
+    /// The bytes are not a valid pickle.
     #[error("the pickle is damaged at byte {offset}: {what}")]
     Damaged {
         /// Where.
@@ -45,8 +42,8 @@ pub enum Error {
     },
     /// Reading on would take more memory than allowed, or more objects than can be numbered.
     #[error(
-        "not a snapshot gpuwhy can hold: what was read up to byte {offset} is more than the limit of {} of memory, or \
-         of more parts than can be numbered",
+        "the snapshot is too large: up to byte {offset} it needs more than the limit of {} of memory, or has more \
+         objects than gpuwhy can count",
         units::bytes(*limit)
     )]
     TooLarge {
@@ -55,14 +52,14 @@ pub enum Error {
         /// The limit on memory, bytes.
         limit: u64,
     },
-    /// A pickle, but of something else.
+    /// A valid pickle of something else.
     #[error("not a PyTorch memory snapshot: {what}")]
     NotASnapshot {
         /// What it is instead.
         what: String,
     },
-    /// The source of the bytes failed.
-    #[error("reading the snapshot failed at byte {offset}: {source}")]
+    /// The bytes could not be read.
+    #[error("cannot read the snapshot at byte {offset}: {source}")]
     Read {
         /// How far it was read.
         offset: u64,
@@ -72,7 +69,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether what was read before may still be used: the file is cut off or damaged, but not hostile.
+    /// Whether the data read so far may be used: the file is cut off or damaged, but not hostile.
     pub(super) fn leaves_something(&self) -> bool {
         matches!(self, Self::Truncated { .. } | Self::Damaged { .. } | Self::Read { .. })
     }

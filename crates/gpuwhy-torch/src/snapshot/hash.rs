@@ -10,7 +10,7 @@ fn fold(state: u64, word: u64) -> u64 {
     (product as u64) ^ ((product >> 64) as u64)
 }
 
-/// The seed of one run; makes hashers and hashes slices.
+/// The seed of this process; makes hashers and hashes slices.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Seed(u64);
 
@@ -77,13 +77,13 @@ impl BuildHasher for Seed {
     }
 }
 
-/// A map with that hash.
+/// A map with this hash.
 pub(super) type FastMap<K, V> = std::collections::HashMap<K, V, Seed>;
 
-/// From the hash of something kept elsewhere to its id there: what makes a table hold each thing once.
+/// Finds the id of an object by its hash, so that a table elsewhere holds each object once.
 #[derive(Debug, Default)]
 pub(super) struct Ids {
-    /// Upper half of the hash, and id + 1; 0 is an empty place. The length is a power of two.
+    /// Upper half of the hash, and id + 1; 0 is an empty slot. The length is a power of two.
     places: Vec<(u32, u32)>,
     used: usize,
 }
@@ -109,7 +109,7 @@ impl Ids {
         }
     }
 
-    /// Adds an id that [`Self::find`] did not find; `rehash` gives the hash of one already there.
+    /// Adds an id that [`Self::find`] did not find; `rehash` gives the hash of an existing id.
     pub(super) fn insert(&mut self, hash: u64, id: u32, rehash: impl Fn(u32) -> u64) {
         if (self.used + 1) * 2 > self.places.len() {
             let bigger = vec![(0, 0); (self.places.len() * 2).max(64)];

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes from anywhere, read in chunks, unpacked on the way when they are gzip.
+//! Reads a source in chunks and unpacks gzip.
 //!
-//! Beyond the first chunk a thread of its own reads (and unpacks) ahead, so that the parser never waits for a copy.
+//! After the first chunk a separate thread reads (and unpacks) ahead, so that the parser never waits for a copy.
 
 use super::error::Error;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -10,13 +10,13 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 
 /// Small enough to stay in a processor's second-level cache.
 const CHUNK: usize = 128 << 10;
-/// Room before each chunk's bytes for what the parser has left of the one before.
+/// Room before each chunk's bytes for the unparsed rest of the previous chunk.
 const HEAD: usize = 4 << 10;
 /// Files up to this size are not worth a thread.
 const FIRST: usize = 1 << 20;
 /// Chunks read ahead at most.
 const AHEAD: usize = 4;
-/// A single string may be this long; longer ones are not in any snapshot.
+/// The longest string accepted; no snapshot has a longer one.
 const MAX_STRING: usize = 64 << 20;
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
@@ -24,11 +24,11 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 struct Chunk {
     bytes: Vec<u8>,
     end: Option<End>,
-    /// Bytes of the source, before unpacking, drawn when this chunk was full.
+    /// Bytes read from the source, before unpacking, when this chunk was full.
     drawn: u64,
 }
 
-/// Counts bytes as they are drawn from the source, before any unpacking.
+/// Counts bytes read from the source, before unpacking.
 struct Counted<'a, R> {
     source: R,
     drawn: &'a AtomicU64,
@@ -49,21 +49,21 @@ enum End {
     Failed(std::io::Error),
 }
 
-/// Where chunks come from, and where used ones go back to.
+/// Where chunks come from and return to.
 struct Pump {
     full: Receiver<Chunk>,
     empty: Sender<Vec<u8>>,
 }
 
-/// A buffer that knows its offset and never believes a length it has not seen the bytes of.
+/// A buffer that knows its offset. It never trusts a length before it has seen the bytes.
 pub(super) struct Input<'a> {
     buffer: Vec<u8>,
     at: usize,
-    /// Offset in the unpacked stream of the buffer's first byte; wraps below 0 as the room before it has no offset.
+    /// Offset in the unpacked stream of the buffer's first byte; wraps below 0, because the room before it has no offset.
     base: u64,
     end: Option<End>,
     pump: Option<Pump>,
-    /// Bytes of the source that what was taken so far came from.
+    /// Bytes of the source consumed so far.
     drawn: u64,
     progress: Option<&'a mut dyn FnMut(u64)>,
 }
@@ -97,7 +97,7 @@ pub(super) fn with_input<T>(
     })
 }
 
-/// Reads until the source ends or nobody wants more.
+/// Reads until the source ends or the receiver is gone.
 fn pump(mut source: impl Read, to_parser: &SyncSender<Chunk>, used: &Receiver<Vec<u8>>, drawn: &AtomicU64) {
     loop {
         let chunk = read_chunk(&mut source, used.try_recv().unwrap_or_default(), CHUNK, drawn);
@@ -108,7 +108,7 @@ fn pump(mut source: impl Read, to_parser: &SyncSender<Chunk>, used: &Receiver<Ve
     }
 }
 
-/// The next `size` bytes, or as many as there are.
+/// The next `size` bytes, or all that are left.
 fn read_chunk(source: &mut impl Read, mut bytes: Vec<u8>, size: usize, drawn: &AtomicU64) -> Chunk {
     bytes.resize(HEAD + size, 0);
     let mut filled = HEAD;
@@ -118,7 +118,7 @@ fn read_chunk(source: &mut impl Read, mut bytes: Vec<u8>, size: usize, drawn: &A
             Ok(0) => end = Some(End::OfFile),
             Ok(got) => filled += got,
             Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            // What a cut-off gzip stream says.
+            // A gzip stream that is cut off.
             Err(e) if e.kind() == ErrorKind::UnexpectedEof => end = Some(End::OfFile),
             Err(e) => end = Some(End::Failed(e)),
         }
@@ -134,7 +134,7 @@ impl Input<'_> {
         self.base.wrapping_add(self.at as u64)
     }
 
-    /// What is buffered and not yet taken.
+    /// The buffered bytes not yet taken.
     #[inline]
     pub(super) fn ahead(&self) -> &[u8] {
         &self.buffer[self.at..]
@@ -146,7 +146,7 @@ impl Input<'_> {
         self.at = (self.at + n).min(self.buffer.len());
     }
 
-    /// Makes at least `n` bytes available, or says that the file ends before.
+    /// Makes at least `n` bytes available; an error if the file ends before.
     #[inline]
     fn need(&mut self, n: usize) -> Result<(), Error> {
         if self.buffer.len() - self.at >= n { Ok(()) } else { self.refill(n) }
@@ -172,7 +172,7 @@ impl Input<'_> {
                 let used = std::mem::replace(&mut self.buffer, bytes);
                 self.at = start;
                 if let Some(pump) = &self.pump {
-                    // The reader may be done already and not want it.
+                    // The reader may have ended already.
                     let _ = pump.empty.send(used);
                 }
             } else {
@@ -237,7 +237,7 @@ impl Input<'_> {
         Ok(take(&gathered))
     }
 
-    /// Passes over the next `n` bytes.
+    /// Skips the next `n` bytes.
     pub(super) fn skip(&mut self, n: u64) -> Result<(), Error> {
         let mut left = n;
         while left > 0 {
@@ -261,6 +261,6 @@ impl Input<'_> {
                 _ => break,
             }
         }
-        Err(Error::Damaged { offset, what: "a memo index that is no number".into() })
+        Err(Error::Damaged { offset, what: "a memo index that is not a number".into() })
     }
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Memory snapshots (`torch.cuda.memory._snapshot()`, pickled): read without executing anything, replayed to the
-//! byte, explained by line.
+//! byte, attributed to lines.
 //!
-//! Bytes go in, a [`MemoryReport`] comes out: [`analyse`]. The way there: `input` (chunks, gzip) → `pickle` (data
+//! [`analyse`] turns bytes into a [`MemoryReport`] in stages: `input` (chunks, gzip) → `pickle` (data
 //! opcodes) → `tables` (typed rows) → `model` (one shape for all versions) → `replay` (requested bytes) and
 //! `allocator` (whole blocks) → `analysis` → `report`.
 
@@ -27,17 +27,17 @@ pub use gpuwhy_stacks::{Owner, owner};
 pub use report::{Category, Device, MemoryReport, Oom, Pinned, Row, SegmentSize};
 use std::io::Read;
 
-/// Memory reading may take unless told otherwise; a snapshot of a gigabyte stays well below.
+/// Default limit on memory for reading, bytes; a snapshot of 1 GB stays well below.
 const DEFAULT_MEMORY_LIMIT: u64 = 8 << 30;
 
-/// What to look at, and what the file does not tell.
+/// Options, and facts that are not in the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Options {
     /// Only this device.
     pub device: Option<u32>,
-    /// The device's memory, bytes; without it nothing is said about headroom.
+    /// The device's memory, bytes; needed for headroom.
     pub capacity_bytes: Option<u64>,
-    /// Give up rather than hold more than this many bytes while reading.
+    /// Limit on memory while reading, bytes.
     pub memory_limit_bytes: u64,
 }
 
@@ -47,14 +47,14 @@ impl Default for Options {
     }
 }
 
-/// Reads a snapshot, plain or gzipped, from anything that gives bytes (`&[u8]`, a file) and analyses it.
+/// Reads and analyses a snapshot, plain or gzipped, from any source of bytes (`&[u8]`, a file).
 ///
-/// A file that is cut off or damaged is analysed as far as it goes, and the report's warnings say so. `progress`
-/// hears now and then, from this thread, how many bytes of `source` are done; of a gzipped one that is compressed
-/// bytes, so that set against the file's size they tell how long it still takes.
+/// Of a file that is cut off or damaged, the readable part is analysed, and the report's warnings say so. `progress` is
+/// called on this thread with the bytes of `source` done; of a gzipped one these are compressed bytes, to be compared
+/// with the file's size.
 ///
 /// # Errors
-/// When the pickle holds anything but plain data, is no snapshot, or gave nothing before it broke off.
+/// When the pickle holds anything but plain data, is not a snapshot, or ends before anything useful.
 pub fn analyse(
     source: impl Read + Send,
     options: &Options,

@@ -2,7 +2,7 @@
 //! A snapshot as the analyses see it: segments with their blocks, one trace per device, stacks by id.
 //!
 //! The shapes differ by version: a bare list of segments, Torch ≤ 2.0 (`history` instead of addresses and
-//! requested sizes), a dict with traces, settings and annotations. What they have in common is made here.
+//! requested sizes), a dict with traces, settings and annotations. This module brings them into one form.
 
 use super::error::Error;
 use super::pickle::Read;
@@ -26,7 +26,7 @@ pub(super) struct Settings {
     pub(super) conf: String,
 }
 
-/// One device's recorded steps: a range of [`Snapshot::entries`].
+/// One device's recording: a range of [`Snapshot::entries`].
 #[derive(Debug, Clone)]
 pub(super) struct Trace {
     pub(super) device: u32,
@@ -46,12 +46,12 @@ pub(super) struct Snapshot {
     pub(super) settings: Settings,
     /// Whether the file ends, or is damaged, before the end of the traces.
     pub(super) trace_cut: bool,
-    /// What a reader of the numbers must know.
+    /// Warnings about the numbers.
     pub(super) warnings: Vec<String>,
 }
 
 impl Snapshot {
-    /// Makes sense of what was read.
+    /// Builds the model from the tables.
     pub(super) fn new(read: Read) -> Result<Self, Error> {
         let Read { mut tables, top, bytes, cut, trace_cut } = read;
         let mut warnings = Vec::new();
@@ -60,13 +60,13 @@ impl Snapshot {
                 return Err(error);
             }
             warnings.push(format!(
-                "{error}; analysed is what stands before: {} segments, {} trace entries",
+                "{error}; the analysis covers what comes before: {} segments, {} trace entries",
                 units::count(tables.segments.len() as u64),
                 units::count(tables.entries.len() as u64)
             ));
         }
         if trace_cut {
-            warnings.push("the recording's end is missing: peaks cover only what was read".into());
+            warnings.push("the end of the recording is missing: peaks cover only what was read".into());
         }
         let parts = Parts::find(&tables, top)?;
         let mut snapshot = Self {
@@ -109,19 +109,20 @@ impl Snapshot {
         }
         if older {
             self.warnings.push(
-                "written by Torch 2.0 or older: block addresses and requested sizes come from their history".into(),
+                "written by PyTorch 2.0 or older: block addresses and requested sizes are taken from the block history"
+                    .into(),
             );
         }
     }
 
-    /// Entries stay where they are unless a trace's are not one after the other.
+    /// Moves entries only if those of a trace are not consecutive.
     fn take_traces(&mut self, tables: &mut Tables, list: u32) {
         let traces: Vec<u32> =
             tables.items(list).map(|i| if i.is(Tag::List) { i.index() as u32 } else { NOTHING }).collect();
         let mut entries = std::mem::take(&mut tables.entries);
         let mut last = (NOTHING, NOTHING);
         for entry in &mut entries {
-            // Neighbours often share a stack: one look-up for both.
+            // Neighbours often share a stack: look it up once.
             if entry.stack != last.0 {
                 last = (entry.stack, tables.stack_of(entry.stack));
             }
@@ -154,18 +155,18 @@ impl Snapshot {
         if self.segments.is_empty() && self.traces.is_empty() {
             let bytes = units::count(bytes);
             self.warnings
-                .push(format!("the snapshot ({bytes} bytes) holds no segments and no trace: nothing was allocated"));
+                .push(format!("the snapshot ({bytes} bytes) has no segments and no trace: nothing was allocated"));
         } else if self.traces.is_empty() && !self.trace_cut {
             self.warnings.push(
-                "no allocation history in this snapshot: call torch.cuda.memory._record_memory_history() before the \
-                 run; peaks are what is allocated now"
+                "no allocation history in this snapshot, so peaks are what is allocated now: call \
+                 torch.cuda.memory._record_memory_history() before the run"
                     .into(),
             );
         }
         let host = tables.items(parts.host_segments).count();
         if host > 0 {
             let host = units::count(host as u64);
-            self.warnings.push(format!("{host} segments of pinned host memory are in the file and were left out"));
+            self.warnings.push(format!("left out {host} segments of pinned host memory that are in the file"));
         }
     }
 
@@ -184,18 +185,18 @@ impl Snapshot {
         with_blocks.filter(move |(s, _)| s.device == device).map(|(s, range)| (s, &self.blocks[range.clone()]))
     }
 
-    /// A device's recorded steps, oldest first.
+    /// A device's recording, oldest entry first.
     pub(super) fn trace(&self, device: u32) -> &[Entry] {
         let trace = self.traces.iter().find(|t| t.device == device);
         trace.and_then(|t| self.entries.get(t.range.clone())).unwrap_or_default()
     }
 
-    /// Whether a device's recorded steps may lack their end: of the traces read only the last can.
+    /// Whether a device's recording may lack its end. Only the last one read can.
     pub(super) fn trace_cut(&self, device: u32) -> bool {
         self.trace_cut && self.traces.last().is_none_or(|last| device >= last.device)
     }
 
-    /// Devices there is anything about, in order.
+    /// The devices in the file, in order.
     pub(super) fn devices(&self) -> Vec<u32> {
         let mut devices: Vec<u32> = self.segments.iter().map(|s| s.device).collect();
         devices.extend(self.traces.iter().map(|t| t.device));
@@ -243,7 +244,7 @@ impl Parts {
             let foreign = tables.items(parts.segments).find(|item| !item.is(Tag::Segment));
             return match foreign {
                 None => Ok(parts),
-                Some(_) => Err(Error::NotASnapshot { what: "a list of something other than segments".into() }),
+                Some(_) => Err(Error::NotASnapshot { what: "a list, but not of segments".into() }),
             };
         }
         let dict = tables.dict(top);
@@ -261,7 +262,7 @@ impl Parts {
     }
 }
 
-/// A block with what older versions keep elsewhere. `address` is where it must start.
+/// A block, with data that older versions keep elsewhere. `address` is where it must start.
 fn complete(tables: &mut Tables, mut block: Block, address: u64, older: &mut bool) -> Block {
     let newest = tables.items(block.history).find(|i| i.is(Tag::Block)).map(|i| tables.blocks[i.index()]);
     if let Some(newest) = newest {

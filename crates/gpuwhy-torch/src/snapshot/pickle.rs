@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pickle machine for data only: protocols 2 to 5, plain containers, strings, numbers and the memo.
 //!
-//! Opcodes that import, call or build objects are refused by name; there is no code here that could carry
-//! them out. The machine has no recursion: nesting lives on its own stack, whose size is bounded like the
+//! Opcodes that import, call or build objects are refused by name; there is no code here that could execute
+//! them. The machine has no recursion: nesting lives on its own stack, whose size is bounded like the
 //! tables'. Values go straight into [`Tables`]; no tree of objects is ever built.
 
 use super::error::Error;
@@ -14,17 +14,17 @@ use super::value::{Short, Tag, Value};
 
 /// Highest protocol known.
 const MAX_PROTOCOL: u8 = 5;
-/// Bytes between looks at the memory used.
+/// Bytes read between checks of the memory used.
 const CHECK_EVERY: u64 = 64 << 10;
 
-/// What reading gave.
+/// The result of reading.
 pub(super) struct Read {
     pub(super) tables: Tables,
     /// The outermost object.
     pub(super) top: Value,
     /// Bytes read.
     pub(super) bytes: u64,
-    /// Why reading stopped early, if it did; what was open then was closed as it was.
+    /// Why reading stopped early, if it did; containers open at that point were closed.
     pub(super) cut: Option<Error>,
     /// Whether reading stopped before the end of the traces.
     pub(super) trace_cut: bool,
@@ -64,7 +64,7 @@ struct Machine<'a> {
 }
 
 impl Machine<'_> {
-    /// Bursts over what is buffered, and single steps where an opcode is rare, wrong or cut by the buffer's end.
+    /// Runs fast over buffered bytes, and in single steps where an opcode is rare, wrong or crosses the buffer's end.
     fn run(&mut self) -> Result<Value, Error> {
         loop {
             self.burst();
@@ -106,8 +106,8 @@ impl Machine<'_> {
         }
     }
 
-    /// The frequent opcodes, straight from the buffer. Stops before anything it does not know or that is wrong:
-    /// the single step that follows deals with it and words the error.
+    /// The frequent opcodes, straight from the buffer. Stops before anything unknown or wrong: the
+    /// single step that follows handles it or reports the error.
     fn burst(&mut self) {
         let Self { input, tables, stack, marks, memo, .. } = self;
         let bytes = input.ahead();
@@ -145,7 +145,7 @@ impl Machine<'_> {
         input.skip_buffered(at);
     }
 
-    /// Numbers, strings and the rest of what may stand in a snapshot.
+    /// Numbers, strings and everything else that a snapshot may hold.
     #[inline]
     fn scalar(&mut self, op: u8) -> Result<(), Error> {
         let value = match op {
@@ -279,7 +279,9 @@ impl Machine<'_> {
     fn protocol(&mut self) -> Result<(), Error> {
         let protocol = self.input.byte()?;
         if protocol > MAX_PROTOCOL {
-            return Err(self.damaged(&format!("pickle protocol {protocol}, known are those up to {MAX_PROTOCOL}")));
+            return Err(
+                self.damaged(&format!("unknown pickle protocol {protocol} (the newest known is {MAX_PROTOCOL})"))
+            );
         }
         Ok(())
     }
@@ -298,10 +300,12 @@ impl Machine<'_> {
     #[inline]
     fn put(&mut self, index: u64) -> Result<(), Error> {
         let top = self.top()?;
-        // Every entry costs at least two bytes, so a larger index only serves to fill memory.
+        // Every entry costs at least two bytes, so a larger index is an attempt to fill memory.
         let offset = self.input.offset();
         if index > offset / 2 + 256 {
-            return Err(self.damaged(&format!("memo index {index}, more than {offset} bytes can have stored")));
+            return Err(
+                self.damaged(&format!("invalid memo index {index}: {offset} bytes cannot hold so many entries"))
+            );
         }
         let short = self.tables.short(top);
         let index = index as usize;
@@ -322,7 +326,7 @@ impl Machine<'_> {
     fn top(&self) -> Result<Value, Error> {
         match self.stack.last() {
             Some(top) => Ok(*top),
-            None => Err(self.damaged("an opcode needs a value and the stack is empty")),
+            None => Err(self.damaged("an opcode needs a value, but the stack is empty")),
         }
     }
 
@@ -345,8 +349,8 @@ impl Machine<'_> {
     fn pop_mark(&mut self) -> Result<usize, Error> {
         match self.marks.pop() {
             Some(at) if at <= self.stack.len() => Ok(at),
-            Some(_) => Err(self.damaged("a value below an open MARK was taken away")),
-            None => Err(self.damaged("items end that never began (no MARK)")),
+            Some(_) => Err(self.damaged("a value below an open MARK was removed")),
+            None => Err(self.damaged("items end without a start (no MARK)")),
         }
     }
 
@@ -355,7 +359,7 @@ impl Machine<'_> {
         let at = self.pop_mark()?;
         match at.checked_sub(1).map(|below| self.stack[below]) {
             Some(list) if list.is(Tag::List) => self.tables.append(list.index(), &self.stack[at..]),
-            _ => return Err(self.damaged("items are added to something that is no list")),
+            _ => return Err(self.damaged("items are added to a value that is not a list")),
         }
         self.stack.truncate(at);
         Ok(())
@@ -366,7 +370,7 @@ impl Machine<'_> {
         let n = self.stack.len();
         match n.checked_sub(2).map(|below| self.stack[below]) {
             Some(list) if list.is(Tag::List) => self.tables.append(list.index(), &self.stack[n - 1..]),
-            _ => return Err(self.damaged("an item is added to something that is no list")),
+            _ => return Err(self.damaged("an item is added to a value that is not a list")),
         }
         self.stack.truncate(n - 1);
         Ok(())
@@ -377,7 +381,7 @@ impl Machine<'_> {
         let at = self.pop_mark()?;
         match at.checked_sub(1).map(|below| self.stack[below]) {
             Some(dict) if dict.is(Tag::Dict) => self.set_from(dict, at),
-            _ => Err(self.damaged("pairs are added to something that is no dict")),
+            _ => Err(self.damaged("pairs are added to a value that is not a dict")),
         }
     }
 
@@ -385,7 +389,7 @@ impl Machine<'_> {
         let n = self.stack.len();
         match n.checked_sub(3).map(|below| self.stack[below]) {
             Some(dict) if dict.is(Tag::Dict) => self.set_from(dict, n - 2),
-            _ => Err(self.damaged("a pair is added to something that is no dict")),
+            _ => Err(self.damaged("a pair is added to a value that is not a dict")),
         }
     }
 
@@ -402,7 +406,7 @@ impl Machine<'_> {
     fn tuple_of(&mut self, n: usize) -> Result<(), Error> {
         match self.stack.len().checked_sub(n) {
             Some(at) => self.fold(at, true),
-            None => Err(self.damaged("a tuple of more items than there are")),
+            None => Err(self.damaged("a tuple has more items than the stack")),
         }
     }
 
@@ -435,7 +439,7 @@ impl Machine<'_> {
     fn long(&mut self, n: u32) -> Result<Value, Error> {
         let mut bytes = [0u8; 16];
         if n > 9 {
-            return Err(self.damaged(&format!("a number of {n} bytes; a snapshot's have nine at most")));
+            return Err(self.damaged(&format!("a number of {n} bytes; a snapshot's numbers have at most nine")));
         }
         let n = n as usize;
         self.input.bytes(n as u64, |given| bytes[..n].copy_from_slice(given))?;
@@ -448,7 +452,7 @@ impl Machine<'_> {
         }
         match u64::try_from(number) {
             Ok(bits) => Ok(self.tables.keep_wide(Tag::Wide, bits)),
-            Err(_) => Err(self.damaged("a number beyond 64 bits")),
+            Err(_) => Err(self.damaged("a number of more than 64 bits")),
         }
     }
 
@@ -463,18 +467,18 @@ impl Machine<'_> {
         } else if let Some(opcode) = unexpected_name(op) {
             Error::Unexpected { opcode, offset }
         } else {
-            Error::Damaged { offset, what: format!("byte 0x{op:02x} is no pickle opcode") }
+            Error::Damaged { offset, what: format!("byte 0x{op:02x} is not a pickle opcode") }
         }
     }
 
-    /// Whether what is open says that (more of) the traces were still to come.
+    /// Whether the open containers show that (more of) the traces should follow.
     fn before_end_of_traces(&self) -> bool {
         let Some(&top) = self.stack.first() else { return true };
         if !top.is(Tag::Dict) {
             // A bare list of segments: there are no traces.
             return false;
         }
-        // Keys and values of the open top dict, up to the first thing that is open in it.
+        // Keys and values of the open top dict, up to the first open container in it.
         let from = self.marks.first().map_or(1, |mark| (*mark).min(self.stack.len()));
         let to = self.marks.get(1).map_or(self.stack.len(), |mark| (*mark).min(self.stack.len()));
         let open = self.stack.get(from..to).unwrap_or_default();
@@ -494,7 +498,7 @@ impl Machine<'_> {
         }
     }
 
-    /// After a file was cut off: closes what is open, innermost first, so that what was read hangs together.
+    /// After a file was cut off: closes open containers, innermost first, so that their contents are reachable.
     fn close_all(&mut self) -> Value {
         while let Some(at) = self.marks.pop() {
             let at = at.min(self.stack.len());
@@ -508,7 +512,7 @@ impl Machine<'_> {
                 _ => {}
             }
         }
-        // What is left below the outermost MARK: the top object, and what was to be its only item.
+        // Left below the outermost MARK: the top object, and possibly its only item.
         let rest = std::mem::take(&mut self.stack);
         match rest.split_first() {
             Some((&list, items)) if list.is(Tag::List) => {
@@ -573,7 +577,7 @@ fn unexpected_name(op: u8) -> Option<&'static str> {
         b'\x8f' => "EMPTY_SET",
         b'\x90' => "ADDITEMS",
         b'\x91' => "FROZENSET",
-        // Protocol 0's text forms: no version of PyTorch writes them.
+        // Text forms of protocol 0: no version of PyTorch writes them.
         b'I' => "INT",
         b'L' => "LONG",
         b'F' => "FLOAT",

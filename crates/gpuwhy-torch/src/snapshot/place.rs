@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stack tells: whose line allocated, through which op, and for what.
+//! What a stack shows: the line that allocated, the op, and the category.
 //!
-//! Rules about functions' names are here; whose file it is, gpuwhy-stacks knows.
+//! Rules about function names are here; rules about whose file it is are in gpuwhy-stacks.
 
 use super::hash::FastMap;
 use super::model::Snapshot;
 use super::report::Category;
 use gpuwhy_stacks::{Owner, owner};
 
-/// What all allocations with one stack have in common. Lines and ops are ids: equal ones read the same.
+/// What all allocations with one stack share. Lines and ops are ids: equal text has equal ids.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Place {
-    /// Your line; without one a package's, without one PyTorch's. 0: none.
+    /// The innermost line of your code, else of a package, else of PyTorch. 0: none.
     pub(super) line: u32,
     /// Whether `line` is your own.
     pub(super) yours: bool,
@@ -39,7 +39,7 @@ pub(super) enum Part {
     Backward,
     /// A backward node that stores a parameter's gradient.
     Accumulate,
-    /// A forward run again inside the backward, to save activations.
+    /// A forward recomputed in the backward, to save activations.
     Recompute,
     Communication,
     Input,
@@ -48,12 +48,12 @@ pub(super) enum Part {
     /// No frames at all.
     #[default]
     Unknown,
-    /// Frames that say nothing about it.
+    /// Frames that do not show it.
     Other,
 }
 
 impl Part {
-    /// Whether the stack belongs to the backward pass; `None` where it cannot tell.
+    /// Whether the stack belongs to the backward pass; `None` if it does not show that.
     pub(super) fn in_backward(self) -> Option<bool> {
         match self {
             Self::Backward | Self::Accumulate | Self::Recompute => Some(true),
@@ -62,7 +62,7 @@ impl Part {
         }
     }
 
-    /// What the memory is for, going by the stack alone.
+    /// What the memory is for, judged by the stack alone.
     pub(super) fn category(self) -> Category {
         match self {
             Self::Parameters => Category::Parameters,
@@ -80,7 +80,7 @@ impl Part {
     }
 }
 
-/// Every stack's place, by stack id, worked out when first asked for.
+/// Every stack's place, by stack id, computed on first use.
 pub(super) struct Places<'a> {
     snapshot: &'a Snapshot,
     known: Vec<Option<Place>>,
@@ -132,7 +132,7 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Each thing once, under ids from 1 on.
+/// Stores each value once, with ids from 1.
 struct Once<T> {
     ids: FastMap<T, u32>,
     things: Vec<T>,
@@ -158,7 +158,7 @@ impl<T: Clone + Eq + std::hash::Hash> Once<T> {
     }
 }
 
-/// What was seen going through a stack.
+/// What a walk through a stack has found.
 #[derive(Default)]
 struct Seen {
     best: Option<(Owner, SourceLine)>,
@@ -189,7 +189,7 @@ fn look_at(snapshot: &Snapshot, stack: u32) -> Seen {
     seen
 }
 
-/// Which of two parts says more. What comes first in this order wins: a forward inside a checkpoint's
+/// The more specific of two parts. The first in this order wins: a forward inside a checkpoint's
 /// recomputation is recomputation, an optimizer's copy is the optimizer's.
 fn stronger(a: Part, b: Part) -> Part {
     const ORDER: [Part; 13] = [

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The pickle machine's frequent steps, straight from a buffer that holds them whole.
 //!
-//! None of them reports an error: what they turn down is done again, step by step, by the machine.
+//! They report no errors: the machine repeats, step by step, anything that they reject.
 
 use super::tables::Tables;
 use super::value::{Short, Tag, Value};
@@ -9,7 +9,7 @@ use super::value::{Short, Tag, Value};
 /// They look this far ahead: the longest opcode with its number.
 pub(super) const WINDOW: usize = 16;
 
-/// A run of GETs: a list of frames is one. Gives the bytes taken; an index never stored ends it.
+/// A run of GETs, such as a list of frames. Returns the bytes taken; ends at an index that was never stored.
 #[inline]
 pub(super) fn recall_run(bytes: &[u8], memo: &mut [Short], tables: &mut Tables, stack: &mut Vec<Value>) -> usize {
     let mut at = 0;
@@ -30,7 +30,7 @@ pub(super) fn recall_run(bytes: &[u8], memo: &mut [Short], tables: &mut Tables, 
 fn recall(memo: &mut [Short], tables: &mut Tables, index: u32) -> Option<Value> {
     let place = memo.get_mut(index as usize)?;
     if place.is(Tag::Dict) {
-        // A dict that is asked for again is a frame: from now on the memo holds the frame itself.
+        // A dict that is fetched again is a frame: from now on the memo holds the frame itself.
         let row = tables.resolved(place.value());
         if row.is(Tag::Frame) {
             *place = row;
@@ -39,7 +39,7 @@ fn recall(memo: &mut [Short], tables: &mut Tables, index: u32) -> Option<Value> 
     Some(place.value())
 }
 
-/// Puts what stands above the MARK into the list or dict below it; `false` where that makes no sense.
+/// Adds the values above the MARK to the list or dict below it; `false` if that is not possible.
 #[inline]
 pub(super) fn close(tables: &mut Tables, stack: &mut Vec<Value>, mark: usize, list: bool) -> bool {
     let Some(items) = stack.get(mark..) else { return false };
@@ -62,7 +62,7 @@ pub(super) fn quick_value(next: &[u8; WINDOW], rest: &[u8], tables: &mut Tables)
         [b'M', a, b, ..] => (tables.int(i64::from(u16::from_le_bytes([*a, *b]))), 3),
         [b'J', a, b, c, d, ..] => (tables.int(i64::from(i32::from_le_bytes([*a, *b, *c, *d]))), 5),
         [b'\x8a', n @ 1..=8, a, b, c, d, e, f, g, h, ..] => {
-            // Shifted up and down again: the sign comes along.
+            // Shifting up and down again extends the sign.
             let unused = 64 - 8 * u32::from(*n);
             let number = u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) << unused;
             (tables.int((number as i64) >> unused), 2 + usize::from(*n))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The exact account of requested bytes: what was there before the recording, every allocation and free, and
-//! whether they add up to what the snapshot says is live.
+//! The exact account of requested bytes: memory from before the recording, every allocation and free, and whether
+//! they add up to the snapshot's live bytes.
 //!
-//! As PyTorch counts `requested_bytes`: from `alloc` until `free_completed`.
+//! Bytes count from `alloc` until `free_completed`, as in PyTorch's `requested_bytes`.
 
 use super::hash::FastMap;
 use super::model::Snapshot;
@@ -17,11 +17,11 @@ pub(super) struct Before {
     pub(super) address: u64,
     /// Requested bytes.
     pub(super) requested: u64,
-    /// The block's size, where the snapshot still shows it.
+    /// The block's size, if it is still in the snapshot.
     pub(super) block: Option<u64>,
     /// Index of the entry that freed it, or [`NEVER`].
     pub(super) freed_at: u32,
-    /// The stack that allocated it, where the snapshot's block has one; [`super::rows::NOTHING`] otherwise.
+    /// The stack that allocated it, if the snapshot's block has one; else [`super::rows::NOTHING`].
     pub(super) stack: u32,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Account {
     pub(super) allocated_bytes: u64,
     pub(super) freed_bytes: u64,
     pub(super) peak_bytes: u64,
-    /// The peak stood after this many entries.
+    /// The peak is after this many entries.
     pub(super) peak_at: usize,
     /// Requested bytes of the snapshot's active blocks.
     pub(super) live_bytes: u64,
@@ -50,12 +50,12 @@ impl Account {
         i128::from(self.before_bytes) + i128::from(self.allocated_bytes) - i128::from(self.freed_bytes)
     }
 
-    /// Whether the recording adds up to what is live, to the byte, without contradiction.
+    /// Whether the recording adds up to the live bytes exactly, without contradiction.
     pub(super) fn reconciled(&self) -> bool {
         self.contradictions == 0 && self.end_bytes() == i128::from(self.live_bytes)
     }
 
-    /// Keeps the account of one device.
+    /// The account of one device.
     pub(super) fn new(snapshot: &Snapshot, device: u32) -> Self {
         let entries = snapshot.trace(device);
         let mut account = Self { freed_at: vec![NEVER; entries.len()], ..Self::default() };
@@ -65,7 +65,7 @@ impl Account {
         account
     }
 
-    /// Pairs allocations with frees. Gives the address and entry of what is left.
+    /// Pairs allocations with frees. Returns the address and entry of allocations without a free.
     fn follow(&mut self, entries: &[Entry]) -> FastMap<u64, Seen> {
         let mut seen: FastMap<u64, Seen> = FastMap::default();
         for (i, entry) in entries.iter().enumerate() {
@@ -99,7 +99,7 @@ impl Account {
                 self.freed_at[block.entry as usize] = i as u32;
                 block.live = false;
             }
-            // Freed twice: its allocation in between is missing.
+            // Freed twice: the allocation in between is missing.
             Some(_) => self.contradictions += 1,
             None => {
                 self.before.push(Before {
@@ -114,7 +114,7 @@ impl Account {
         }
     }
 
-    /// Sets what the trace leaves live against the snapshot's active blocks.
+    /// Compares what is live after the trace with the snapshot's active blocks.
     fn compare(&mut self, snapshot: &Snapshot, device: u32, entries: &[Entry], mut live: FastMap<u64, Seen>) {
         for (_, block) in snapshot.device_blocks(device) {
             if block.state == State::Inactive {
@@ -168,11 +168,11 @@ impl Account {
     }
 }
 
-/// What is known of an address.
+/// The last allocation at an address.
 struct Seen {
     /// The entry that allocated it last.
     entry: u32,
     live: bool,
-    /// The program has given it back; a stream may still use it.
+    /// The program has freed it; a stream may still use it.
     requested: bool,
 }

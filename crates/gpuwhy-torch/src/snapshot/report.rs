@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the analysis of a snapshot says. Its JSON is the `memory` part of `gpuwhy.profile/1`
-//! (docs/profile-json.md); `findings` and `warnings` go beside it, not into it.
+//! The analysis of a snapshot. Its JSON is the `memory` part of `gpuwhy.profile/1` (docs/profile-json.md); `findings` and
+//! `warnings` are separate keys of the document.
 
 use gpuwhy_model::finding::Finding;
 use serde::Serialize;
 
-/// What memory is used for, as far as stacks tell.
+/// What memory is used for, judged by stacks and lifetimes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Category {
     /// Weights and buffers of modules.
     Parameters,
-    /// Made in the backward and kept beyond it.
+    /// Allocated in the backward and kept after it.
     Gradients,
-    /// Made by the optimizer and kept.
+    /// Allocated by the optimizer and kept.
     OptimizerState,
-    /// Made and freed within the optimizer's step.
+    /// Allocated and freed within the optimizer's step.
     OptimizerTemporary,
-    /// Made in the forward.
+    /// Allocated in the forward.
     Activations,
-    /// Activations made again in the backward (checkpointing).
+    /// Activations recomputed in the backward (checkpointing).
     Recomputed,
-    /// Made and freed within the backward.
+    /// Allocated and freed within the backward.
     Backward,
     /// Collectives and sharding.
     Communication,
@@ -29,14 +29,14 @@ pub enum Category {
     Inputs,
     /// Scratch memory of cuBLAS and cuDNN.
     Workspace,
-    /// Allocated before the recording began; by whom is not known.
+    /// Allocated before the recording began, so the line is unknown.
     PreExisting,
-    /// The stack does not tell.
+    /// The stack does not show it.
     Other,
 }
 
 impl Category {
-    /// As in JSON, with blanks.
+    /// As in JSON, with spaces.
     pub fn label(self) -> &'static str {
         match self {
             Self::Parameters => "parameters",
@@ -55,12 +55,12 @@ impl Category {
     }
 }
 
-/// Bytes by who asked for them.
+/// Bytes by the line that allocated them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// Device index.
     pub device: u32,
-    /// Source file of the line in your code (without one: in a package, then in PyTorch).
+    /// Source file of the innermost line of your code, else of a package, else of PyTorch.
     pub file: Option<String>,
     /// Line number.
     pub line: Option<u32>,
@@ -68,9 +68,9 @@ pub struct Row {
     pub function: Option<String>,
     /// The PyTorch op.
     pub op: Option<String>,
-    /// What for.
+    /// What it is used for.
     pub category: Category,
-    /// Requested bytes, all together.
+    /// Total requested bytes.
     pub bytes: u64,
     /// How many blocks (in `churn`: allocations).
     pub count: u64,
@@ -93,35 +93,35 @@ impl Row {
 pub struct Device {
     /// Device index.
     pub index: u32,
-    /// Taken from the device.
+    /// Taken from the driver.
     pub reserved_bytes: u64,
-    /// In blocks the program holds; as `torch.cuda.memory_allocated`.
+    /// In blocks in use, as `torch.cuda.memory_allocated`.
     pub allocated_bytes: u64,
     /// What the program asked for, in active blocks.
     pub requested_bytes: u64,
-    /// Freed by the program, still used by a stream.
+    /// Freed by the program, but still used by a stream.
     pub pending_bytes: u64,
-    /// Inside blocks, beyond what was asked for.
+    /// Padding inside blocks.
     pub rounding_bytes: u64,
-    /// Free parts of segments that are in use: neither usable for larger requests nor returnable.
+    /// Free parts of segments in use: too small for larger requests, and not returnable.
     pub stuck_bytes: u64,
     /// What `torch.cuda.empty_cache()` would return.
     pub releasable_bytes: u64,
-    /// Reserved by private pools (CUDA graphs), apart from the above.
+    /// Reserved by private pools (CUDA graphs); not in the two above.
     pub private_pool_bytes: u64,
-    /// Of that, not in use.
+    /// The free part of it.
     pub private_pool_free_bytes: u64,
-    /// The largest allocation that fits without taking more from the device.
+    /// The largest allocation that fits without reserving more.
     pub largest_fit_bytes: u64,
-    /// Most that blocks took; as `torch.cuda.max_memory_allocated`.
+    /// Peak of allocated bytes, as `torch.cuda.max_memory_allocated`.
     pub peak_allocated_bytes: u64,
-    /// Whether that is exact: the recording covers the whole run and playing it again ends in this snapshot.
+    /// Whether that is exact: the recording covers the whole run, and its replay ends in this snapshot.
     pub peak_allocated_exact: bool,
-    /// Most that was asked for at one time; exact within the recording.
+    /// Peak of requested bytes; exact within the recording.
     pub peak_requested_bytes: u64,
-    /// Most that was reserved within the recording.
+    /// Peak of reserved bytes within the recording.
     pub peak_reserved_bytes: u64,
-    /// When the requested peak stood, microseconds of Unix time.
+    /// Time of the requested peak, microseconds of Unix time.
     pub peak_time_us: Option<u64>,
     /// Requested bytes live before the recording began.
     pub preexisting_bytes: u64,
@@ -131,18 +131,18 @@ pub struct Device {
     pub recorded_freed_bytes: u64,
     /// Whether pre-existing + allocated − freed = requested, to the byte, with no entry contradicting another.
     pub reconciled: bool,
-    /// Steps in the recording.
+    /// Entries of the recording.
     pub trace_entries: u64,
-    /// Calls that took memory from the device during the recording.
+    /// Calls that took memory from the driver during the recording.
     pub segments_taken: u64,
-    /// Calls that gave memory back to it.
+    /// Calls that returned memory to it.
     pub segments_returned: u64,
     /// Whether segments can grow (`expandable_segments:True`).
     pub expandable_segments: bool,
-    /// The device's memory, when told.
+    /// The device's memory, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_bytes: Option<u64>,
-    /// Capacity less the most that was reserved.
+    /// Capacity minus the peak of reserved bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub headroom_bytes: Option<u64>,
 }
@@ -167,9 +167,9 @@ pub struct SegmentSize {
 pub struct Pinned {
     /// The segment's size.
     pub segment_bytes: u64,
-    /// In use of it.
+    /// Bytes in use.
     pub held_bytes: u64,
-    /// The rest.
+    /// The free rest.
     pub stuck_bytes: u64,
     /// The largest block in it; `count` is how many there are.
     #[serde(flatten)]
@@ -181,9 +181,9 @@ pub struct Pinned {
 pub struct Oom {
     /// Microseconds of Unix time.
     pub time_us: u64,
-    /// What was asked for.
+    /// Requested bytes.
     pub asked_bytes: u64,
-    /// Free on the device at that moment.
+    /// Free on the device at that time.
     pub device_free_bytes: u64,
     /// Reserved then.
     pub reserved_bytes: u64,
@@ -195,10 +195,10 @@ pub struct Oom {
     pub releasable_bytes: u64,
     /// The largest free block then.
     pub largest_fit_bytes: u64,
-    /// Who asked; `bytes` is what was asked for.
+    /// The line that requested it; `bytes` is the size of the request.
     #[serde(flatten)]
     pub by: Row,
-    /// The line that held most then.
+    /// The line that held most memory then.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub largest_holder: Option<Row>,
 }
@@ -206,7 +206,7 @@ pub struct Oom {
 /// Everything about the memory in a snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct MemoryReport {
-    /// One for each device there is anything about.
+    /// The devices in the snapshot.
     pub devices: Vec<Device>,
     /// What is live now, largest first; adds up to `requested_bytes`.
     pub live: Vec<Row>,
@@ -220,9 +220,9 @@ pub struct MemoryReport {
     pub largest_blocks: Vec<Row>,
     /// Segments by size.
     pub segment_sizes: Vec<SegmentSize>,
-    /// Segments held by little.
+    /// Segments that are less than half in use.
     pub pinned: Vec<Pinned>,
-    /// What to know about the numbers.
+    /// Warnings about the numbers.
     #[serde(skip)]
     pub warnings: Vec<String>,
     /// What is wrong, worst first.

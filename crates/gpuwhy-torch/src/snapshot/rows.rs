@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the rows of a snapshot's tables hold.
+//! The rows of a snapshot's tables.
 
 use super::strings::{StrId, key};
 use super::value::{Tag, Value};
@@ -7,7 +7,7 @@ use super::value::{Tag, Value};
 /// No stack, no list, no string.
 pub(super) const NOTHING: u32 = u32::MAX;
 
-/// The sum of sizes that come from a file: what makes no sense must not wrap around.
+/// A sum of sizes from a file: forged ones must not wrap around.
 pub(super) fn total(sizes: impl Iterator<Item = u64>) -> u64 {
     sizes.fold(0, u64::saturating_add)
 }
@@ -41,7 +41,7 @@ pub(super) enum Action {
     Other,
 }
 
-/// One step of the allocator. 32 bytes: there may be millions.
+/// One action of the allocator. 32 bytes, as there may be millions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Entry {
     /// For an OOM: bytes free on the device.
@@ -75,11 +75,11 @@ pub(super) struct Block {
     pub(super) requested: Option<u64>,
     pub(super) state: State,
     pub(super) stack: u32,
-    /// List of what was here, newest first (Torch ≤ 2.0).
+    /// List of earlier blocks here, newest first (PyTorch ≤ 2.0).
     pub(super) history: u32,
 }
 
-/// Memory taken from the device in one piece.
+/// Memory taken from the driver in one piece.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Segment {
     pub(super) device: u32,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Compact typed tables, filled while the pickle is read: a dict becomes a row the moment its items arrive.
+//! Compact typed tables, filled while the pickle is read: a dict becomes a row as soon as its items arrive.
 //!
-//! A stack of frames is kept once however often the file repeats it: its id is the chunk of frame ids it is.
+//! A stack is kept once, however often the file repeats it. Its id is that of its chunk of frame ids.
 
 use super::hash::{Ids, Seed};
 use super::rows::{
@@ -27,7 +27,7 @@ enum Items {
     Many(u32),
 }
 
-/// A dict with more keys than this is none of ours.
+/// A dict with more keys than this is not a snapshot's.
 const MAX_KEYS: usize = 64;
 
 /// Everything read so far.
@@ -46,7 +46,7 @@ pub(super) struct Tables {
     many: Vec<Vec<u32>>,
     /// Rows in all of `many`, for the memory account.
     many_items: usize,
-    /// What each dict turned out to be.
+    /// The kind of each dict, once known.
     dicts: Vec<Short>,
     pub(super) entries: Vec<Entry>,
     pub(super) segments: Vec<Segment>,
@@ -60,7 +60,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Bytes held, near enough to stop a hostile file.
+    /// Bytes held, close enough to stop a hostile file.
     pub(super) fn memory(&self) -> usize {
         fn of<T>(v: &Vec<T>) -> usize {
             v.capacity() * size_of::<T>()
@@ -95,7 +95,7 @@ impl Tables {
         Value::small_int(n).unwrap_or_else(|| self.keep_wide(Tag::Wide, n as u64))
     }
 
-    /// A number of 64 bits without sign; kept by its bits.
+    /// An unsigned number of 64 bits, stored as its bits.
     pub(super) fn keep_wide(&mut self, tag: Tag, bits: u64) -> Value {
         self.wide.push(bits);
         Value::new(tag, (self.wide.len() - 1) as u32)
@@ -142,11 +142,11 @@ impl Tables {
         self.keep_wide(Tag::Wide, value.payload_int() as u64).short().unwrap_or(Short::NONE)
     }
 
-    /// What stands for a value in a list: for a dict the row it became.
+    /// A value as stored in a list; a dict as its row.
     #[inline]
     pub(super) fn resolved(&mut self, value: Value) -> Short {
         if value.is(Tag::Dict) {
-            // What is still empty is of no use to anyone.
+            // Still empty: not needed.
             return self.dicts.get(value.index()).copied().unwrap_or(Short::NONE);
         }
         self.short(value)
@@ -156,7 +156,7 @@ impl Tables {
     #[inline]
     pub(super) fn append(&mut self, list: usize, items: &[Value]) {
         let start = self.arena.len();
-        // Without early exit, and the packing without a branch: the compiler does several at a time.
+        // No early exit and no branch in the packing, so that the compiler vectorises it.
         let mut frames = items.iter().fold(true, |all, item| all & item.is(Tag::Frame));
         if frames {
             self.arena.extend(items.iter().map(|item| Short::new(Tag::Frame, item.index() as u32).bits()));
@@ -232,7 +232,7 @@ impl Tables {
         let Some(&kind) = self.dicts.get(dict) else { return };
         let row = match kind.tag() {
             Tag::None => self.make_row(pairs),
-            // Items in several goes: what the dict is may only show now. Not for long, or it would take for ever.
+            // Items in several batches: the dict's kind may only show now. Bounded, or it would take forever.
             Tag::Other if self.others[kind.index()].len() < MAX_KEYS => {
                 let old = std::mem::take(&mut self.others[kind.index()]);
                 self.other_items -= old.len();
@@ -248,7 +248,7 @@ impl Tables {
         self.dicts[dict] = row;
     }
 
-    /// Decides by its keys what a dict is, and makes the row.
+    /// Recognises a dict by its keys and makes its row.
     fn make_row(&mut self, pairs: &[Value]) -> Short {
         let mut tag = Tag::Other;
         for key in pairs.iter().step_by(2).filter(|k| k.is(Tag::Str)) {
@@ -285,7 +285,7 @@ impl Tables {
         row
     }
 
-    /// Frames are shared by content, so that equal stacks are found whoever wrote the file.
+    /// Frames are shared by content, so that equal stacks are found in files from any writer.
     fn frame(&mut self, pairs: &[Value]) -> Short {
         let mut frame = Frame { name: StrId(key::EMPTY), file: StrId(key::EMPTY), line: 0 };
         for (key, value) in named(pairs) {
@@ -402,7 +402,7 @@ impl Tables {
         }
     }
 
-    /// The number; addresses written with a sign keep their bits, what is no number is 0.
+    /// The number; addresses written with a sign keep their bits, anything else is 0.
     fn as_u64(&self, value: Value) -> u64 {
         self.as_int(value).unwrap_or(0) as u64
     }
@@ -442,7 +442,7 @@ impl Tables {
         match self.lists.get(list as usize).copied().unwrap_or(Items::Empty) {
             Items::Empty => NOTHING,
             Items::One(chunk) => chunk,
-            // Written in several goes (over a thousand frames): joined once, then shared like the others.
+            // Written in several batches (over a thousand frames): joined once, then shared like the others.
             Items::Many(_) => {
                 let frames = self.items(list).filter(|item| item.is(Tag::Frame));
                 let joined: Vec<u32> = frames.map(Short::bits).collect();
@@ -460,7 +460,7 @@ impl Tables {
         self.chunks.len()
     }
 
-    /// What a dict turned out to be.
+    /// The kind of a dict.
     pub(super) fn dict(&self, value: Value) -> Short {
         match value.tag() {
             Tag::Dict => self.dicts.get(value.index()).copied().unwrap_or(Short::NONE),
@@ -478,7 +478,7 @@ impl Tables {
         if dict.is(Tag::Other) { self.others.get(dict.index()).map_or(&[], Vec::as_slice) } else { &[] }
     }
 
-    /// Lets go of what only reading needed.
+    /// Frees what only reading needed.
     pub(super) fn finish_reading(&mut self) {
         self.dicts = Vec::new();
         self.lists = Vec::new();

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Pickle values packed into one word: 8 bytes on the stack, 4 bytes in lists and in the memo.
 //!
-//! The upper four bits say what it is, the rest is the number itself or an index into a table.
+//! The upper four bits are its tag; the rest is the number itself or an index into a table.
 
 /// What a packed value is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Tag {
-    /// Python's None, and the dict or list that nothing was put into yet.
+    /// Python's None, and a dict or list that is still empty.
     None = 0,
     Bool,
     /// A number that fits in the payload.
@@ -20,7 +20,7 @@ pub(super) enum Tag {
     /// Bytes are accepted and dropped: nothing in a snapshot needs them.
     Bytes,
     List,
-    /// A dict; what it turned out to be stands in the table of dicts.
+    /// A dict; its kind is in the table of dicts.
     Dict,
     /// A tuple of two whole numbers: a memory pool's id.
     Pair,

@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Most memory for rows, in bytes: beyond it the trace is no longer one, but an attack on memory.
+/// Most memory for rows, bytes. A real trace stays below; a larger file is an attack on memory.
 pub(super) const MAX_ROW_BYTES: u64 = 8 << 30;
 
-/// What a reading thread takes of the common budget at a time.
+/// How much of the shared budget a reading thread takes at a time, bytes.
 const LEASE: u64 = 1 << 16;
 
 /// Room for rows that all reading threads share.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Budget {
     common: Arc<AtomicU64>,
-    /// Taken from the common room and not used yet.
+    /// Taken from the shared budget and not used yet.
     leased: u64,
 }
 
@@ -51,10 +51,10 @@ impl Budget {
     }
 }
 
-/// Latest moment taken for real, in nanoseconds.
+/// The latest plausible time, nanoseconds.
 const MAX_TIME: i64 = 4_000_000_000_000_000_000;
 
-/// What a category of events is to the analysis.
+/// How the analysis treats a category of events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Category {
     Gpu(GpuKind),
@@ -63,14 +63,14 @@ enum Category {
     Python,
     Annotation,
     Overhead,
-    /// Known and not needed.
+    /// Known, but not needed.
     Ignored,
-    /// Not known.
+    /// Unknown.
     Other,
 }
 
 impl Category {
-    /// By category, else (before Kineto, when there was none) by the process events were filed under.
+    /// By category; without one (before Kineto), by the event's process.
     fn of_event(event: &Event<'_>) -> Self {
         match (event.category, event.pid) {
             (Some(category), _) => category,
@@ -107,7 +107,7 @@ impl Category {
     }
 }
 
-/// The members of one event, as far as they were met.
+/// The members of one event read so far.
 #[derive(Debug, Clone, Copy, Default)]
 struct Event<'a> {
     phase: u8,
@@ -181,7 +181,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// Whether an event's kind is known to be of no use from what was read so far.
+/// Whether the members read so far show that the event is not needed.
 #[inline]
 fn useless(event: &Event<'_>, quick: bool) -> bool {
     match (event.phase, event.category) {
@@ -199,12 +199,12 @@ fn names_a_step(name: &[u8]) -> bool {
     name.starts_with(b"ProfilerStep") || name.starts_with(b"Optimizer.step")
 }
 
-/// How far an event was read.
+/// How much of an event was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Read {
     /// All members that matter are in the event.
     Full,
-    /// Stepped over.
+    /// Skipped.
     Skipped,
 }
 
@@ -237,7 +237,7 @@ fn read_event<'a>(cursor: &mut Cursor<'a>, event: &mut Event<'a>, quick: bool) -
             }
             b"args" => {
                 match event.category {
-                    // Nothing in a Python function's args is needed, and there are millions of them.
+                    // The args of Python functions are not needed, and there are millions.
                     Some(Category::Python) => cursor.skip()?,
                     _ => event.args = Args::read(cursor)?,
                 }
@@ -248,7 +248,7 @@ fn read_event<'a>(cursor: &mut Cursor<'a>, event: &mut Event<'a>, quick: bool) -
                 continue;
             }
         }
-        // What is left of an event nobody needs is stepped over without a look.
+        // Skip the rest of an event that is not needed.
         if useless(event, quick) {
             cursor.leave()?;
             return Ok(Read::Skipped);
@@ -257,14 +257,14 @@ fn read_event<'a>(cursor: &mut Cursor<'a>, event: &mut Event<'a>, quick: bool) -
     Ok(Read::Full)
 }
 
-/// Whether a complete event with a phase stands at the start of `data`: the test for a good place to cut.
+/// Whether `data` starts with a complete event that has a phase. If so, the file can be cut here.
 pub(super) fn is_event(data: &[u8]) -> bool {
     let mut event = Event::default();
     let mut cursor = Cursor::new(data, 0, false);
     read_event(&mut cursor, &mut event, false).is_ok() && event.phase != 0
 }
 
-/// Turns events into rows: one for each reading thread, its ids its own.
+/// Turns events into rows. Each reading thread has one, with its own ids.
 #[derive(Debug, Default)]
 pub(super) struct EventReader {
     pub(super) names: Interner,
@@ -282,7 +282,7 @@ impl EventReader {
         Self { quick, budget, ..Self::default() }
     }
 
-    /// Reads the event at `at` of `data` into `rows`; where the next thing stands.
+    /// Reads the event at `at` of `data` into `rows` and returns the offset after it.
     #[inline]
     pub(super) fn read(&mut self, data: &[u8], at: usize, lenient: bool, rows: &mut Rows) -> Result<usize, Stop> {
         let mut cursor = Cursor::new(data, at, lenient);
@@ -319,7 +319,7 @@ impl EventReader {
         };
         self.tally.negative += u64::from(dur < 0);
         let dur = dur.max(0);
-        // Beyond ±126 years differences of times would no longer fit.
+        // Beyond ±126 years, time differences would overflow.
         let Some(end) = start.checked_add(dur).filter(|end| start >= -MAX_TIME && *end <= MAX_TIME) else {
             self.tally.timeless += 1;
             return;
@@ -430,7 +430,7 @@ impl EventReader {
     }
 }
 
-/// What an event takes to keep.
+/// The memory of an event's row, bytes.
 #[inline]
 fn row_bytes(category: Category, args: &Args<'_>) -> usize {
     let row = match category {
@@ -442,7 +442,7 @@ fn row_bytes(category: Category, args: &Args<'_>) -> usize {
     row + if args.collective.is_empty() { 0 } else { size_of::<CommRow>() }
 }
 
-/// `<built-in method run of Engine object at 0x7f05>`: the address differs from call to call and says nothing.
+/// `<built-in method run of Engine object at 0x7f05>`: the address differs from call to call, so it is removed.
 fn without_address(name: &[u8]) -> &[u8] {
     match name.first() {
         Some(b'<') => memchr::memmem::find(name, b" object at 0x").map_or(name, |at| &name[..at]),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keys of the file beside its event list: devices, ranks, versions.
+//! The keys of the file outside its event list: devices, ranks, versions.
 
 use super::json::{self, Cursor, Stop};
 use super::rows::{DeviceProperties, Header};
@@ -7,16 +7,16 @@ use super::rows::{DeviceProperties, Header};
 /// Most keys remembered for an error message.
 const MAX_KEYS: usize = 12;
 
-/// What stands at the start of a file.
+/// The start of a file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Head {
-    /// The event list begins at this offset, behind its `[`.
+    /// The offset of the first event, after the `[` of the list.
     Events(usize, Header),
     /// The object ended without one.
     NoEvents(Header),
 }
 
-/// Reads up to the event list. [`Stop::End`] asks for more text, [`Stop::Syntax`] says that this is no JSON object.
+/// Reads up to the event list. [`Stop::End`] asks for more text, [`Stop::Syntax`] means that this is not a JSON object.
 pub(super) fn read_head(data: &[u8]) -> Result<Head, Stop> {
     let data_from = if data.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
     let mut cursor = Cursor::new(data, data_from, false);
@@ -35,7 +35,7 @@ pub(super) fn read_head(data: &[u8]) -> Result<Head, Stop> {
     Ok(Head::NoEvents(header))
 }
 
-/// Reads the keys behind the event list, as far as they can be read.
+/// Reads the keys after the event list, up to the first that is damaged.
 pub(super) fn read_foot(data: &[u8]) -> Header {
     let mut cursor = Cursor::new(data, 0, false);
     let mut header = Header::default();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names kept once: a trace of a million events has a few thousand names.
+//! Stores each name once: a trace with a million events has a few thousand names.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -41,7 +41,7 @@ impl Hasher for Mix {
 
 const KEY: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Both halves of the product, one upon the other.
+/// The exclusive or of both halves of the product.
 #[inline]
 fn fold(a: u64, b: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b);
@@ -55,7 +55,7 @@ pub(super) type NameId = u32;
 const MAX_NAME: usize = 8 << 10;
 /// Most bytes of names kept by one interner; further names all become [`OVERFLOW`].
 const MAX_BYTES: usize = 256 << 20;
-/// Stands for names beyond the limit.
+/// Replaces names beyond the limit.
 const OVERFLOW: &[u8] = b"(too many names)";
 
 /// Raw names (as written in the file, escapes and all) to ids, in order of appearance.
@@ -133,7 +133,7 @@ impl Interner {
         &self.bytes[start..self.entries[id as usize].0]
     }
 
-    /// How many names.
+    /// The number of names.
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

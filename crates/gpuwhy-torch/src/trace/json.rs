@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Walking over JSON text that may be broken, without building anything.
+//! A cursor over JSON text that may be broken. It builds no values.
 //!
-//! A [`Cursor`] knows strings, scalars and nesting, nothing of traces. It accepts what profilers really write
+//! A [`Cursor`] understands strings, scalars and nesting, not traces. It accepts what profilers really write
 //! (`inf`, `nan`, `N/A`, control characters in strings, invalid UTF-8) and says precisely how it failed: the text
 //! ended, or it is not JSON. Numbers become integers straight from their digits: a timestamp of 19 digits does
 //! not survive a detour through a float.
@@ -13,11 +13,11 @@ use memchr::{memchr, memchr_iter, memchr2, memrchr};
 pub(super) enum Stop {
     /// The text ended inside it.
     End,
-    /// The text is not what JSON allows here.
+    /// JSON does not allow this text here.
     Syntax,
 }
 
-/// A place in JSON text.
+/// A position in JSON text.
 #[derive(Debug, Clone)]
 pub(super) struct Cursor<'a> {
     data: &'a [u8],
@@ -154,7 +154,7 @@ impl<'a> Cursor<'a> {
         Err(Stop::End)
     }
 
-    /// Steps over a value of any kind.
+    /// Skips any value.
     #[inline]
     pub(super) fn skip(&mut self) -> Result<(), Stop> {
         match self.peek()? {
@@ -164,7 +164,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Steps over an array or object.
+    /// Skips an array or object.
     fn nested(&mut self) -> Result<(), Stop> {
         let object = self.data.get(self.at) == Some(&b'{');
         self.at += 1;
@@ -195,7 +195,7 @@ impl<'a> Cursor<'a> {
     /// Steps over the rest of the object the cursor is in, its end included.
     ///
     /// Whole stretches between braces are jumped over: as many quotes as make pairs and no backslash mean that the
-    /// next brace is not inside a string. Where that cannot be told, every byte is looked at.
+    /// next brace is not inside a string. Otherwise every byte is checked.
     pub(super) fn leave(&mut self) -> Result<(), Stop> {
         let start = self.at;
         let mut depth = 1;
@@ -269,7 +269,7 @@ static ENDS_WORD: [bool; 256] = {
     table
 };
 
-/// Where the next `"` or `\` stands. Most strings of a trace are keys of a few bytes: those are found a word at a
+/// The offset of the next `"` or `\`. Most strings of a trace are keys of a few bytes: those are found a word at a
 /// time, before a vector search would have got going.
 #[inline]
 fn quote_or_backslash(data: &[u8], from: usize) -> Option<usize> {
@@ -294,8 +294,8 @@ fn zero_bytes(word: u64) -> u64 {
     word.wrapping_sub(LOW) & !word & (LOW << 7)
 }
 
-/// Microseconds as decimal text to integer nanoseconds, rounded half away from zero; `None` for what is no number or
-/// does not fit.
+/// Microseconds as decimal text to integer nanoseconds, rounded half away from zero; `None` if the text is not a
+/// number or does not fit.
 pub(super) fn nanos(text: &[u8]) -> Option<i64> {
     let (negative, digits) = match text.split_first()? {
         (b'-', rest) => (true, rest),
@@ -365,7 +365,7 @@ fn scientific(digits: &[u8], exponent_at: usize) -> Option<i64> {
     i64::try_from(mantissa).ok()
 }
 
-/// A whole number; a fraction is cut off. `None` for what is no number, is negative or does not fit.
+/// A whole number; a fraction is cut off. `None` if it is not a number, negative or too large.
 pub(super) fn unsigned(text: &[u8]) -> Option<u64> {
     let mut value: u64 = 0;
     for (i, &byte) in text.iter().enumerate() {
@@ -386,7 +386,7 @@ pub(super) fn signed(text: &[u8]) -> Option<i64> {
     }
 }
 
-/// A string's bytes with its escapes resolved, as text; bytes that are no UTF-8 become replacement characters.
+/// A string's bytes with its escapes resolved, as text; invalid UTF-8 becomes replacement characters.
 pub(super) fn unescape(raw: &[u8]) -> String {
     let text = String::from_utf8_lossy(raw);
     if !text.contains('\\') {

@@ -28,36 +28,36 @@ pub use report::*;
 
 use std::io::{self, Read};
 
-/// Why a file could not be analysed at all. What is broken inside a trace is a warning of the report instead.
+/// Why a file could not be analysed at all. Damage inside a trace is a warning of the report instead.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The source failed.
+    /// The source could not be read.
     #[error("cannot read the trace: {0}")]
     Read(#[source] io::Error),
-    /// Nothing in it.
-    #[error("the file is empty: the profiler did not finish writing it, or it is not the trace")]
+    /// The file is empty.
+    #[error("the file is empty: the profiler did not finish writing it, or this is not the trace")]
     Empty,
     /// Not JSON.
-    #[error("not a profiler trace: the file begins with {start:?}, not with JSON")]
+    #[error("not a profiler trace: the file starts with {start:?}, which is not JSON")]
     NotJson {
         /// The first bytes.
         start: String,
     },
     /// JSON of another kind.
-    #[error("not a profiler trace: JSON without a traceEvents list (it has: {keys})")]
+    #[error("not a profiler trace: JSON without a traceEvents list (its keys: {keys})")]
     NoEvents {
         /// Some of the keys it has instead.
         keys: String,
     },
     /// A list, but not of events.
-    #[error("not a profiler trace: a JSON list whose entries are no trace events")]
+    #[error("not a profiler trace: a JSON list of something other than trace events")]
     ForeignList,
-    /// Cut off in the head.
-    #[error("the file ends before its list of events begins: the profiler did not finish writing it")]
+    /// Cut off before the event list.
+    #[error("the file ends before its list of events: the profiler did not finish writing it")]
     CutBeforeEvents,
-    /// A few bytes that stand for very many.
+    /// It unpacks to far more than a trace does.
     #[error(
-        "{packed} bytes of the file unpack to {unpacked} and more, which no trace does: if you trust it, unpack it (gunzip) and give the unpacked file"
+        "{packed} bytes of the file unpack to more than {unpacked}, which no trace does: if you trust the file, unpack it with gunzip and give the unpacked file"
     )]
     UnpacksTooFar {
         /// Bytes of the file so far.
@@ -65,12 +65,12 @@ pub enum Error {
         /// Bytes of text in them.
         unpacked: u64,
     },
-    /// The rules are wrong.
-    #[error("kernel rules: {0}")]
+    /// The rules are invalid.
+    #[error("invalid kernel rules: {0}")]
     Rules(String),
 }
 
-/// What to look at, and how.
+/// Options of an analysis.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
     /// Let findings and rankings cover warm-up steps too.
@@ -82,17 +82,18 @@ pub struct Options {
     pub device: Option<i32>,
     /// Kernel categories; the built-in rules when not given.
     pub rules: Option<Rules>,
-    /// Threads that read; 0 for one each core.
+    /// Threads that read; 0: one per core.
     pub workers: usize,
 }
 
-/// Analyses one trace, plain or gzipped. `progress` hears how many bytes of `source` are done, from this thread.
+/// Analyses one trace, plain or gzipped. `progress` is called on this thread with the bytes of
+/// `source` done so far.
 pub fn analyse(source: impl Read, options: &Options, progress: impl FnMut(u64)) -> Result<TraceReport, Error> {
     let rules = match &options.rules {
         Some(rules) => rules.clone(),
         None => Rules::built_in()?,
     };
-    let how = reader::How { quick: options.quick, workers: options.workers };
+    let how = reader::ReadOptions { quick: options.quick, workers: options.workers };
     let trace = reader::read(source, how, progress)?;
     if trace.tally.events == 0 && trace.tally.unreadable > 0 || trace.tally.events > 0 && trace.tally.with_phase == 0 {
         return Err(Error::ForeignList);

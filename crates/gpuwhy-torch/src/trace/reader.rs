@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A trace file into rows, in one pass: this thread reads and cuts, others turn text into rows.
+//! Reads a trace file into rows in one pass: this thread reads and cuts, others turn text into rows.
 //!
-//! The file is read in parts of a few megabytes (never mapped: mapped pages count as the process's memory), each cut
-//! where an event begins, so that parts can be read in parallel and in any order. Broken text costs the event it is
-//! in, rarely more, and is counted.
+//! The file is read in parts of a few megabytes (never mapped: mapped pages count as the process's memory). Each part
+//! starts with an event, so parts can be parsed in parallel and in any order. Broken text loses its event, rarely more, and
+//! is counted.
 
 use super::Error;
 use super::event::{Budget, EventReader, MAX_ROW_BYTES};
@@ -19,12 +19,12 @@ use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 
-/// How much text one part holds, if an event begins in it.
+/// The size of a part, if an event starts in it, bytes.
 const PART: usize = 1 << 20;
-/// Longest stretch without the beginning of an event that is still held in memory.
+/// Most text kept in memory while no event starts, bytes.
 const MAX_PART: usize = 64 << 20;
-/// A gzip file may unpack to this many times its size, and so much beside. Traces unpack to 10 to 30 times theirs; a file of zeroes
-/// to 1,000 times.
+/// A gzip file may unpack to this many times its size, plus an allowance. Traces unpack to 10 to 30 times, a file of zeroes to
+/// 1,000 times.
 const MAX_RATIO: u64 = 100;
 const FREE_BYTES: u64 = 64 << 20;
 /// Most threads that turn text into rows.
@@ -36,12 +36,12 @@ struct Part {
     /// Offset of the part in the (decompressed) file.
     offset: u64,
     buffer: Buffer,
-    /// Where in the text events begin (behind the head, in the first part).
+    /// Offset of the first event in the text (in the first part, after the head).
     from: usize,
     last: bool,
 }
 
-/// Text in a vector that keeps its length, so that its memory is cleared once and not for every part.
+/// Text in a vector that keeps its length: its memory is cleared once, not for every part.
 #[derive(Debug, Default)]
 struct Buffer {
     bytes: Vec<u8>,
@@ -53,7 +53,7 @@ impl Buffer {
         &self.bytes[..self.used]
     }
 
-    /// Room for `more` bytes behind the text.
+    /// Room for `more` bytes after the text.
     fn room(&mut self, more: usize) -> &mut [u8] {
         if self.bytes.len() < self.used + more {
             self.bytes.resize(self.used + more, 0);
@@ -69,7 +69,7 @@ impl Buffer {
     }
 }
 
-/// What one worker made of its parts.
+/// The rows that one worker made.
 #[derive(Default)]
 struct Harvest {
     events: EventReader,
@@ -77,16 +77,16 @@ struct Harvest {
     foot: Header,
 }
 
-/// How a file was read.
+/// ReadOptions a file was read.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct How {
+pub(super) struct ReadOptions {
     /// Leave out CPU ops and Python functions.
     pub(super) quick: bool,
-    /// Threads that turn text into rows; 0 for one each core.
+    /// Threads that turn text into rows; 0: one per core.
     pub(super) workers: usize,
 }
 
-/// Counts bytes as they are drawn from the source, before any decompression.
+/// Counts bytes read from the source, before decompression.
 struct Counted<'a, R> {
     source: R,
     drawn: &'a Cell<u64>,
@@ -100,15 +100,15 @@ impl<R: Read> Read for Counted<'_, R> {
     }
 }
 
-/// Reads a trace, plain or gzipped; `progress` hears how many bytes of the source are done.
-pub(super) fn read(source: impl Read, how: How, progress: impl FnMut(u64)) -> Result<Trace, Error> {
+/// Reads a trace, plain or gzipped; `progress` is called with the bytes of the source done so far.
+pub(super) fn read(source: impl Read, how: ReadOptions, progress: impl FnMut(u64)) -> Result<Trace, Error> {
     let drawn = Cell::new(0);
     let mut source = Counted { source, drawn: &drawn };
     let mut magic = [0; 2];
     let n = fill(&mut source, &mut magic)?;
     let whole = io::Cursor::new(magic).take(n as u64).chain(source);
     if magic == [0x1f, 0x8b] {
-        // The decoder asks for small pieces; larger ones spare system calls.
+        // The decoder reads in small pieces; buffering saves system calls.
         let whole = io::BufReader::with_capacity(256 << 10, whole);
         read_plain(MultiGzDecoder::new(whole), how, &drawn, progress)
     } else {
@@ -130,7 +130,12 @@ fn fill(source: &mut impl Read, buffer: &mut [u8]) -> Result<usize, Error> {
     Ok(n)
 }
 
-fn read_plain(source: impl Read, how: How, drawn: &Cell<u64>, progress: impl FnMut(u64)) -> Result<Trace, Error> {
+fn read_plain(
+    source: impl Read,
+    how: ReadOptions,
+    drawn: &Cell<u64>,
+    progress: impl FnMut(u64),
+) -> Result<Trace, Error> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let workers = if how.workers == 0 { cores } else { how.workers }.clamp(1, MAX_WORKERS);
     let (to_workers, parts) = sync_channel::<Part>(workers);
@@ -167,10 +172,10 @@ struct Cutter<'a, R, P> {
     progress: P,
     /// Bytes of text so far.
     read: u64,
-    /// Where the part being made starts in the file.
+    /// The file offset of the part being made.
     offset: u64,
     header: Header,
-    /// The source failed after some of it could be read: what was read is kept.
+    /// The source failed after some data: that data is kept.
     gz_error: Option<Error>,
 }
 
@@ -207,7 +212,7 @@ impl<R: Read, P: FnMut(u64)> Cutter<'_, R, P> {
         Ok(())
     }
 
-    /// Appends one part's worth of text; whether the source is at its end.
+    /// Appends text for one part; returns whether the source is at its end.
     fn more(&mut self, buffer: &mut Buffer) -> Result<bool, Error> {
         let had = buffer.used > 0;
         let room = buffer.room(PART);
@@ -217,7 +222,7 @@ impl<R: Read, P: FnMut(u64)> Cutter<'_, R, P> {
                 Ok(0) => break,
                 Ok(more) => n += more,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                // A gzip file cut short: what came out before is as good as a plain file cut short.
+                // A gzip file cut short is treated like a plain file cut short.
                 Err(e) if (had || n > 0) && broken_gzip(&e) => {
                     self.gz_error = Some(Error::Read(e));
                     break;
@@ -234,7 +239,7 @@ impl<R: Read, P: FnMut(u64)> Cutter<'_, R, P> {
         Ok(n < PART)
     }
 
-    /// Reads the file's head; where the events begin.
+    /// Reads the file's head and returns the offset of the first event.
     fn head(&mut self, buffer: &mut Buffer, last: &mut bool) -> Result<usize, Error> {
         loop {
             match header::read_head(buffer.text()) {
@@ -250,7 +255,7 @@ impl<R: Read, P: FnMut(u64)> Cutter<'_, R, P> {
     }
 }
 
-/// A head that is no JSON may still be followed by a list that is.
+/// A head that is not JSON may still be followed by a list that is.
 fn search_list(text: &[u8], stop: Stop) -> Result<usize, Error> {
     if text.trim_ascii().is_empty() {
         return Err(Error::Empty);
@@ -281,7 +286,7 @@ fn work(parts: &Mutex<Receiver<Part>>, give_back: &std::sync::mpsc::Sender<Buffe
         read_part(&part, &mut harvest, &mut rows);
         rows.shrink();
         harvest.parts.push((part.order, rows));
-        // The cutter may be gone already.
+        // The cutter may have ended already.
         let _ = give_back.send(part.buffer);
     }
     harvest
@@ -305,7 +310,7 @@ fn read_part(part: &Part, harvest: &mut Harvest, rows: &mut Rows) {
             },
             Some(b']') => {
                 harvest.events.tally.closed = true;
-                // Only a list that really ended is followed by no more events.
+                // After the real end of the list there are no more events.
                 match split::next_start(text, at + 1).filter(|start| super::event::is_event(&text[*start..])) {
                     Some(start) => at = start,
                     None => {
@@ -325,7 +330,7 @@ fn read_part(part: &Part, harvest: &mut Harvest, rows: &mut Rows) {
     }
 }
 
-/// After an event that is no JSON: read it leniently, else go on at the next; `None` at the part's end.
+/// After an event that is not JSON: reads it leniently, else continues at the next; `None` at the part's end.
 fn recover(part: &Part, at: usize, stop: Stop, harvest: &mut Harvest, rows: &mut Rows) -> Option<usize> {
     let text = part.buffer.text();
     let next = split::next_start(text, at + 1);
@@ -342,7 +347,7 @@ fn recover(part: &Part, at: usize, stop: Stop, harvest: &mut Harvest, rows: &mut
     next
 }
 
-/// Joins what the workers made, in the file's order.
+/// Joins the rows of all workers in file order.
 fn merge(harvests: Vec<Harvest>, header: Header) -> Trace {
     let mut trace = Trace { header, ..Trace::default() };
     let mut names = Interner::default();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a trace comes to: plain data, the `trace` part of `gpuwhy.profile/1` (docs/profile-json.md).
+//! The analysis of a trace as plain data: the `trace` part of `gpuwhy.profile/1` (docs/profile-json.md).
 //!
-//! `total_ns` and `count` cover the whole recording. Where `steady_ns` stands beside it, that is the share of it
-//! after warm-up; lists are ordered by it unless warm-up was asked for.
+//! `total_ns` and `count` cover the whole recording; `steady_ns` is the part of `total_ns` after warm-up. Lists are sorted by
+//! `steady_ns`, or by `total_ns` if warm-up is included.
 
 use super::analysis::Account;
 use gpuwhy_model::{Confidence, Finding};
@@ -56,10 +56,10 @@ pub struct TraceReport {
     pub syncs: Vec<SyncTotal>,
     /// What kept devices idle; for each device, these add up to its `idle_ns`.
     pub idle_causes: Vec<IdleCause>,
-    /// Conclusions; the caller joins them with those from elsewhere.
+    /// Findings; the caller merges them with those of other files.
     #[serde(skip)]
     pub findings: Vec<Finding>,
-    /// What could not be read or told; the caller joins them with those from elsewhere.
+    /// What could not be read, or is not certain; the caller merges them with those of other files.
     #[serde(skip)]
     pub warnings: Vec<String>,
 }

@@ -66,7 +66,7 @@ fn a_verdict_says_what_was_lost_and_never_that_all_is_well_without_most_of_the_r
     };
     let all_well = |report: &Report| {
         report.verdict.contains("No cause costs")
-            || report.verdict.contains("othing holds it up")
+            || report.verdict.contains("othing is holding the GPU back")
             || !report.healthy.is_empty()
     };
     let told = |count: u64, cause: &str| {
@@ -89,7 +89,7 @@ fn a_verdict_says_what_was_lost_and_never_that_all_is_well_without_most_of_the_r
     let mut story = starved(10);
     lose(10_000, "write_failed", &mut story);
     let report = story.tell();
-    assert!(report.verdict.contains("lost because") && report.verdict.contains("because "), "{}", report.verdict);
+    assert!(report.verdict.contains("lost because") && report.verdict.contains("cannot keep up"), "{}", report.verdict);
     found(&report, "input_starved");
 }
 
@@ -155,7 +155,7 @@ fn samples_of_a_gpu_that_may_be_another_are_not_used() {
     assert_eq!((report.gpus[0].nvml_index, report.gpus[0].nvml_idle_min_ns), (None, None));
     assert_eq!(report.gpu_idle_min_ns, Some(0));
     assert_eq!(serious(&report), [""; 0]);
-    assert!(report.verdict.contains("cannot be told"), "{}", report.verdict);
+    assert!(report.verdict.contains("cannot be seen from the host"), "{}", report.verdict);
 }
 
 #[test]
@@ -207,7 +207,7 @@ fn clocks_held_down_by_heat_cost_time() {
     let hot = held(0x40);
     assert_about(found(&hot, "gpu_throttled").lost_ns, 2_500 * MS);
     assert_eq!(serious(&hot), ["gpu_throttled"]);
-    assert!(found(&hot, "gpu_throttled").title.contains("5 of 10 samples"), "{:?}", hot.findings);
+    assert!(found(&hot, "gpu_throttled").root_cause.detail.contains("5 of 10 samples"), "{:?}", hot.findings);
     // The power cap is how a GPU at work looks.
     let capped = held(0x4);
     assert_eq!(serious(&capped), [""; 0]);
@@ -245,7 +245,7 @@ fn a_job_that_launches_nothing_has_no_findings() {
     assert!(report.findings.is_empty(), "{:?}", report.findings);
     assert!(report.verdict.starts_with("No GPU work was seen"), "{}", report.verdict);
     assert_eq!((report.gpu_idle_min_ns, report.steady), (None, None));
-    assert_eq!(Story::new().tell().verdict, "Nothing was traced in this span.");
+    assert_eq!(Story::new().tell().verdict, "Nothing was traced in this time range.");
 }
 
 #[test]

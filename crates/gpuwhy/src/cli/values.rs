@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What people write after flags: times, sizes, addresses.
+//! Parsers of flag values: times, sizes, addresses. clap puts the invalid value in front of their errors.
 
 use super::MaxSize;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs};
@@ -7,30 +7,33 @@ use std::time::Duration;
 
 /// `500ms`, `60s`, `5m`, `2h`; a bare number is seconds.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    moment(text)
-        .and_then(|d| if d.is_zero() { Err("the duration must be longer than nothing".to_owned()) } else { Ok(d) })
+    moment(text).and_then(
+        |d| {
+            if d.is_zero() { Err("must be longer than 0, for example 60s".to_owned()) } else { Ok(d) }
+        },
+    )
 }
 
-/// The same, counted from the run's beginning, which is 0.
+/// A time counted from the start of the run; may be 0.
 pub(super) fn moment(text: &str) -> Result<Duration, String> {
     gpuwhy_ask::part::parse_time(text)
 }
 
-/// `:8090` is loopback; otherwise an address or a name, and a port.
+/// `:8090` means loopback; otherwise an address or host name with a port.
 pub(super) fn address(text: &str) -> Result<SocketAddr, String> {
-    let help = || format!("{text:?} is no address: write :8090, 127.0.0.1:8090 or 0.0.0.0:8090");
+    let help = || "expected an address such as :8090, 127.0.0.1:8090 or 0.0.0.0:8090".to_owned();
     if let Some(port) = text.strip_prefix(':') {
         return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse().map_err(|_| help())?)));
     }
     text.to_socket_addrs().ok().and_then(|mut found| found.next()).ok_or_else(help)
 }
 
-/// A smaller file has no room for what is always stored.
+/// Bytes; a smaller file has no room for the rows that are always stored.
 const LEAST_SIZE: f64 = 1e6;
 
-/// `500MB`, `2GB`, `1GiB`; a bare number is bytes; `0` and `none` are any size.
+/// `500MB`, `2GB`, `1GiB`; a bare number is bytes; `0` and `none` mean unlimited.
 pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
-    let help = || "write a size like 500MB, 2GB or 1GiB, or none".to_owned();
+    let help = || "expected a size such as 500MB, 2GB or 1GiB, or none".to_owned();
     if text.eq_ignore_ascii_case("none") {
         return Ok(MaxSize(None));
     }
@@ -46,37 +49,39 @@ pub(super) fn max_size(text: &str) -> Result<MaxSize, String> {
         "mib" => 1024.0 * 1024.0,
         "gib" => 1024.0 * 1024.0 * 1024.0,
         "tib" => 1024.0 * 1024.0 * 1024.0 * 1024.0,
-        _ => return Err(format!("{unit:?} is no unit of size: {}", help())),
+        _ => return Err(help()),
     };
     let bytes = number.parse::<f64>().map_err(|_| help())? * factor;
     match bytes {
         0.0 => Ok(MaxSize(None)),
-        bytes if bytes < LEAST_SIZE => Err("a run file needs at least 1 MB (0 or none for any size)".to_owned()),
+        bytes if bytes < LEAST_SIZE => Err("a run file needs at least 1 MB; 0 or none removes the limit".to_owned()),
         bytes if bytes < 9e18 => Ok(MaxSize(Some(bytes as u64))),
         _ => Err(help()),
     }
 }
 
-/// With less SQLite's cache alone would be too large.
+/// Bytes; SQLite's cache alone would not fit into less.
 const LEAST_MEMORY: u64 = 200_000_000;
 
-/// As [`max_size`], for memory.
+/// Like [`max_size`], for memory.
 pub(super) fn memory(text: &str) -> Result<MaxSize, String> {
     match max_size(text)? {
-        MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => Err("a query needs at least 200 MB".to_owned()),
+        MaxSize(Some(bytes)) if bytes < LEAST_MEMORY => {
+            Err("a query needs at least 200 MB, for example 2GB".to_owned())
+        }
         size => Ok(size),
     }
 }
 
 pub(super) fn gigabytes(text: &str) -> Result<f64, String> {
     let gb = text.parse().ok().filter(|gb: &f64| *gb > 0.0 && *gb < 1e6);
-    gb.ok_or_else(|| "write the GPU's memory in GB, as in 80".to_owned())
+    gb.ok_or_else(|| "expected a number of GB, such as 80".to_owned())
 }
 
 pub(super) fn ring_size(text: &str) -> Result<u32, String> {
-    let size: u32 = text.parse().map_err(|_| "write a number of KiB".to_owned())?;
+    let size: u32 = text.parse().map_err(|_| "expected a number of KiB, such as 16384".to_owned())?;
     let fits = size.is_power_of_two() && (64..=1024 * 1024).contains(&size);
-    if fits { Ok(size) } else { Err("write a power of two from 64 to 1048576".into()) }
+    if fits { Ok(size) } else { Err("expected a power of two from 64 to 1048576, such as 16384".to_owned()) }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy check`: each need, met or missing, and the fix.
+//! `gpuwhy check`: what tracing needs, whether it is there, and the fix.
 
 use crate::cli::Check;
 use crate::output;
@@ -37,7 +37,7 @@ fn print(needs: &[Need]) {
         output::details(need.details.iter().cloned());
     }
     let verdict = if needs.iter().any(|need| need.status == Status::Missing) {
-        style.red("This machine cannot be traced as it is.")
+        style.red("This machine cannot be traced: fix what is missing above.")
     } else {
         style.green("Ready to trace.")
     };

@@ -13,6 +13,7 @@ use gpuwhy_capture::governor::Budget;
 use gpuwhy_capture::{Options, Targets, needs};
 use gpuwhy_store::Reader;
 use gpuwhy_view::MemoryView;
+use gpuwhy_view::finding_view::Detail;
 use simgpu::Installed;
 use std::ffi::OsString;
 use std::fs::Permissions;
@@ -24,18 +25,17 @@ use tempfile::TempDir;
 
 pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &args.unpack {
-        let sim = simgpu::install(folder).with_context(|| format!("cannot write into {}", folder.display()))?;
+        let sim = simgpu::install(folder).with_context(|| format!("cannot write to {}", folder.display()))?;
         println!("{}", sim.dir.display());
         return Ok(ExitCode::SUCCESS);
     }
     needs::require()?;
-    let folder = Folder::new().context("cannot make a temporary folder")?;
+    let folder = Folder::new().context("cannot create a temporary folder")?;
     // The job may run as the user who called sudo, and must be able to read its program.
     std::fs::set_permissions(folder.path(), Permissions::from_mode(0o755))?;
     let sim = simgpu::install(folder.path()).context("cannot unpack the simulated GPU")?;
     let play = Play::of(args.scenario);
-    let title =
-        format!("A small training job ({}) runs on a simulated GPU; everything else about it is real.", play.name);
+    let title = format!("A small training job ({}) runs on a simulated GPU. Everything else is real.", play.name);
     output::show([title, String::new()])?;
     let settings = settings(args, &play, &sim)?;
     let neighbours = if play.has_neighbours() { Neighbours::start(&sim)? } else { Neighbours::default() };
@@ -45,21 +45,21 @@ pub(crate) fn run(args: &Demo) -> anyhow::Result<ExitCode> {
         bail!("the demo's job ended with exit code {}", ended.exit_code);
     }
     if play.is_memory {
-        tell_memory(&ended.summary.path)?
+        show_memory(&ended.summary.path)?
     } else {
-        answer(&ended.summary.path)?
+        show_explanation(&ended.summary.path)?
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What is played.
+/// A demo scenario: which simulated job runs, and how it ends.
 struct Play {
     name: &'static str,
-    /// It is about memory: another job, another answer.
+    /// A memory scenario runs another job and prints the memory report.
     is_memory: bool,
-    /// The job's name for it.
+    /// The scenario's name in the job's command line.
     mode: &'static str,
-    /// The job ends by an error.
+    /// The job is expected to fail.
     fails: bool,
 }
 
@@ -92,7 +92,7 @@ impl Play {
                 seconds.into(),
             ];
         }
-        // One that ends by itself has as many as it needs.
+        // A job that runs out of memory ends on its own: give it more steps than it needs.
         let steps = if self.fails { 10_000 } else { ((seconds / STEP.as_secs_f64()) as u64).max(40) }.to_string();
         let step_ms = STEP.as_millis().to_string();
         let mut command: Vec<OsString> =
@@ -101,7 +101,7 @@ impl Play {
         command
     }
 
-    /// Other programs take the CPU.
+    /// Whether other programs compete for the CPU.
     fn has_neighbours(&self) -> bool {
         self.mode == "cpu-contention"
     }
@@ -112,19 +112,18 @@ impl Play {
     }
 }
 
-/// A step of a job whose memory is looked at.
+/// One step of the memory job.
 const STEP: Duration = Duration::from_millis(20);
-/// A small GPU's memory, and that of the others, bytes.
+/// GPU memory of the `oom` scenario and of all others, bytes.
 const LITTLE: u64 = 160 << 20;
 const ENOUGH: u64 = 16 << 30;
-/// What taking memory from a driver under load takes, µs.
+/// Time a driver under load needs to allocate memory, µs.
 const SLOW_ALLOC_US: &str = "300";
 
-/// Programs that have nothing to do with the job and keep every core busy, from when it uses the GPU.
+/// Unrelated programs that keep every core busy once the job uses the GPU.
 #[derive(Default)]
 struct Neighbours(Vec<Child>);
 
-/// How many of them a core has.
 const NEIGHBOURS_PER_CORE: usize = 4;
 
 impl Neighbours {
@@ -135,7 +134,7 @@ impl Neighbours {
             let mut program = Command::new("python3");
             program.arg(&sim.bystander_py).args(["--name", "cpu_hog", "--when"]).arg(log_folder(sim));
             program.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-            neighbours.0.push(program.spawn().context("cannot start python3")?);
+            neighbours.0.push(program.spawn().context("cannot start python3: install Python 3")?);
         }
         Ok(neighbours)
     }
@@ -144,7 +143,8 @@ impl Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // With sudo gpuwhy may be its caller by now and have no right to; they end with gpuwhy at the latest.
+            // With sudo, gpuwhy may run as its caller by now and lack the right to kill them; they end when gpuwhy
+            // ends.
             if child.kill().is_ok() {
                 let _ = child.wait();
             }
@@ -152,8 +152,9 @@ impl Drop for Neighbours {
     }
 }
 
-/// A temporary folder of root's. With sudo gpuwhy becomes its caller while it traces and could not remove it any more,
-/// and it must not be the caller's, because gpuwhy loads a library from it. So a shell that stays root removes it.
+/// A temporary folder owned by root. With sudo, gpuwhy becomes its caller while it traces and could no longer remove
+/// the folder. The caller must not own it, because gpuwhy loads a library from it. So a shell that stays root removes
+/// it.
 struct Folder {
     folder: TempDir,
     remover: Option<Child>,
@@ -164,7 +165,7 @@ impl Folder {
         let mut folder = tempfile::Builder::new().prefix("gpuwhy-demo-").tempdir()?;
         let mut remover = None;
         if Caller::from_env().is_some() {
-            // It waits for the end of its input, which also comes if gpuwhy is killed.
+            // It waits for the end of its input, which comes even if gpuwhy is killed.
             let mut shell = Command::new("/bin/sh");
             shell.args(["-c", r#"trap '' INT HUP TERM; read -r end; exec /bin/rm -rf -- "$0""#]).arg(folder.path());
             shell.env_clear().stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
@@ -203,7 +204,7 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
         budget: Budget::default(),
         capture: Options { targets: Targets::Pids(Vec::new()), ..Default::default() },
         samples: true,
-        // It lies in a folder of the user's.
+        // The simulated NVML is in a folder of the user, which a gpuwhy with capabilities must not load from.
         nvml: (!privileges::is_trusted_with_more()).then(|| sim.nvml.clone()),
         command: play.command(sim, args.duration),
         extra_env: environment.into_iter().map(|(name, value)| (OsString::from(name), value)).collect(),
@@ -216,13 +217,13 @@ fn settings(args: &Demo, play: &Play, sim: &Installed) -> anyhow::Result<Setting
     })
 }
 
-/// Where the simulated GPU writes what it did.
+/// The folder where the simulated GPU logs its work.
 fn log_folder(sim: &Installed) -> PathBuf {
     sim.dir.join("log")
 }
 
-/// The simulated GPU says how busy it is, and how much of its memory is used, through an NVML of its own, as a real one does.
-/// Returns the folder it learns that from, which the job, whoever's it is, writes into.
+/// Configures a simulated NVML, which reports utilization and memory use from the logs that the job writes. Returns the
+/// log folder, which every user may write to because the job may run as any user.
 fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
     let log = log_folder(sim);
     std::fs::create_dir_all(&log)?;
@@ -232,27 +233,27 @@ fn simulated_nvml(sim: &Installed, play: &Play) -> std::io::Result<OsString> {
     Ok(log.into_os_string())
 }
 
-/// Tells what the traced job did with memory.
-fn tell_memory(db: &Path) -> anyhow::Result<()> {
-    let examined =
-        output::patiently("looking at its memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
-    let view = MemoryView { report: &examined.report, sections: &[] };
-    let again = format!("gpuwhy memory {} says this again; --json has every number", db.display());
+/// Prints the memory report of the traced job.
+fn show_memory(db: &Path) -> anyhow::Result<()> {
+    let examined = output::patiently("analysing memory", || memory::examine(&Reader::open(db)?, &Part::default()))?;
+    let run = db.display().to_string();
+    let view = MemoryView { report: &examined.report, sections: &[], detail: Detail::Short, run: &run };
+    let again = format!("gpuwhy memory {} shows this again; --json has every number", db.display());
     let mut lines = vec![String::new()];
     lines.extend(view.lines(output::stdout_columns(), output::stdout_style()));
     lines.extend([String::new(), output::stdout_style().dim(&again)]);
     Ok(output::show(lines)?)
 }
 
-/// Explains what was traced.
-fn answer(db: &Path) -> anyhow::Result<()> {
+/// Prints the explanation of the traced job.
+fn show_explanation(db: &Path) -> anyhow::Result<()> {
     let explained = output::patiently("explaining", || explain::explain(&Reader::open(db)?, &Part::default()))?;
     explain::keep(db, &explained);
     let style = output::stdout_style();
-    let again = format!("gpuwhy explain {} says this again; anything else can be asked with SQL:", db.display());
+    let again = format!("gpuwhy explain {} shows this again. For anything else, use SQL:", db.display());
     let query = format!("gpuwhy query --db {} \"SELECT op, COUNT(*) AS calls FROM events GROUP BY op\"", db.display());
     let mut lines = vec![String::new()];
-    lines.extend(command::text(db, &explained, &[]));
+    lines.extend(command::text(db, &explained, &[], Detail::Short));
     lines.extend([String::new(), style.dim(&again), style.dim(&query)]);
     Ok(output::show(lines)?)
 }

@@ -8,6 +8,7 @@ use crate::trace::sudo::Caller;
 use gpuwhy_ask::{Explained, Part, explain};
 use gpuwhy_model::Severity;
 use gpuwhy_view::ExplainView;
+use gpuwhy_view::finding_view::Detail;
 use gpuwhy_why::process_calls::ProcessCalls;
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 
 /// The JSON's name and version.
 const SCHEMA: &str = "gpuwhy.explain/1";
-/// The exit code of `--fail-on`, when something is as bad as that. 1 is gpuwhy's own failure, 2 wrong usage.
+/// Exit code if `--fail-on` finds something. 1 is gpuwhy's own failure, 2 wrong usage.
 const FOUND: u8 = 3;
 
 pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
@@ -23,7 +24,7 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
     let (explained, calls) = output::patiently("explaining", || look(args.of.run.path(), &part, args.per_process))?;
     let whole = part.is_whole();
     if whole {
-        // With the rights of the user who called sudo, who may own the file; without, the answer is as good.
+        // With the rights of the user who called sudo, who may own the file. A failure does not change the answer.
         let keep = || explain::keep(args.of.run.path(), &explained);
         let _ = privileges::with_rights_of(Caller::from_env().as_ref(), keep);
     }
@@ -35,16 +36,17 @@ pub(crate) fn run(args: &Explain) -> anyhow::Result<ExitCode> {
         writeln!(out)?;
         out.flush()?;
     } else {
-        output::show(text(args.of.run.path(), &explained, &calls))?;
+        let detail = if args.full { Detail::Full } else { Detail::Short };
+        output::show(text(args.of.run.path(), &explained, &calls, detail))?;
     }
     let bad = args.fail_on.map(severity).is_some_and(|least| worst(&explained) >= Some(least));
     Ok(ExitCode::from(if bad { FOUND } else { 0 }))
 }
 
-/// The explanation as people read it.
-pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls]) -> Vec<String> {
+/// The explanation as text.
+pub(super) fn text(db: &Path, explained: &Explained, calls: &[ProcessCalls], detail: Detail) -> Vec<String> {
     let run = &db.display().to_string();
-    let view = ExplainView { report: &explained.report, per_process: calls, run };
+    let view = ExplainView { report: &explained.report, per_process: calls, run, detail };
     view.lines(output::stdout_columns(), output::stdout_style())
 }
 

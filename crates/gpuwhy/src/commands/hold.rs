@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The internal command a traced job begins as: it waits until gpuwhy has attached, becomes the user who
-//! called sudo, and turns into the job. Its process is the job's, so the first call is seen.
+//! The internal command that every traced job starts as. It waits until gpuwhy has attached, becomes the user who
+//! called sudo, and execs the job. The process id does not change, so even the first call is recorded.
 
 use crate::cli::Hold;
 use anyhow::Context;
@@ -16,7 +16,7 @@ pub(crate) fn run(args: &Hold) -> anyhow::Result<ExitCode> {
     let mut pipe = unsafe { std::fs::File::from_raw_fd(args.fd) };
     let mut packed = Vec::new();
     let Some((b'g', environment)) = pipe.read_to_end(&mut packed).ok().and_then(|_| packed.split_first()) else {
-        // gpuwhy ended before it let us go: there is nothing to run.
+        // gpuwhy ended before it released this process: there is nothing to run.
         return Ok(ExitCode::from(125));
     };
     drop(pipe);
@@ -40,7 +40,7 @@ fn unpack(environment: &[u8]) -> impl Iterator<Item = (&OsStr, &OsStr)> {
 }
 
 fn become_user(user: &str) -> anyhow::Result<()> {
-    let (uid, gid) = user.split_once(':').context("--user is UID:GID")?;
+    let (uid, gid) = user.split_once(':').context("invalid --user: expected UID:GID")?;
     let (uid, gid): (u32, u32) = (uid.parse()?, gid.parse()?);
     let name = crate::trace::sudo::user_name(uid);
     // SAFETY: plain system calls with numbers and a string that outlives them; this process has one thread.

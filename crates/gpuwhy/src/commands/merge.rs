@@ -20,7 +20,7 @@ pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
         version: env!("CARGO_PKG_VERSION"),
         owner: caller.as_ref().map(Caller::owner),
     };
-    let stopped = super::stop_flag().context("cannot listen to signals")?;
+    let stopped = super::stop_flag().context("cannot install signal handlers")?;
     let go_on = || !stopped.load(Ordering::Relaxed);
     // With the rights of the user who called sudo, as a trace makes its file.
     let merge = || output::patiently("merging", || gpuwhy_store::merge(&request, go_on));
@@ -34,16 +34,16 @@ pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What became of a run's numbers and times.
+/// How the ids and times of a run were shifted.
 fn line(run: &MergedRun) -> String {
     let processes = match run.pid_offset {
-        0 => "processes as they are".to_owned(),
-        offset => format!("processes + {offset}"),
+        0 => "process ids unchanged".to_owned(),
+        offset => format!("process ids + {offset}"),
     };
     let began = match run.clock_offset_ns {
-        0 => "began first".to_owned(),
-        later => format!("began {} later", units::time(later)),
+        0 => "started first".to_owned(),
+        later => format!("started {} later", units::time(later)),
     };
-    let end = if run.unfinished { ", has no end: its gpuwhy was killed" } else { "" };
+    let end = if run.unfinished { ", incomplete: gpuwhy was killed" } else { "" };
     format!("  {}: {processes}, {began}{end}", run.path.display())
 }

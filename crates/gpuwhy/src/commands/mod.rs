@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One file a command.
+//! One file per command.
 
 mod check;
 mod demo;
@@ -45,15 +45,15 @@ pub(crate) fn run(command: Command) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Commands that look at files, for which nobody needs root's rights. `mcp` gives more up, by itself.
+/// Commands that only read files and therefore drop root's rights. `mcp` drops even more, on its own.
 fn reads_only(command: &Command) -> bool {
     let explains = matches!(command, Command::Explain(_) | Command::Memory(_) | Command::Stacks(_));
     let files = matches!(command, Command::Merge(_) | Command::Repair(_) | Command::Share(_));
     explains || files || matches!(command, Command::Query(_) | Command::Profile(_))
 }
 
-/// The run files among the arguments. A pattern like `run.db*` also gives the -wal and -shm of a killed run, which are read
-/// with the run file they belong to.
+/// The run files among the arguments. A pattern like `run.db*` also matches the -wal and -shm of a killed run, which
+/// are read together with their run file.
 fn run_files(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut runs = Vec::new();
     for path in arguments {
@@ -61,14 +61,14 @@ fn run_files(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             None => runs.push(path.clone()),
             Some(main) if arguments.contains(&main) => {}
             Some(main) => {
-                bail!("{} is a part of a run file, to be read with it: name {} instead", path.display(), main.display())
+                bail!("{} is part of the run file {1}: give {1} instead", path.display(), main.display())
             }
         }
     }
     Ok(runs)
 }
 
-/// Set by Ctrl-C and its like: then what is half done is removed.
+/// Set by Ctrl-C, SIGTERM or SIGHUP, so that a partial result can be removed.
 fn stop_flag() -> std::io::Result<Arc<AtomicBool>> {
     let stopped = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM, SIGHUP] {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy profile`: what PyTorch's own profiler traces and memory snapshots say.
+//! `gpuwhy profile`: analyses PyTorch's own profiler traces and memory snapshots.
 
 use crate::cli::Profile;
 use crate::output;
 use crate::progress::Progress;
 use gpuwhy_ask::profile::{self, Analysed, Question, Report, findings, warnings};
-use gpuwhy_model::units;
-use gpuwhy_view::{Style, profile_memory, profile_trace};
+use gpuwhy_view::finding_view::Detail;
+use gpuwhy_view::{ProfileFile, ProfileReport, ProfileView};
 use serde_json::{Value, json};
 use std::io::{BufWriter, Write};
 use std::path::Path;
@@ -14,14 +14,22 @@ use std::process::ExitCode;
 
 pub(crate) fn run(args: &Profile) -> anyhow::Result<ExitCode> {
     let files = profile::analyse(&question(args), &watch, &|| false)?;
-    let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
+        let mut out = BufWriter::new(std::io::stdout().lock());
         writeln!(out, "{}", serde_json::to_string_pretty(&document(&files)?)?)?;
+        out.flush()?;
     } else {
-        print(&files, args.include_warmup, output::stdout_style(), &mut out)?;
+        let findings = findings(&files);
+        let view = ProfileView {
+            files: files.iter().map(file_view).collect(),
+            findings: &findings,
+            include_warmup: args.include_warmup,
+            detail: if args.full { Detail::Full } else { Detail::Short },
+            full_command: full_command(args),
+        };
+        output::show(view.lines(output::stdout_columns(), output::stdout_style()))?;
     }
-    out.flush()?;
-    // What could be read has been told; that something could not shows in the exit code, too.
+    // The files that could be read are shown; the exit code says that another could not.
     let failed = files.iter().any(|file| file.outcome.is_err());
     Ok(ExitCode::from(u8::from(failed)))
 }
@@ -44,8 +52,8 @@ fn watch(path: &Path, size: u64) -> Box<dyn FnMut(u64)> {
     Box::new(move |done| progress.at(done))
 }
 
-/// `gpuwhy.profile/1`, described in docs/profile-json.md. `trace` and `memory` are those of the first file of
-/// each kind; with several, `files` has every one.
+/// `gpuwhy.profile/1`, described in docs/profile-json.md. `trace` and `memory` are the first file of each kind; with
+/// several, `files` has them all.
 fn document(files: &[Analysed]) -> anyhow::Result<Value> {
     let mut document = json!({ "schema": "gpuwhy.profile/1" });
     let mut listed = Vec::new();
@@ -70,26 +78,38 @@ fn document(files: &[Analysed]) -> anyhow::Result<Value> {
     Ok(document)
 }
 
-fn print(files: &[Analysed], include_warmup: bool, style: Style, out: &mut impl Write) -> std::io::Result<()> {
-    for file in files {
-        let path = units::safe(&file.source.path.to_string_lossy(), 500);
-        let label = file.label.as_ref().map(|label| format!(" ({})", units::safe(label, 80))).unwrap_or_default();
-        writeln!(out, "{}{label}\n", style.bold(&path))?;
-        let lines = match file.report() {
-            Some(Report::Trace(report)) => profile_trace::lines(report, include_warmup, style),
-            Some(Report::Memory(report)) => profile_memory::lines(report, style),
-            None => Vec::new(),
-        };
-        for line in lines {
-            writeln!(out, "{line}")?;
-        }
-        for warning in warnings(file) {
-            writeln!(out, "{} {}", style.yellow("warning:"), units::safe(&warning, 500))?;
-        }
-        writeln!(out)?;
+fn file_view(file: &Analysed) -> ProfileFile<'_> {
+    ProfileFile {
+        path: file.source.path.to_string_lossy().into_owned(),
+        label: file.label.as_deref(),
+        report: file.report().map(|report| match report {
+            Report::Trace(report) => ProfileReport::Trace(report),
+            Report::Memory(report) => ProfileReport::Memory(report),
+        }),
+        warnings: warnings(file),
     }
-    for finding in findings(files) {
-        writeln!(out, "{}", finding.to_text())?;
-    }
-    Ok(())
+}
+
+/// This command with `--full`, to be pasted into a shell.
+fn full_command(args: &Profile) -> String {
+    let mut words = vec!["gpuwhy profile --full".to_owned()];
+    let switches = [
+        ("--include-warmup", args.include_warmup),
+        ("--memory-only", args.memory_only),
+        ("--trace-only", args.trace_only),
+        ("--quick", args.quick),
+    ];
+    words.extend(switches.into_iter().filter(|(_, given)| *given).map(|(switch, _)| switch.to_owned()));
+    words.extend(args.gpu_gb.map(|gb| format!("--gpu-gb {gb}")));
+    words.extend(args.device.map(|device| format!("--device {device}")));
+    words.extend(args.rules.as_deref().map(|rules| format!("--rules {}", quoted(rules))));
+    words.extend(args.paths.iter().map(|path| quoted(path)));
+    words.join(" ")
+}
+
+/// A path as a word of a shell.
+fn quoted(path: &Path) -> String {
+    let text = path.to_string_lossy();
+    let plain = |c: char| c.is_alphanumeric() || "-_./=:,+@%".contains(c);
+    if text.chars().all(plain) { text.into_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy repair`: one closed file out of what a killed gpuwhy left.
+//! `gpuwhy repair`: turns what a killed gpuwhy left behind into one complete file.
 
 use crate::cli::Repair;
 use crate::output;
@@ -14,7 +14,11 @@ use std::process::ExitCode;
 pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
     let runs = super::run_files(&args.runs)?;
     if let (Some(output), [_, _, ..]) = (&args.output, runs.as_slice()) {
-        bail!("-o {} is one file, and {} are to be repaired: name one of them at a time", output.display(), runs.len());
+        bail!(
+            "-o {} names one file, but {} run files were given: repair them one at a time",
+            output.display(),
+            runs.len()
+        );
     }
     let caller = Caller::from_env();
     let mut damaged = false;
@@ -30,13 +34,13 @@ pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
     Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What is in the file now, and what is missing or wrong.
+/// What the file contains now, and what is missing or damaged.
 fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
     let Repaired { stored, lost, processes, duration_ns, .. } = *repaired;
     let processes =
         if processes == 1 { "1 process".to_owned() } else { format!("{} processes", units::count(processes)) };
     let mut lines = vec![format!(
-        "{}: {} events of {processes} in {}, {} lost; one file of {}",
+        "{}: {} events of {processes} in {}, {} lost; one file, {}",
         repaired.path.display(),
         units::count(stored),
         units::time(duration_ns),
@@ -47,23 +51,23 @@ fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
         repaired
             .wal_bytes
             .filter(|bytes| *bytes > 0)
-            .map(|bytes| format!("  {} of it came from {}-wal", units::bytes(bytes), run.display())),
+            .map(|bytes| format!("  {} of that came from {}-wal", units::bytes(bytes), run.display())),
     );
     if repaired.lacks_wal {
         lines.push(format!(
-            "  {0}-wal is not here: about the last two seconds are missing. If you still have it, put it beside a fresh \
-             copy of {0} and repair that",
+            "  {0}-wal is missing, and with it about the last two seconds. If you still have it, put it next to a fresh \
+             copy of {0} and repair that copy",
             run.display()
         ));
     }
     if !repaired.has_end {
         lines.push(
-            "  the run has no end: gpuwhy was killed, and what it had not stored by then is not known".to_owned(),
+            "  the run is incomplete: gpuwhy was killed; how many events it had not stored yet is unknown".to_owned(),
         );
     }
     if let Some(first) = repaired.damage.first() {
         lines.push(format!(
-            "  the file is damaged ({first}): `sqlite3 {} .recover` saves what can be read",
+            "  the file is damaged ({first}): `sqlite3 {} .recover` saves what is readable",
             repaired.path.display()
         ));
     }

@@ -26,7 +26,7 @@ pub(crate) fn run(args: &Share) -> anyhow::Result<ExitCode> {
         keep_source: args.source,
         owner: caller.as_ref().map(Caller::owner),
     };
-    let stopped = super::stop_flag().context("cannot listen to signals")?;
+    let stopped = super::stop_flag().context("cannot install signal handlers")?;
     let go_on = || !stopped.load(Ordering::Relaxed);
     // With the rights of the user who called sudo, as a trace makes its file.
     let share = || output::patiently("copying", || gpuwhy_store::share(&request, go_on));
@@ -51,17 +51,21 @@ fn own_names() -> impl Iterator<Item = String> {
 
 fn lines(made: &Path, shared: &Shared, source: bool) -> Vec<String> {
     let (events, size) = (units::count(shared.stored), units::bytes(shared.size_bytes));
-    let source = if source { "" } else { ", lines of source" };
+    let source = if source { "" } else { ", source lines" };
     vec![
         format!("{}: {events} events, {size}", made.display()),
         format!(
-            "  gone: arguments of {} commands, gpuwhy's flags, folders, names of users, ids of containers, cgroups and GPUs{source}",
+            "  removed: arguments of {} commands, gpuwhy's flags, folders, user names, ids of containers, cgroups and GPUs{source}",
             units::count(shared.commands)
         ),
-        "  left: times, sizes, counts, process ids, versions, models of CPU and GPU, names of functions, GPU kernels and".into(),
+        "  kept: times, sizes, counts, process ids, versions, CPU and GPU models, names of functions, GPU kernels and"
+            .into(),
         format!("    programs: {}", list(&shared.programs)),
         format!("    files of your code: {}", list(&shared.files)),
-        format!("  Look these over; --hide WORD hides more. gpuwhy explain {} shows what others will see.", made.display()),
+        format!(
+            "  Check these names; --hide WORD hides more. gpuwhy explain {} shows what others will see.",
+            made.display()
+        ),
     ]
 }
 

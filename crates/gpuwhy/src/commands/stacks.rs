@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy stacks`: which lines made the calls, waited or were running.
+//! `gpuwhy stacks`: which lines made calls, waited or ran.
 
 use crate::cli::{Stacks, StacksBy, StacksSort};
 use crate::output;
@@ -56,7 +56,7 @@ fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
     let without = answer.without_stack.as_ref().map_or(0, |group| group.sums.calls);
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let rest = answer.groups.get(limit..).unwrap_or_default();
-    let none = "this run has no Python stacks: it was recorded with --no-stack, or holds no Python";
+    let none = "this run has no Python stacks: it was recorded with --no-stack, or the job ran no Python";
     StacksReport {
         schema: "gpuwhy.stacks/1",
         run: args.of.run.path().display().to_string(),
@@ -81,7 +81,7 @@ fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
     }
 }
 
-/// A choice as it is written on the command line.
+/// A choice as written on the command line.
 fn word(choice: impl ValueEnum) -> String {
     choice.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
 }
@@ -112,7 +112,7 @@ fn group(group: StackGroup) -> GroupView {
     }
 }
 
-/// Which calls they are, most time first.
+/// The ops of a group, most time first.
 fn ops(sums: &StackSums) -> Vec<OpView> {
     let view = |(op, part): (&String, &PartSums)| OpView { op: op.clone(), calls: part.times, total_ns: part.total_ns };
     let mut ops: Vec<OpView> = sums.ops.iter().map(view).collect();

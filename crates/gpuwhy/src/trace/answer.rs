@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why the job was slow, said when its trace ends.
+//! The explanation shown when a trace ends.
 
 use crate::output;
 use crate::trace::job::RunningJob;
 use crate::trace::{Summary, recorder};
 use anyhow::bail;
 use gpuwhy_ask::{Part, explain};
-use gpuwhy_model::{Severity, units};
+use gpuwhy_model::units;
 use gpuwhy_store::Reader;
+use gpuwhy_view::finding_view::{self, Detail};
 use gpuwhy_view::{Style, explain_view};
 use gpuwhy_why::Report;
 use signal_hook::iterator::SignalsInfo;
@@ -16,23 +17,21 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long to wait between looks at the thread that explains.
+/// How often to check whether the explaining thread has finished.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Findings named.
-const NAMED: usize = 5;
 
-/// What came out.
+/// The outcome.
 pub(crate) enum Answer {
-    /// There is nothing to explain; why has been said with the summary.
+    /// There is nothing to explain; the summary says why.
     None,
     /// The explanation.
     Found(Box<Report>),
-    /// There is none, and why.
+    /// The run could not be explained, and why.
     Failed(String),
 }
 
-/// Explains a run just recorded, and stores its findings. However that goes, it is no reason to fail: a signal ends it,
-/// unless it is for a job that goes on.
+/// Explains the recorded run and stores its findings. A failure does not fail the trace. A signal ends it, unless the signal
+/// is for a job that still runs.
 pub(crate) fn find(
     summary: &Summary,
     mut job: Option<&mut RunningJob>,
@@ -42,11 +41,11 @@ pub(crate) fn find(
         return Answer::None;
     }
     let path = summary.path.clone();
-    // On a thread of its own, so that Ctrl-C is heard meanwhile.
+    // On its own thread, so that Ctrl-C is handled meanwhile.
     let spawned = std::thread::Builder::new().name("explain".into()).spawn(move || explain_whole(&path));
-    let Ok(thread) = spawned else { return Answer::Failed("no thread could be started".into()) };
+    let Ok(thread) = spawned else { return Answer::Failed("cannot start a thread".into()) };
     let began = Instant::now();
-    let mut told = !std::io::stderr().is_terminal();
+    let mut announced = !std::io::stderr().is_terminal();
     while !thread.is_finished() {
         for origin in signals.pending() {
             let goes_on = job.as_mut().is_some_and(|job| job.ended().is_none());
@@ -55,8 +54,8 @@ pub(crate) fn find(
                 None => return Answer::Failed("interrupted".into()),
             }
         }
-        if !told && began.elapsed() >= output::PATIENCE {
-            told = true;
+        if !announced && began.elapsed() >= output::PATIENCE {
+            announced = true;
             output::say_aside("gpuwhy: explaining …");
         }
         std::thread::sleep(PAUSE);
@@ -64,7 +63,7 @@ pub(crate) fn find(
     match thread.join() {
         Ok(Ok(report)) => Answer::Found(Box::new(report)),
         Ok(Err(error)) => Answer::Failed(output::one_sentence(&error)),
-        Err(_) => Answer::Failed("a fault in gpuwhy, please report it".into()),
+        Err(_) => Answer::Failed("internal error in gpuwhy, please report it".into()),
     }
 }
 
@@ -74,19 +73,19 @@ fn explain_whole(path: &Path) -> anyhow::Result<Report> {
         explain::explain(&reader, &Part::default())?
     };
     if explained.report.verdict.is_empty() {
-        bail!("there is nothing to say about this run");
+        bail!("the run has nothing to explain");
     }
     explain::keep(path, &explained);
     Ok(explained.report)
 }
 
 impl Answer {
-    /// For people: the verdict, and what each finding is about.
+    /// For people: the verdict, up to three findings, and the command that shows more.
     pub(crate) fn lines(&self, path: &Path, width: usize, style: Style) -> Vec<String> {
         let report = match self {
             Self::None => return Vec::new(),
             Self::Failed(why) => {
-                return vec![format!("gpuwhy: this run was not explained: {}", units::safe(why, 500))];
+                return vec![format!("gpuwhy: cannot explain this run: {}", units::safe(why, 500))];
             }
             Self::Found(report) => report,
         };
@@ -96,15 +95,13 @@ impl Answer {
             return lines;
         }
         lines.extend(explain_view::verdict(&report.verdict, width, style));
-        let worth = |severity: Severity| severity > Severity::Info;
-        let named = report.findings.iter().filter(|finding| worth(finding.severity)).take(NAMED);
-        lines.extend(named.map(|finding| format!("  {}", explain_view::title_line(finding, style))));
-        let path = units::safe(&path.display().to_string(), 500);
-        lines.push(style.dim(&format!("  gpuwhy explain --db {path} shows more")));
+        lines.extend(finding_view::lines(&report.findings, Detail::Short, width, style));
+        lines.push(String::new());
+        lines.extend(explain_view::outlook(report, &path.display().to_string(), width, style));
         lines
     }
 
-    /// For programs: `verdict` and `findings` of the summary, null and none where there is no explanation.
+    /// For programs: `verdict` and `findings` of the summary; null and empty without an explanation.
     pub(crate) fn add_to(&self, summary: &mut serde_json::Value) {
         let (verdict, findings, note) = match self {
             Self::None => (None, Vec::new(), None),

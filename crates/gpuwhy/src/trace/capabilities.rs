@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Capabilities of this thread, by the kernel's own calls: the C library has none for them.
+//! Capabilities of this thread, through system calls, because the C library has no functions for them.
 
 use std::io;
 
@@ -10,13 +10,13 @@ const CAP_SYS_PTRACE: u32 = 19;
 pub(crate) const CAP_SYS_ADMIN: u32 = 21;
 const CAP_PERFMON: u32 = 38;
 const CAP_BPF: u32 = 39;
-/// Capabilities the interface has room for; a kernel has fewer.
+/// Number of capabilities the interface can hold; kernels have fewer.
 const MOST: u32 = 64;
 
-/// What attaching to a library that is loaded later needs: probes, and looking into the process and its files.
+/// Needed to attach to a library that is loaded later: probes, and reading the process and its files.
 pub(crate) const KEPT: u64 = 1 << CAP_BPF | 1 << CAP_PERFMON | 1 << CAP_SYS_PTRACE | 1 << CAP_DAC_READ_SEARCH;
 
-/// What following `/proc/PID/root` of somebody else's process needs.
+/// Needed to follow `/proc/PID/root` of another user's process.
 pub(crate) const SEE_PROCESSES: u64 = 1 << CAP_SYS_PTRACE;
 
 /// A thread's sets, a bit for each capability.
@@ -34,7 +34,7 @@ struct Header {
     pid: i32,
 }
 
-/// `struct __user_cap_data_struct`: two of them, for the lower and the upper 32.
+/// `struct __user_cap_data_struct`; two hold the lower and upper 32 capabilities.
 #[repr(C)]
 #[derive(Default, Clone, Copy)]
 struct Data {
@@ -78,7 +78,7 @@ impl CapSets {
     }
 }
 
-/// Takes everything but `keep` out of what programs started from here could ever have.
+/// Removes everything but `keep` from the bounding set, which limits what programs started from here can gain.
 pub(crate) fn drop_bounding(keep: u64) -> io::Result<()> {
     for capability in (0..MOST).filter(|capability| keep & 1 << capability == 0) {
         let number = libc::c_ulong::from(capability);
@@ -92,7 +92,7 @@ pub(crate) fn drop_bounding(keep: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Nothing is passed on to programs started from here.
+/// Clears the ambient set, so that programs started from here inherit no capabilities.
 pub(crate) fn clear_ambient() -> io::Result<()> {
     let clear = libc::PR_CAP_AMBIENT_CLEAR_ALL as libc::c_ulong;
     // SAFETY: plain system call with numbers.
@@ -102,7 +102,7 @@ pub(crate) fn clear_ambient() -> io::Result<()> {
     }
 }
 
-/// From the text of a /proc/…/status.
+/// The permitted set in the text of a /proc/…/status.
 pub(crate) fn permitted_of(status: &str) -> Option<u64> {
     status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapPrm:")?.trim(), 16).ok())
 }

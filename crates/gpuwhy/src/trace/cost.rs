@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What gpuwhy itself used.
+//! Resources used by gpuwhy itself.
 
 use crate::trace::budget::JobCost;
 use serde::Serialize;
@@ -7,13 +7,13 @@ use serde::Serialize;
 /// gpuwhy's own consumption so far.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct OwnCost {
-    /// CPU time of gpuwhy's threads, and of the processes that read for it, ns.
+    /// CPU time of gpuwhy's threads and its reader processes, ns.
     pub(crate) cpu_ns: u64,
-    /// The most memory it had, bytes.
+    /// Peak memory, bytes.
     pub(crate) peak_memory_bytes: u64,
 }
 
-/// Everything that tracing cost, as the run file keeps it.
+/// The cost of tracing, as stored in the run file.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Costs {
     #[serde(flatten)]
@@ -22,8 +22,8 @@ pub(crate) struct Costs {
 }
 
 impl OwnCost {
-    /// Asks the kernel. The ring of `ring_bytes` is mapped twice in a row, so that records never wrap, and the
-    /// kernel counts it twice: once is taken off again. `looking_ns` is what others took who read for gpuwhy.
+    /// Reads the kernel's figures. The ring of `ring_bytes` is mapped twice in a row so that records never wrap, and
+    /// the kernel counts it twice: one is subtracted. `looking_ns` is the CPU time of gpuwhy's reader processes.
     pub(crate) fn so_far(ring_bytes: u32, looking_ns: u64) -> Self {
         // SAFETY: a struct of numbers, for which zeroes are valid, filled by the kernel.
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a person or a program sees while tracing: a table that redraws, plain lines, or JSON lines.
+//! Output while tracing and at its end: a table that redraws, plain lines, or JSON lines.
 
 use crate::output;
 use crate::trace::answer::Answer;
@@ -25,7 +25,7 @@ pub(crate) enum Display {
     Quiet,
 }
 
-/// Lines kept for the table: a head, the column names, twelve ops.
+/// Lines of the table: a header, the column names, twelve ops.
 const TABLE_LINES: u16 = 14;
 /// Without a terminal, a line this often.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
@@ -37,7 +37,7 @@ pub(crate) struct Progress {
     style: Style,
     figures: Figures,
     last_line: Duration,
-    /// Whether loss has been shown: the first is worth a line at once.
+    /// Whether loss has been shown: the first loss gets a line at once.
     loss_shown: bool,
 }
 
@@ -54,19 +54,19 @@ impl Progress {
         }
     }
 
-    /// Something to tell at once.
+    /// Prints a note, unless quiet.
     pub(crate) fn note(&self, text: &str) {
         if self.display != Display::Quiet {
             output::say_aside(&format!("gpuwhy: {}", units::safe(text, 500)));
         }
     }
 
-    /// Something that is wrong; told also when quiet.
+    /// Prints a warning, even when quiet.
     pub(crate) fn warn(&self, text: &str) {
         output::say_aside(&format!("gpuwhy: {} {}", self.style.yellow("warning:"), units::safe(text, 500)));
     }
 
-    /// An alert that was raised, or is over; told also when quiet. Times are since the run began.
+    /// Prints an alert that was raised, even when quiet, or that has ended. Times are since the run began.
     pub(crate) fn alert(&self, alert: &Alert) {
         let (text, rule) = (units::safe(&alert.text, 500), units::safe(&alert.rule, 100));
         match (self.display, alert.cleared_ns) {
@@ -80,12 +80,12 @@ impl Progress {
             }
             (_, Some(at)) => {
                 let (number, at) = (alert.id, units::time(at));
-                self.note(&format!("alert {number} ({rule}) is over since {at}: {text}"));
+                self.note(&format!("alert {number} ({rule}) ended at {at}: {text}"));
             }
         }
     }
 
-    /// With new figures, about once a second.
+    /// Shows new figures, about once a second.
     pub(crate) fn update(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) {
         let elapsed = snapshot.elapsed;
         match self.display {
@@ -126,19 +126,12 @@ impl Progress {
         screen.draw(&lines);
     }
 
-    /// The end of recording: gives the terminal back and tells people what was recorded.
-    pub(crate) fn summarise(&mut self, summary: &Summary) {
+    /// The end of recording: gives the terminal back.
+    pub(crate) fn end_recording(&mut self) {
         self.screen = None;
-        if self.display != Display::Json {
-            let with_table = self.display == Display::Human;
-            summary
-                .lines(with_table, output::stderr_columns(), self.style)
-                .iter()
-                .for_each(|line| output::say_aside(line));
-        }
     }
 
-    /// The end: what it means.
+    /// The end: the answer first, then the accounting.
     pub(crate) fn finish(self, summary: &Summary, answer: &Answer) {
         match self.display {
             Display::Json => {
@@ -147,8 +140,10 @@ impl Progress {
                 output::say(&json.to_string());
             }
             Display::Human | Display::Quiet => {
-                let lines = answer.lines(&summary.path, output::stderr_columns(), self.style);
-                lines.iter().for_each(|line| output::say_aside(line));
+                let (columns, verbose) = (output::stderr_columns(), output::is_verbose());
+                let answer = answer.lines(&summary.path, columns, self.style);
+                let accounting = summary.lines(verbose && self.display == Display::Human, columns, self.style);
+                answer.iter().chain(&accounting).for_each(|line| output::say_aside(line));
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From the writer's sums to the rows of the table.
+//! Turns the writer's sums into the rows of the op table.
 
 use crate::trace::writer::Snapshot;
 use gpuwhy_model::OpId;
@@ -8,7 +8,7 @@ use gpuwhy_view::{OpRow, OpsTable};
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
-/// Remembers what was shown last, for rates.
+/// Keeps the previous counts, for rates.
 #[derive(Default)]
 pub(crate) struct Figures {
     last_calls: HashMap<String, u64>,
@@ -16,8 +16,8 @@ pub(crate) struct Figures {
 }
 
 impl Figures {
-    /// The table as of the snapshot, functions of one op merged. `lost` is what never reached the writer, by function; what
-    /// has no row in the file for other reasons counts as lost, too, as long as that is so.
+    /// The table as of the snapshot, functions of one op merged. `lost`: events that never reached the writer, by function.
+    /// Events not yet in the file for other reasons count as lost, too, until they are.
     pub(crate) fn table(&mut self, snapshot: &Snapshot, lost: &HashMap<OpId, u64>) -> OpsTable {
         let elapsed = snapshot.elapsed;
         let mut by_op: BTreeMap<(&str, bool), (OpTotals, u64)> = BTreeMap::new();

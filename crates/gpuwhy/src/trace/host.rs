@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is looked up every second, joined with what the kernel counted for each process meanwhile.
+//! Host samples, once a second, combined with what the kernel counted per process meanwhile.
 
 use crate::trace::Settings;
 use crate::trace::alerts::Alerting;
@@ -11,32 +11,32 @@ use gpuwhy_model::sample::GpuSample;
 use gpuwhy_model::{Call, Samples};
 use std::collections::{BTreeSet, HashMap};
 
-/// Pages given to a thread, or a process.
+/// Pages allocated to a thread or process.
 #[derive(Debug, Clone, Copy, Default)]
 struct Pages {
     allocations: u64,
     bytes: u64,
 }
 
-/// Samples on their way into the run file.
+/// Collects samples for the run file.
 pub(crate) struct HostSide {
     sampler: Option<Sampler>,
     watched: BTreeSet<u32>,
-    /// Each thread's pages as of its last sums.
+    /// Pages of each thread at its last sums.
     threads: HashMap<(u32, u32), Pages>,
-    /// Each process's pages since its last sample.
+    /// Pages of each process since its last sample.
     fresh: HashMap<u32, Pages>,
 }
 
 impl HostSide {
-    /// Starts sampling, if that is wanted.
+    /// Starts sampling if the settings ask for it.
     pub(crate) fn start(settings: &Settings) -> Self {
         let options = || SampleOptions { nvml_path: settings.nvml.clone(), ..SampleOptions::default() };
         let sampler = settings.samples.then(|| Sampler::start(options()));
         Self { sampler, watched: BTreeSet::new(), threads: HashMap::new(), fresh: HashMap::new() }
     }
 
-    /// Says which processes to sample.
+    /// Sets the processes to sample.
     pub(crate) fn watch(&mut self, processes: &BTreeSet<u32>) {
         if let Some(sampler) = self.sampler.as_ref().filter(|_| self.watched != *processes) {
             self.watched = processes.clone();
@@ -44,7 +44,7 @@ impl HostSide {
         }
     }
 
-    /// Takes note of the pages given to threads. Where memory ran out, the GPUs are looked at now.
+    /// Adds the pages allocated to threads. If memory ran out, samples the GPUs immediately.
     pub(crate) fn note(&mut self, batch: &Batch) {
         let Some(sampler) = &self.sampler else { return };
         if ran_out(batch) {
@@ -61,7 +61,7 @@ impl HostSide {
         }
     }
 
-    /// Passes on what was sampled.
+    /// Sends the samples to the writer.
     pub(crate) fn every_second(&mut self, processes: &BTreeSet<u32>, alerts: &mut Alerting, writer: &WriterThread) {
         self.watch(processes);
         if let Some(sampler) = &self.sampler {
@@ -71,7 +71,7 @@ impl HostSide {
         self.fresh.retain(|pid, _| processes.contains(pid));
     }
 
-    /// The last ones.
+    /// Sends the last samples.
     pub(crate) fn finish(&mut self, alerts: &mut Alerting, writer: &WriterThread) {
         let (samples, looks) = self.sampler.take().map(Sampler::finish).unwrap_or_default();
         self.pass_on(samples, looks, alerts, writer);
@@ -93,7 +93,7 @@ impl HostSide {
     }
 }
 
-/// Whether PyTorch's allocator said that memory ran out, or the driver did.
+/// Whether PyTorch's allocator or the driver reported that memory ran out.
 fn ran_out(batch: &Batch) -> bool {
     let reported = torch_op(TorchOp::OutOfMemory);
     batch.tensors.iter().any(|event| event.op == reported) || batch.calls.iter().any(Call::is_refused_memory)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The job gpuwhy starts: found, held until everything is attached, let go, waited for.
+//! The job that gpuwhy starts: find the program, hold the process until everything is attached, release it, wait for
+//! it.
 
 use crate::output;
 use crate::trace::limits;
@@ -16,48 +17,45 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 
 /// A command that can be started.
 pub(crate) struct Job {
-    /// The program, found in the job's own PATH.
+    /// The program, looked up in the job's own PATH.
     pub(crate) program: PathBuf,
     pub(crate) arguments: Vec<OsString>,
-    /// What it will run with.
+    /// The job's environment.
     pub(crate) env: Vec<(OsString, OsString)>,
     caller: Option<Caller>,
 }
 
-/// A job that has a process and waits to be let go. Dropped, it ends without having run.
+/// A job whose process exists but has not been released. Dropping it ends the process without running the job.
 pub(crate) struct HeldJob {
     child: Child,
     gate: std::io::PipeWriter,
     environment: Vec<u8>,
 }
 
-/// A job on its way.
+/// A job that was released.
 pub(crate) struct RunningJob {
     child: Child,
 }
 
 impl Job {
-    /// Finds the program; one that is not there is said before anything is traced.
+    /// Finds the program, so that a missing one is an error before anything is traced.
     pub(crate) fn find(command: &[OsString], extra: &[(OsString, OsString)]) -> anyhow::Result<Self> {
-        let (program, arguments) = command.split_first().context("there is no command to run")?;
+        let (program, arguments) = command.split_first().context("no command to run")?;
         let caller = Caller::from_env();
         let mut env = sudo::job_environment(caller.as_ref());
         env.retain(|(name, _)| !extra.iter().any(|(n, _)| n == name));
         env.extend(extra.iter().cloned());
         let path = sudo::variable(&env, "PATH").unwrap_or(OsStr::new("/usr/local/bin:/usr/bin:/bin"));
         let Some(found) = find_program(Path::new(program), path) else {
-            bail!(
-                "there is no program {} in PATH: check its spelling, or give its full path",
-                program.to_string_lossy()
-            );
+            bail!("no program {} in PATH: check the spelling, or give the full path", program.to_string_lossy());
         };
         Ok(Self { program: found, arguments: arguments.to_vec(), env, caller })
     }
 
-    /// Makes the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: how
-    /// many files the job may have open.
+    /// Starts the process and holds it. `stdout_to_stderr`: gpuwhy's own stdout carries JSON. `open_files`: the job's
+    /// limit of open files.
     pub(crate) fn start_held(&self, stdout_to_stderr: bool, open_files: u64) -> anyhow::Result<HeldJob> {
-        let (read, gate) = std::io::pipe().context("cannot make a pipe")?;
+        let (read, gate) = std::io::pipe().context("cannot create a pipe")?;
         let fd = read.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");
         command.arg("__hold").arg("--fd").arg(fd.to_string());
@@ -65,8 +63,8 @@ impl Job {
             command.arg("--user").arg(format!("{}:{}", caller.uid, caller.gid));
         }
         command.arg("--").arg(&self.program).args(&self.arguments);
-        // The job's environment is its user's: it must not reach the loader of this process, which is still
-        // root's. It comes through the gate instead.
+        // The user controls the job's environment, so it must not reach the dynamic loader of this process, which still
+        // runs as root. It is sent through the gate instead.
         command.env_clear();
         if stdout_to_stderr {
             let stderr = std::io::stderr();
@@ -88,7 +86,7 @@ impl Job {
         Ok(HeldJob { child, gate, environment: self.packed_environment() })
     }
 
-    /// As `commands/hold.rs` reads it: the byte that lets go, then `NAME=value` entries, each ended by a zero.
+    /// In the format that `commands/hold.rs` reads: the byte that releases the job, then zero-terminated `NAME=value`.
     fn packed_environment(&self) -> Vec<u8> {
         let mut packed = vec![b'g'];
         for (name, value) in &self.env {
@@ -102,21 +100,21 @@ impl Job {
 }
 
 impl HeldJob {
-    /// Its process, which stays the same when it is let go.
+    /// The process id, which does not change on release.
     pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Lets it go.
+    /// Lets the job run.
     pub(crate) fn release(self) -> anyhow::Result<RunningJob> {
         let Self { child, mut gate, environment } = self;
-        gate.write_all(&environment).context("the job ended before it began")?;
+        gate.write_all(&environment).context("the job was killed before it started")?;
         Ok(RunningJob { child })
     }
 }
 
 impl RunningJob {
-    /// Its exit code if it has ended.
+    /// The exit code if the job has ended.
     pub(crate) fn ended(&mut self) -> Option<u8> {
         self.child.try_wait().ok().flatten().map(exit_code)
     }
@@ -127,12 +125,14 @@ impl RunningJob {
         let sent = unsafe { libc::kill(self.child.id() as i32, signal) } == 0;
         if !sent && std::io::Error::last_os_error().raw_os_error() == Some(libc::EPERM) {
             let pid = self.child.id();
-            output::say_aside(&format!("gpuwhy: the job has become another user and cannot be signalled: kill {pid}"));
+            output::say_aside(&format!(
+                "gpuwhy: the job now runs as another user, so gpuwhy cannot signal it: stop it with `kill {pid}`"
+            ));
         }
     }
 }
 
-/// As shells say it: 128 + N for a job ended by signal N.
+/// As in a shell: 128 + N for a job ended by signal N.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.map_or(125, |code| code as u8)

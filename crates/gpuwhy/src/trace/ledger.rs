@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ledger while tracing: where each thread's time went, from every event that came, whatever is stored of it.
+//! The ledger while tracing: where each thread's time went, computed from every event, including those not stored.
 
 use gpuwhy_model::{Call, OffCpu, OpId, ThreadSums};
 use gpuwhy_store::LedgerRow;
@@ -11,20 +11,20 @@ pub(crate) struct LiveLedger {
     ledger: Ledger,
     /// The newest sums of threads that live, by process and thread.
     newest: HashMap<(u32, u32), ThreadSums>,
-    /// Threads that ended since the last tick, and those that had ended before it: by then every record of theirs has
-    /// come through the ring.
+    /// Threads that ended since the last tick, and those that ended before it. After one more tick, all their records
+    /// have come through the ring.
     ended: Vec<ThreadSums>,
     due: Vec<ThreadSums>,
 }
 
 impl LiveLedger {
-    /// Begins with the run, `CLOCK_MONOTONIC` nanoseconds.
+    /// `start_ns`: start of the run, `CLOCK_MONOTONIC` nanoseconds.
     pub(crate) fn new(start_ns: u64) -> Self {
         let ledger = Ledger::new(start_ns, u64::MAX);
         Self { ledger, newest: HashMap::new(), ended: Vec::new(), due: Vec::new() }
     }
 
-    /// Takes events that came together, each list sorted by start.
+    /// Adds a batch of events, each list sorted by start.
     pub(crate) fn feed(&mut self, calls: &[Call], off: &[OffCpu]) {
         let mut off = off.iter().peekable();
         for call in calls {
@@ -36,24 +36,24 @@ impl LiveLedger {
         off.for_each(|off| self.ledger.off(off));
     }
 
-    /// Takes a thread's sums; they replace earlier ones of the same life.
+    /// Sets a thread's sums, replacing earlier ones of the same thread.
     pub(crate) fn sums(&mut self, sums: ThreadSums) {
         let key = (sums.pid, sums.tid);
         let before = if sums.ended { self.newest.remove(&key) } else { self.newest.insert(key, sums) };
-        // The end of an earlier thread with this number was not heard of.
+        // The end of an earlier thread with this id was lost.
         self.ended.extend(before.filter(|before| before.since_ns != sums.since_ns));
         if sums.ended {
             self.ended.push(sums);
         }
     }
 
-    /// Closes the accounts of threads that ended a while ago.
+    /// Closes the ledgers of threads that ended at least one tick ago.
     pub(crate) fn tick(&mut self) -> Vec<LedgerRow> {
         let due = std::mem::replace(&mut self.due, std::mem::take(&mut self.ended));
         self.close(&due)
     }
 
-    /// Closes all accounts that are still open.
+    /// Closes all ledgers that are still open.
     pub(crate) fn finish(&mut self) -> Vec<LedgerRow> {
         let mut all = std::mem::take(&mut self.due);
         all.append(&mut self.ended);
@@ -66,7 +66,7 @@ impl LiveLedger {
     }
 }
 
-/// What the run file says of a thread: each state it was in, and of its time inside CUDA, each function.
+/// The rows of a thread: time in each state, with the time inside CUDA split by function.
 fn rows(sums: &ThreadSums, ledger: &ThreadLedger) -> Vec<LedgerRow> {
     let row = |state: State, op: Option<OpId>, ns: u64| LedgerRow {
         pid: sums.pid,

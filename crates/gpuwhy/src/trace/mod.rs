@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Recording a run: start the job or find it, move what is captured into the run file, show progress,
-//! end cleanly.
+//! Recording a run: start or find the job, write captured events to the run file, show progress, end cleanly.
 
 mod alerts;
 mod answer;
@@ -37,34 +36,34 @@ use std::time::Duration;
 pub(crate) struct Settings {
     /// What to capture.
     pub(crate) capture: Options,
-    /// Whether to look at the machine, the processes and the GPUs every second.
+    /// Whether to sample the machine, processes and GPUs once a second.
     pub(crate) samples: bool,
     /// NVML's library, when it is not the machine's own.
     pub(crate) nvml: Option<PathBuf>,
     /// The job to start; empty for none.
     pub(crate) command: Vec<OsString>,
-    /// Variables the job gets besides its environment.
+    /// Variables added to the job's environment.
     pub(crate) extra_env: Vec<(OsString, OsString)>,
-    /// When to stop by itself.
+    /// Stop after this time.
     pub(crate) duration: Option<Duration>,
     /// The run file.
     pub(crate) db: PathBuf,
-    /// How large it may become, bytes.
+    /// Maximum size of the run file, bytes.
     pub(crate) max_size: Option<u64>,
     /// What to show.
     pub(crate) display: Display,
-    /// What tracing may cost the job.
+    /// Maximum overhead for the job.
     pub(crate) budget: Budget,
-    /// What to be alerted of.
+    /// Alert rules and command.
     pub(crate) alerts: AlertSettings,
-    /// Whether to say in the end why the job was slow.
+    /// Whether to print the explanation at the end.
     pub(crate) explain: bool,
 }
 
-/// How it ended.
+/// How the recording ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
-    /// What gpuwhy should exit with: the job's code, or 0.
+    /// gpuwhy's exit code: the job's, or 0.
     pub(crate) exit_code: u8,
     /// What was recorded.
     pub(crate) summary: Summary,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Giving up rights. Loading programs, making the run file and starting the job need root; attaching to what is loaded
-//! later needs four capabilities. Everything else is given up in between, and with sudo gpuwhy becomes its caller
-//! (`docs/privileges.md`).
+//! Dropping privileges. Loading programs, creating the run file and starting the job need root; attaching to libraries
+//! that are loaded later needs four capabilities. gpuwhy drops everything else in between, and with sudo it becomes its
+//! caller (`docs/privileges.md`).
 //!
-//! Capabilities belong to threads: this must happen while there is only one, and whoever is started later has no more.
+//! Capabilities belong to threads: this must happen while there is only one, so that later threads inherit the reduced
+//! set.
 
 use crate::trace::capabilities::{self, CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_SYS_ADMIN, CapSets, KEPT};
 use crate::trace::sudo::{self, Caller};
@@ -13,17 +14,17 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// What came of giving up rights.
+/// The result of dropping privileges.
 #[derive(Debug, Default)]
 pub(crate) struct Reduced {
-    /// What could not be given up, and why.
+    /// What could not be dropped, and why.
     pub(crate) warnings: Vec<String>,
-    /// What was kept on purpose, beyond the usual.
+    /// What was kept on purpose, beyond the usual set.
     pub(crate) notes: Vec<String>,
 }
 
-/// Does something with the rights of the user who called sudo, so that a path of theirs leads gpuwhy nowhere they could
-/// not go themselves; without one, with ours, less the capabilities of somebody who is not root.
+/// Runs `act` with the rights of the user who called sudo, so that a path of theirs cannot lead gpuwhy where they could
+/// not go. Without a caller, runs it with our own rights, minus capabilities if we are not root.
 pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T) -> anyhow::Result<T> {
     let Some(caller) = caller else { return without_capabilities(act) };
     let before = groups().context("cannot read this process's groups")?;
@@ -36,7 +37,7 @@ pub(crate) fn with_rights_of<T>(caller: Option<&Caller>, act: impl FnOnce() -> T
         libc::seteuid(uid) != 0 || libc::setegid(gid) != 0 || libc::setgroups(before.len(), before.as_ptr()) != 0
     };
     if failed {
-        return Err(io::Error::last_os_error()).context("cannot take root's rights again");
+        return Err(io::Error::last_os_error()).context("cannot regain root's rights");
     }
     Ok(outcome)
 }
@@ -52,35 +53,37 @@ fn without_capabilities<T>(act: impl FnOnce() -> T) -> anyhow::Result<T> {
     Ok(outcome)
 }
 
-/// Commands that only read files have no use for capabilities that gpuwhy's file or service has for tracing; with them,
-/// everybody could read everything. Root's own commands keep root's rights.
+/// Commands that only read files do not need the capabilities that gpuwhy's file or service has for tracing; with them,
+/// every user could read every file. Root's own commands keep root's rights.
 pub(crate) fn renounce() -> anyhow::Result<()> {
     if is_root() {
         return Ok(());
     }
-    CapSets::default().apply().context("cannot give up capabilities")
+    CapSets::default().apply().context("cannot drop capabilities")
 }
 
-/// A server answers whoever reaches it, so it has no more rights than who started it: with sudo it becomes its caller for good,
-/// groups included. Root's own keeps what reading other users' run files takes, and nothing else.
+/// A server answers every client that reaches it, so it must not have more rights than the user who started it: with
+/// sudo it becomes its caller for good, groups included. A server of root keeps only the right to read other users' run
+/// files.
 pub(crate) fn renounce_to_serve(caller: Option<&Caller>) -> anyhow::Result<()> {
     if !is_root() {
         return renounce();
     }
     let keep = if caller.is_some() { 0 } else { 1 << CAP_DAC_READ_SEARCH };
-    // While there still is the right to do it; a container may lack it, and then what is left cannot be gained either: see below.
+    // While we still have the right to do it. A container may lack it; no_new_privs below then prevents regaining
+    // anything.
     let _ = capabilities::drop_bounding(keep);
     let _ = capabilities::clear_ambient();
-    no_new_rights().context("cannot give up the right to gain rights")?;
+    no_new_rights().context("cannot set no_new_privs")?;
     if let Some(caller) = caller {
         let become_caller = set_groups(caller).and_then(|()| set_ids(caller));
         become_caller.with_context(|| format!("cannot become user {}, who called sudo", caller.uid))?;
     }
-    keep_only(keep).context("cannot give up capabilities")
+    keep_only(keep).context("cannot drop capabilities")
 }
 
-/// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of the bounding
-/// set again; without the right to gain any it has none.
+/// The same for a process between fork and exec: only system calls. A program of root's would have all capabilities of
+/// the bounding set again; without the right to gain any it has none.
 pub(crate) fn take_all_from_this_process() -> io::Result<()> {
     no_new_rights()?;
     CapSets::default().apply()
@@ -120,16 +123,16 @@ fn groups() -> io::Result<Vec<libc::gid_t>> {
     Ok(list)
 }
 
-/// What decides whether more than the usual must be kept.
+/// What decides whether more than the usual set must be kept.
 pub(crate) struct Circumstances<'a> {
-    /// Where the run file lies: SQLite makes and removes files beside it.
+    /// The folder of the run file: SQLite creates and removes files there.
     pub(crate) folder: &'a Path,
-    /// Whether probes are attached one by one, through perf, as old kernels have it.
+    /// Whether probes are attached one by one through perf, as on old kernels.
     pub(crate) plain_probes: bool,
 }
 
-/// Gives up everything but what late attaching needs, for good. What the system refuses to take is said, not fatal:
-/// gpuwhy had it all along.
+/// Permanently drops everything but what late attaching needs. A failure is a warning and not fatal: gpuwhy had the
+/// right all along.
 pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>) -> Reduced {
     let mut reduced = Reduced::default();
     let mut keep = KEPT;
@@ -137,18 +140,18 @@ pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>)
     if caller.is_none() && lacks_with_usual(CAP_DAC_OVERRIDE, || refuses_write(folder)) {
         keep |= 1 << CAP_DAC_OVERRIDE;
         let folder = folder.display();
-        reduced.notes.push(format!("{folder} is another user's: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
+        reduced.notes.push(format!("{folder} belongs to another user: gpuwhy keeps CAP_DAC_OVERRIDE to write there"));
     }
     if circumstances.plain_probes && lacks_with_usual(CAP_SYS_ADMIN, refuses_plain_probes) {
         keep |= 1 << CAP_SYS_ADMIN;
-        reduced.notes.push("this kernel wants CAP_SYS_ADMIN for plain probes: gpuwhy keeps it".to_owned());
+        reduced.notes.push("this kernel requires CAP_SYS_ADMIN for plain probes: gpuwhy keeps it".to_owned());
     }
     let mut attempt = |what: &str, outcome: io::Result<()>| {
         if let Err(error) = outcome {
-            reduced.warnings.push(format!("{what} could not be given up: {error}"));
+            reduced.warnings.push(format!("cannot drop {what}: {error}"));
         }
     };
-    // While there still is the right to do it. Who is not root never had it, and needs it for nothing.
+    // While we still have the right to do it. Without root we never had it and do not need it.
     let bounding = capabilities::drop_bounding(keep);
     attempt("the bounding set of capabilities", if is_root() { bounding } else { Ok(()) });
     attempt("ambient capabilities", capabilities::clear_ambient());
@@ -156,7 +159,7 @@ pub(crate) fn reduce(caller: Option<&Caller>, circumstances: &Circumstances<'_>)
         attempt("root's user id", become_for_good(caller));
     }
     attempt("capabilities", keep_only(keep));
-    attempt("the right to gain rights by starting programs", no_new_rights());
+    attempt("the right to gain privileges by starting programs", no_new_rights());
     reduced.warnings.extend(unlike_us(keep));
     reduced
 }
@@ -176,7 +179,7 @@ fn become_for_good(caller: &Caller) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_KEEPCAPS, 0, 0, 0, 0) })
 }
 
-/// Real, effective and saved: there is no way back.
+/// Sets the real, effective and saved ids: this cannot be undone.
 fn set_ids(caller: &Caller) -> io::Result<()> {
     let Caller { uid, gid } = *caller;
     // SAFETY: plain system calls with numbers.
@@ -185,7 +188,7 @@ fn set_ids(caller: &Caller) -> io::Result<()> {
     check(unsafe { libc::setresuid(uid, uid, uid) })
 }
 
-/// Whether something is refused with the usual capabilities in effect, and `capability` is there to be kept.
+/// Whether the action is refused with the usual capabilities, and `capability` is available to keep.
 fn lacks_with_usual(capability: u32, refused: impl FnOnce() -> bool) -> bool {
     let try_it = || -> io::Result<bool> {
         let full = CapSets::current()?;
@@ -200,8 +203,8 @@ fn lacks_with_usual(capability: u32, refused: impl FnOnce() -> bool) -> bool {
     try_it().unwrap_or(false)
 }
 
-/// With the effective user and capabilities: root, with a run file in somebody's home. A disk that is read-only or full is
-/// no matter of rights.
+/// Checks with the effective user and capabilities, for root with a run file in another user's home. A read-only or
+/// full disk does not count as refused.
 fn refuses_write(folder: &Path) -> bool {
     let Ok(folder) = CString::new(folder.as_os_str().as_bytes()) else { return false };
     // SAFETY: the string ends with a zero and outlives the call.
@@ -209,8 +212,8 @@ fn refuses_write(folder: &Path) -> bool {
     done != 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EACCES)
 }
 
-/// Some kernels give plain probes to CAP_PERFMON, others do not. The right is looked at before the file, so a probe on a
-/// file that does not exist tells without there being one.
+/// Some kernels allow plain probes with CAP_PERFMON, others do not. The kernel checks the right before the file, so a
+/// probe on a file that does not exist shows it without creating a probe.
 fn refuses_plain_probes() -> bool {
     let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type").unwrap_or_default();
     let Ok(kind) = kind.trim().parse::<u32>() else { return false };
@@ -222,13 +225,13 @@ fn refuses_plain_probes() -> bool {
     // SAFETY: the attribute and the name it points to outlive the call, and it says its own size.
     let fd = unsafe { libc::syscall(libc::SYS_perf_event_open, attr.as_ptr(), -1, 0, -1, 0) };
     if fd >= 0 {
-        // SAFETY: the kernel just gave us this descriptor; nobody else owns it.
+        // SAFETY: the kernel just gave us this descriptor, and nothing else owns it.
         unsafe { libc::close(fd as libc::c_int) };
     }
     fd < 0 && matches!(io::Error::last_os_error().raw_os_error(), Some(libc::EACCES | libc::EPERM))
 }
 
-/// A driver's library may have started threads of its own, which cannot be told to give anything up.
+/// A driver library may have started its own threads, which gpuwhy cannot make drop anything.
 fn unlike_us(keep: u64) -> Option<String> {
     let threads = std::fs::read_dir("/proc/self/task").ok()?.flatten();
     let has_more = |path: &Path| {
@@ -236,16 +239,17 @@ fn unlike_us(keep: u64) -> Option<String> {
         capabilities::permitted_of(&status).is_some_and(|caps| caps & !keep != 0)
     };
     let more = threads.filter(|thread| has_more(&thread.path())).count();
-    (more > 0).then(|| format!("{more} threads of a library keep capabilities that gpuwhy itself gave up"))
+    (more > 0).then(|| format!("{more} threads of a library keep capabilities that gpuwhy dropped"))
 }
 
-/// Ambient capabilities are meant for gpuwhy: a job must not inherit them. Root's job has root's rights as ever.
+/// Ambient capabilities are meant for gpuwhy, and a job must not inherit them. A job started by root keeps root's
+/// rights.
 pub(crate) fn leave_to_job() -> anyhow::Result<()> {
     if is_root() {
         return Ok(());
     }
     if let Err(error) = capabilities::clear_ambient() {
-        bail!("the job would inherit gpuwhy's capabilities: {error}");
+        bail!("not starting the job, because it would inherit gpuwhy's capabilities: {error}");
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who is traced: names, parents, containers and life times of processes, for the run file.
+//! The traced processes: names, parents, containers and lifetimes, for the run file.
 
 use crate::trace::writer::{ProcessFacts, WriterThread};
 use gpuwhy_capture::batch::Batch;
@@ -7,23 +7,23 @@ use gpuwhy_capture::{Capture, Life, LifeEvent, process};
 use gpuwhy_store::Machine;
 use std::collections::{HashMap, VecDeque};
 
-/// A thread's name as the kernel keeps it.
+/// A thread's name in the kernel's format.
 type Comm = [u8; 16];
 
-/// What a process is called in the run file, and what its main thread was called then, if that is known.
+/// A process's name in the run file, and its main thread's name at that time if known.
 struct Named {
     name: String,
     comm: Option<Comm>,
 }
 
-/// Processes that ended are remembered, because events of theirs may come after their end; at most this many.
+/// How many ended processes are remembered: their events may arrive after their end.
 const MAX_ENDED: usize = 65_536;
 
-/// What the run file knows of processes so far.
+/// The processes written to the run file so far.
 pub(crate) struct Processes {
     /// Processes that have a name in the run file.
     named: HashMap<u32, Named>,
-    /// Those that ended, the oldest first.
+    /// Ended processes, oldest first.
     ended: VecDeque<u32>,
     machine: Machine,
 }
@@ -33,17 +33,17 @@ impl Processes {
         Self { named: HashMap::new(), ended: VecDeque::new(), machine }
     }
 
-    /// Notes who came and went, and names everybody who appears in a batch for the first time, even if the
-    /// record that should have brought the name was lost.
+    /// Notes processes that started or ended, and names every process that appears for the first time, even if the
+    /// record with its name was lost.
     pub(crate) fn note(&mut self, batch: &Batch, capture: &mut Capture, writer: &WriterThread) {
         for life in &batch.life {
             self.note_life(life, capture, writer);
         }
-        // A process that renames itself (data workers do) is known by its new name.
+        // A process that renames itself, as data workers do, gets its new name.
         for sums in batch.sums.iter().filter(|sums| sums.tid == sums.pid && !sums.ended) {
             self.rename(sums.pid, sums.name, capture, writer);
         }
-        // One that was there before the trace: when it began is known to a hundredth of a second.
+        // Started before the trace: its start time is known to 10 ms.
         let mut last = 0;
         for pid in batch.calls.iter().map(|call| call.pid).chain(batch.off.iter().map(|off| off.pid)) {
             if pid != last {
@@ -67,13 +67,13 @@ impl Processes {
                 if life.event == LifeEvent::Fork && !is_there {
                     self.inherit_name(life, comm, writer);
                 }
-                // A main thread begins with its process; of another thread that cannot be said.
+                // A main thread starts with its process; another thread's start says nothing about the process.
                 let began_ns = (life.tid == life.pid && life.event != LifeEvent::Exec).then_some(life.since_ns);
                 let parent = Some(life.parent).filter(|parent| *parent != 0);
                 writer.process(ProcessFacts { pid: life.pid, began_ns, parent, ..Default::default() });
             }
             LifeEvent::Exit => {
-                // The last name it had, if that was not seen yet.
+                // Its last name, if it changed.
                 self.rename(life.pid, comm, capture, writer);
                 writer.process(ProcessFacts { pid: life.pid, ended_ns: Some(life.at_ns), ..Default::default() });
                 self.ended.push_back(life.pid);
@@ -86,11 +86,11 @@ impl Processes {
         }
     }
 
-    /// Names a process anew if its main thread has another name than when it was named.
+    /// Renames a process if its main thread was renamed.
     fn rename(&mut self, pid: u32, comm: Comm, capture: &mut Capture, writer: &WriterThread) {
         match self.named.get_mut(&pid) {
             Some(known) if known.comm == Some(comm) => {}
-            // The first time its thread's name is heard of.
+            // The first record of its thread's name.
             Some(known) if known.comm.is_none() => known.comm = Some(comm),
             _ => {
                 self.name(pid, Some(comm), capture, writer);
@@ -98,7 +98,7 @@ impl Processes {
         }
     }
 
-    /// A child that was gone before it could be looked at had its parent's name.
+    /// A child that ended before it could be inspected gets its parent's name.
     fn inherit_name(&mut self, life: &Life, comm: Comm, writer: &WriterThread) {
         let parents = self.named.get(&life.parent).filter(|parent| parent.comm == Some(comm));
         if let Some(name) = parents.map(|parent| parent.name.clone()) {
@@ -107,7 +107,7 @@ impl Processes {
         }
     }
 
-    /// Names a process; says whether it was there to be named.
+    /// Names a process; returns whether it still existed.
     fn name(&mut self, pid: u32, comm: Option<Comm>, capture: &mut Capture, writer: &WriterThread) -> bool {
         let text = |comm: &Comm| {
             let bytes = comm.split(|b| *b == 0).next().unwrap_or_default();
@@ -125,7 +125,7 @@ impl Processes {
             command: names.command,
             ..Default::default()
         });
-        // A launcher of ranks uses no GPU itself; that they are one job is known by it alone.
+        // A launcher of ranks does not use the GPU, but only it shows that the ranks are one job.
         for above in names.above {
             if !self.named.contains_key(&above) {
                 self.name(above, None, capture, writer);

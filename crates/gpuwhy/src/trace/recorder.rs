@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop between capture and run file.
+//! The loop that moves events from capture to the run file.
 
 use crate::output;
 use crate::trace::alerts::Alerting;
@@ -35,14 +35,14 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// How long to wait between looks into the ring. At a million calls a second that is 640 kB of it.
+/// Pause between reads of the ring. At a million calls a second, 640 kB arrive in this time.
 const PAUSE: Duration = Duration::from_millis(10);
-/// A batch of this size means more is waiting: do not pause.
+/// A batch of this size means that more records wait: do not pause.
 const BUSY: usize = 4096;
-/// How often the writer is told to write.
+/// Interval at which the writer writes.
 const TICK: Duration = Duration::from_millis(250);
 
-/// Why a trace ended, as the run file says it.
+/// Why a trace ended; stored in the run file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
     JobEnded,
@@ -66,9 +66,9 @@ impl Stop {
 pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let began = Instant::now();
     needs::require()?;
-    // A signal that was ignored when gpuwhy was started (nohup) stays so, for gpuwhy and for the job.
+    // A signal ignored at startup (nohup) stays ignored, for gpuwhy and the job.
     let watched = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
-    let mut signals = SignalsInfo::<WithOrigin>::new(watched).context("cannot watch for Ctrl-C")?;
+    let mut signals = SignalsInfo::<WithOrigin>::new(watched).context("cannot install signal handlers")?;
     let open_files = limits::raise_open_files();
     let job = match settings.command.as_slice() {
         [] => None,
@@ -85,12 +85,12 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     let progress = Progress::new(settings.display);
     give_up_rights(caller.as_ref(), &created.writer, &capture, &progress);
     if let Some(moved) = &created.moved_to {
-        progress.note(&format!("the earlier {} is now {}", settings.db.display(), moved.display()));
+        progress.note(&format!("renamed the existing {} to {}", settings.db.display(), moved.display()));
     }
     let alerts = Alerting::start(settings, shell, created.writer.path(), start_ns, &progress);
     let ledger = settings.capture.host.sched.then(|| LiveLedger::new(start_ns));
     let machine = machine();
-    let writer = WriterThread::start(created.writer, ledger).context("cannot start the writing thread")?;
+    let writer = WriterThread::start(created.writer, ledger).context("cannot start the writer thread")?;
     let mut recorder = Recorder {
         capture,
         sources: Sources::start(&writer, whose_sources(settings, caller.as_ref())),
@@ -114,22 +114,22 @@ pub(crate) fn run(settings: &Settings) -> anyhow::Result<Ended> {
     recorder.writer.machine(machine);
     let mut running = match job.as_ref().zip(held) {
         None => None,
-        Some((job, held)) => Some(recorder.let_go(job, held)?),
+        Some((job, held)) => Some(recorder.release_job(job, held)?),
     };
     output::details(recorder.capture.refusals().iter().flat_map(Refusal::lines));
     recorder.announce(settings, running.is_some());
     let stop = recorder.watch(settings, running.as_mut(), &mut signals);
     let (summary, mut progress) = recorder.finish(stop);
-    progress.summarise(&summary);
+    progress.end_recording();
     let answer = if settings.explain { answer::find(&summary, running.as_mut(), &mut signals) } else { Answer::None };
     progress.finish(&summary, &answer);
     if running.as_mut().is_some_and(|job| job.ended().is_none()) && settings.display == Display::Human {
-        output::say_aside("gpuwhy: tracing has ended; the job goes on, and its exit code will be gpuwhy's");
+        output::say_aside("gpuwhy: tracing has ended; the job continues, and gpuwhy will exit with its exit code");
     }
     Ok(Ended { exit_code: running.map_or(0, |job| wait_for_end(job, &mut signals)), summary })
 }
 
-/// The run file, made with the rights of the user who called sudo.
+/// Creates the run file with the rights of the user who called sudo.
 fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> anyhow::Result<Created> {
     let created = privileges::with_rights_of(caller, || Writer::create(&settings.db, run))?;
     created.map_err(|error| match (&error, caller) {
@@ -142,14 +142,14 @@ fn create_file(settings: &Settings, caller: Option<&Caller>, run: &NewRun) -> an
     })
 }
 
-/// Of every process on the machine only those of the user who traces have their files read; of a job, all.
+/// When tracing every process, source files are read only for the tracing user's processes; in a job, for all.
 fn whose_sources(settings: &Settings, caller: Option<&Caller>) -> Option<u32> {
     // SAFETY: reads a number.
     let own = || unsafe { libc::geteuid() };
     matches!(settings.capture.targets, Targets::All).then(|| caller.map_or_else(own, |caller| caller.uid))
 }
 
-/// After the last thing that is done with all of root's rights, and before threads start, because they inherit what is left.
+/// Called after the last step that needs all of root's rights, and before threads start, because they inherit the rest.
 fn give_up_rights(caller: Option<&Caller>, file: &Writer, capture: &Capture, progress: &Progress) {
     let folder = file.path().parent().unwrap_or(Path::new("/"));
     let plain_probes = capture.flavour() == Flavour::Plain;
@@ -158,7 +158,7 @@ fn give_up_rights(caller: Option<&Caller>, file: &Writer, capture: &Capture, pro
     reduced.notes.iter().for_each(|note| progress.note(note));
 }
 
-/// A job may outlive its trace; until it ends, signals meant for it still reach it.
+/// A job may outlive its trace; until it ends, gpuwhy still passes signals on.
 fn wait_for_end(mut job: RunningJob, signals: &mut SignalsInfo<WithOrigin>) -> u8 {
     loop {
         if let Some(code) = job.ended() {
@@ -171,7 +171,7 @@ fn wait_for_end(mut job: RunningJob, signals: &mut SignalsInfo<WithOrigin>) -> u
     }
 }
 
-/// Ctrl-C at a terminal reaches the job by itself; a signal sent to us alone is passed on.
+/// Ctrl-C in a terminal reaches the job directly; a signal sent only to gpuwhy is passed on.
 pub(super) fn pass_on(job: &RunningJob, origin: &Origin) {
     if origin.process.is_some_and(|sender| sender.pid != 0) {
         job.signal(origin.signal);
@@ -195,15 +195,15 @@ struct Recorder {
     max_size: Option<u64>,
     /// When gpuwhy itself began, attaching included.
     began: Instant,
-    /// Whether the file could not be written when last looked at: said once, when it begins.
+    /// Whether the last write failed; reported once, when it starts.
     troubled: bool,
     unwatched: UnwatchedTime,
     progress: Progress,
 }
 
 impl Recorder {
-    /// Attaches to what the job will likely load, and lets it go.
-    fn let_go(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
+    /// Attaches to the libraries the job will likely load, and releases it.
+    fn release_job(&mut self, job: &Job, held: HeldJob) -> anyhow::Result<RunningJob> {
         self.capture.add_target(held.pid())?;
         self.host.watch(self.capture.processes());
         self.capture.attach_ahead(&job.program, &job.arguments, &job.env);
@@ -225,11 +225,11 @@ impl Recorder {
         let attached = self.capture.attached();
         let probes: usize = attached.iter().map(|library| library.functions).sum();
         self.progress
-            .note(&format!("tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C ends it", attached.len()));
+            .note(&format!("tracing {what}: {probes} functions in {} CUDA libraries; Ctrl-C stops it", attached.len()));
         self.note_libraries();
     }
 
-    /// Until something ends it.
+    /// Records until the job ends, the duration is over, or a signal arrives.
     fn watch(
         &mut self,
         settings: &Settings,
@@ -288,7 +288,7 @@ impl Recorder {
         if !self.capture.take(&mut self.batch) {
             return 0;
         }
-        // Some records are none any more, but there may be others behind them.
+        // Some records may have been discarded, but more may follow them.
         let records = self.batch.len().max(1);
         self.processes.note(&self.batch, &mut self.capture, &self.writer);
         self.host.note(&self.batch);
@@ -318,7 +318,7 @@ impl Recorder {
             }
             let are_reports = row.op.and_then(OpId::get).is_some_and(|op| op.class == Class::Tensor);
             if let Some(pid) = row.pid.filter(|_| are_reports && row.action == "detach") {
-                self.alerts.lose_reports(pid, row.at_ns);
+                self.alerts.pause_reports(pid, row.at_ns);
             }
             self.writer.governor(row);
         }
@@ -330,13 +330,13 @@ impl Recorder {
             self.progress.warn(trouble);
         }
         if self.troubled && snapshot.trouble.is_none() {
-            self.progress.warn("the run file can be written again: what was kept in memory is in it now");
+            self.progress.warn("the run file is writable again: the events kept in memory are now in it");
         }
         self.troubled = snapshot.trouble.is_some();
         self.progress.update(&snapshot, &self.lost_by_op);
     }
 
-    /// Counts what was lost since the last time, about at `when`.
+    /// Counts the events lost since the last call, at about `when`.
     fn collect_loss(&mut self, when: Duration) {
         for (cause, op, count) in self.capture.take_loss() {
             self.writer.loss(when.as_secs(), cause, op, count);
@@ -347,19 +347,19 @@ impl Recorder {
         }
     }
 
-    /// Tells the run file about libraries attached since the last time.
+    /// Writes libraries attached since the last call to the run file.
     fn note_libraries(&mut self) {
         let attached = self.capture.attached();
         for library in &attached[self.libraries_noted..] {
             let mut notes = Vec::new();
             if library.hidden {
-                let says = "no CUDA runtime whose functions can be found (built in without symbols, or none): its calls are \
-                            seen at the driver, under the driver's names";
+                let says = "no CUDA runtime functions found (linked in without symbols, or not used): calls are recorded at the \
+                            driver, under the driver's names";
                 self.progress.note(&format!("{}: {says}", library.path));
                 notes.push(says.to_owned());
             }
             if library.linked_in {
-                notes.push("the CUDA runtime is part of this file".to_owned());
+                notes.push("the CUDA runtime is linked into this file".to_owned());
             }
             if library.slow_functions > 0 {
                 notes.push(format!(
@@ -368,7 +368,7 @@ impl Recorder {
                 ));
             }
             if library.refused > 0 {
-                notes.push(format!("{} functions could not be probed", library.refused));
+                notes.push(format!("{} functions cannot be probed", library.refused));
             }
             self.writer.library(LibraryRow {
                 path: library.path.clone(),
@@ -386,11 +386,11 @@ impl Recorder {
         }
     }
 
-    /// Detaches, takes what is left, closes the file.
+    /// Detaches, takes the remaining records, closes the file.
     fn finish(mut self, stop: Stop) -> (Summary, Progress) {
         let elapsed = self.elapsed();
         let stop_ns = now_ns();
-        // Room in the ring first: what is told at the very end must not be lost.
+        // Make room in the ring first, so that the final reports are not lost.
         self.capture.end();
         while self.drain_some() > 0 {}
         self.capture.report_last();
@@ -418,7 +418,7 @@ impl Recorder {
         let (finished, snapshot) = self.writer.finish(end).unzip();
         self.alerts.finish(&self.progress);
         let mut snapshot = Snapshot { elapsed, ..snapshot.unwrap_or_default() };
-        // Nothing waits any more: it is in the file or lost.
+        // Nothing waits any more: every event is in the file or lost.
         snapshot.missing = Missing {
             lost: finished.as_ref().map(|finished| finished.lost_by_op.clone()).unwrap_or_default(),
             ..Missing::default()
@@ -426,7 +426,7 @@ impl Recorder {
         let stored = finished.as_ref().map_or(snapshot.stored, |f| f.stored);
         let lost_calls: u64 = self.lost_by_op.iter().filter(|(op, _)| is_call(**op)).map(|(_, n)| n).sum();
         let made: u64 = snapshot.totals.iter().filter(|(op, _)| is_call(*op)).map(|(_, totals)| totals.calls).sum();
-        // What the writer lost itself.
+        // Events lost in the writer.
         self.lost_by_cause.extend(finished.iter().flat_map(|finished| finished.lost.iter().copied()));
         let lost: u64 = self.lost_by_cause.iter().filter(|(cause, _)| cause.loses_event()).map(|(_, n)| n).sum();
         let summary = Summary {
@@ -454,16 +454,16 @@ impl Recorder {
     }
 }
 
-/// Whether it is a call of a library, not something the kernel or an allocator tells.
+/// Whether the op is a library call, not an event from the kernel or an allocator.
 fn is_call(op: OpId) -> bool {
     op.is_cuda() && op.get().is_none_or(|op| op.class != Class::Tensor)
 }
 
-/// What went wrong with the file, if anything.
+/// The problem with the run file, if any.
 fn problem(finished: Option<&Finished>) -> Option<String> {
     match finished {
         Some(finished) => finished.problem.as_ref().map(ToString::to_string),
-        None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
+        None => Some("the writer thread ended early; the file has what was committed until then".to_owned()),
     }
 }
 
@@ -495,12 +495,12 @@ fn new_run(settings: &Settings, start_ns: u64) -> NewRun {
         std::env::args_os().skip(1).take_while(|a| a != "--").map(|a| a.to_string_lossy().into_owned()).collect();
     NewRun {
         version: env!("CARGO_PKG_VERSION").to_owned(),
-        // The same moment by the wall clock.
+        // The same time by the wall clock.
         start_unix_ns: unix_ns().saturating_sub(now_ns().saturating_sub(start_ns)),
         start_monotonic_ns: start_ns,
         command: (!words.is_empty()).then(|| process::command_line(&words)),
         flags: Some(process::command_line(&flags)),
-        // NVML starts a thread, which must not have more rights than the others: it is asked later.
+        // NVML starts a thread, which must not have more rights than the others, so it is queried later.
         machine: Machine::default(),
         max_size: settings.max_size,
         owner: Caller::from_env().map(|caller| caller.owner()),

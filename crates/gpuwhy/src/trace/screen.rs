@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The lower part of the terminal: a few lines that redraw while the job's own output scrolls above.
 //!
-//! The terminal's scroll region does it (DECSTBM), so the job keeps its terminal and nothing is piped.
-//! Undone when dropped, also on a panic.
+//! It uses the terminal's scroll region (DECSTBM), so the job keeps its terminal and nothing is piped. Dropping it restores
+//! the terminal, also on a panic.
 
 use crate::output::{self, cut};
 use std::io::Write;
@@ -27,12 +27,12 @@ impl Screen {
         Some(screen)
     }
 
-    /// How many lines there are to draw on.
+    /// Number of lines to draw on.
     pub(crate) fn height(&self) -> usize {
         usize::from(self.kept)
     }
 
-    /// How wide they are.
+    /// Their width.
     pub(crate) fn columns(&self) -> usize {
         usize::from(size().map_or(self.columns, |(_, columns)| columns))
     }
@@ -55,7 +55,7 @@ impl Screen {
         write(&out);
     }
 
-    /// The whole terminal scrolls again, the kept lines are cleared, the cursor is the job's.
+    /// Makes the whole terminal scroll again, clears the kept lines and restores the job's cursor.
     fn release(&self) {
         write(&format!("\x1b7\x1b[r\x1b[{};1H\x1b[J\x1b8", self.rows - self.kept + 1));
     }
@@ -64,7 +64,7 @@ impl Screen {
     fn reserve(&self) {
         let Self { rows, kept, .. } = self;
         let room = "\n".repeat(usize::from(*kept));
-        // Up again by as many lines as were made; setting the region would move the cursor home.
+        // Back up by the lines just made; setting the region moves the cursor home.
         write(&format!("{room}\x1b[{kept}A\x1b7\x1b[1;{}r\x1b8", rows - kept));
     }
 }
@@ -75,7 +75,7 @@ impl Drop for Screen {
     }
 }
 
-/// A terminal that cannot be written to any more is no reason to stop tracing.
+/// Ignores errors: a closed terminal is no reason to stop tracing.
 fn write(text: &str) {
     let mut stderr = std::io::stderr().lock();
     let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());

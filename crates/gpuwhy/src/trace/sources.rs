@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that reads lines of source: a disk may take its time, and neither the ring nor the run file must wait for it.
+//! The thread that reads source lines. A disk may be slow, and neither the ring nor the run file must wait for it.
 
 use crate::trace::capabilities::{self, CapSets};
 use crate::trace::writer::WriterThread;
@@ -8,20 +8,20 @@ use gpuwhy_capture::source_lines::{Place, SourceReader, places};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Stacks that may wait. What comes while as many do has no source: it is a help, not the answer.
+/// Maximum queued stacks. Stacks beyond it get no source lines, which are helpful but not essential.
 const QUEUE: usize = 1_024;
-/// How long the end of a trace waits for what is still to be read.
+/// How long the end of a trace waits for outstanding source lines.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The thread, from outside.
+/// Handle to the thread.
 pub(crate) struct Sources {
     wanted: Option<SyncSender<(u32, Vec<Place>)>>,
-    /// Nothing is ever sent here: it closes when the thread ends.
+    /// Nothing is sent here: it closes when the thread ends.
     ended: Receiver<()>,
 }
 
 impl Sources {
-    /// Starts it. Without it a run has no lines of source. `only`: whose processes' files are read, if not everybody's.
+    /// Starts the thread; if that fails, the run has no source lines. `only`: read only files of this user's processes.
     pub(crate) fn start(writer: &WriterThread, only: Option<u32>) -> Self {
         let (wanted, stacks) = sync_channel::<(u32, Vec<Place>)>(QUEUE);
         let (end, ended) = sync_channel(0);
@@ -41,7 +41,7 @@ impl Sources {
         Self { wanted: thread.is_ok().then_some(wanted), ended }
     }
 
-    /// Has the lines read that new stacks name.
+    /// Queues the source lines of new stacks.
     pub(crate) fn note(&self, batch: &Batch) {
         let Some(wanted) = &self.wanted else { return };
         for named in &batch.stacks {
@@ -52,7 +52,7 @@ impl Sources {
         }
     }
 
-    /// Waits for what is being read, but not for a file system that does not answer.
+    /// Waits for outstanding lines, but not for a hanging file system.
     pub(crate) fn finish(&mut self) {
         if self.wanted.take().is_some() {
             let ended = self.ended.recv_timeout(PATIENCE);
@@ -61,8 +61,8 @@ impl Sources {
     }
 }
 
-/// gpuwhy may look into all files because programs lie anywhere. What ends in the run file must be what its owner could read:
-/// this thread keeps only the right to see where a process has its files. False if that is refused.
+/// gpuwhy may read all files, because programs can be anywhere. But the run file must only contain what its owner could
+/// read, so this thread keeps only the right to follow a process's root folder. False if that fails.
 fn give_up_reading_all() -> bool {
     let Ok(sets) = CapSets::current() else { return false };
     CapSets { effective: sets.effective & capabilities::SEE_PROCESSES, ..sets }.apply().is_ok()

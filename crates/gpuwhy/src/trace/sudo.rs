@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The user who called sudo: the job runs as they would have run it, and the run file is theirs.
+//! The user who called sudo: the job runs as they would run it, and they own the run file.
 
 use crate::trace::privileges;
 use gpuwhy_store::Owner;
@@ -7,7 +7,7 @@ use gpuwhy_strangers::{ProcFile, read_proc};
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStringExt;
 
-/// Who called sudo.
+/// The user who called sudo.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller {
     pub(crate) uid: u32,
@@ -15,7 +15,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// From SUDO_UID and SUDO_GID, when gpuwhy runs as root for somebody else.
+    /// From SUDO_UID and SUDO_GID, if gpuwhy runs as root for another user.
     pub(crate) fn from_env() -> Option<Self> {
         // SAFETY: reads a number.
         if unsafe { libc::geteuid() } != 0 {
@@ -26,23 +26,23 @@ impl Caller {
         (caller.uid != 0).then_some(caller)
     }
 
-    /// Why a place that root could write to is refused.
+    /// Why gpuwhy cannot write to a path that root could write to.
     pub(crate) fn rights(&self) -> String {
         format!(
-            "run files are written with the rights of user {}, who called sudo; without SUDO_UID in the environment, with root's",
+            "gpuwhy writes run files with the rights of user {}, who called sudo; unset SUDO_UID to write them as root",
             self.uid
         )
     }
 
-    /// As the store wants it.
+    /// The same, as the store's type.
     pub(crate) fn owner(&self) -> Owner {
         Owner { uid: self.uid, gid: self.gid }
     }
 }
 
-/// The environment a job gets: without sudo, ours. With sudo, the one its caller had, because sudo
-/// replaces PATH and HOME and with them the virtual environment whose python3 was meant; variables given
-/// to sudo itself (`sudo A=1 gpuwhy …`) stay.
+/// The job's environment. Without sudo, it is ours. With sudo, it is the caller's, because sudo replaces PATH and HOME
+/// and would lose the virtual environment with the intended python3. Variables given to sudo (`sudo A=1 gpuwhy …`)
+/// stay.
 pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsString)> {
     let ours = own_environment();
     let theirs = caller.and_then(|_| environment_of_sudo());
@@ -52,15 +52,14 @@ pub(crate) fn job_environment(caller: Option<&Caller>) -> Vec<(OsString, OsStrin
     }
 }
 
-/// The environment gpuwhy was started with. Where its file has capabilities, the dynamic linker takes LD_LIBRARY_PATH and
-/// others like it out of what a program sees, so that nobody can load code into it. The job, which has no capabilities, gets
-/// them: they were meant for it.
+/// The environment gpuwhy was started with. If gpuwhy's file has capabilities, the dynamic linker hides LD_LIBRARY_PATH
+/// and similar variables from it, so that no user can load code into it. The job has no capabilities, so it gets them.
 fn own_environment() -> Vec<(OsString, OsString)> {
     let whole = privileges::is_trusted_with_more().then(|| std::fs::read("/proc/self/environ").ok()).flatten();
     whole.map_or_else(|| std::env::vars_os().collect(), |bytes| parse_environment(&bytes))
 }
 
-/// As `/proc/PID/environ` has it.
+/// Parses the format of `/proc/PID/environ`.
 fn parse_environment(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     let pairs = bytes.split(|b| *b == 0).filter_map(|entry| {
         let at = entry.iter().position(|b| *b == b'=')?;
@@ -69,7 +68,7 @@ fn parse_environment(bytes: &[u8]) -> Vec<(OsString, OsString)> {
     pairs.collect()
 }
 
-/// What sudo sets for itself rather than passes on.
+/// Variables that sudo sets itself instead of passing on.
 const SUDOS_OWN: [&str; 8] = ["PATH", "HOME", "USER", "LOGNAME", "SHELL", "MAIL", "TERM", "_"];
 
 fn merge(ours: Vec<(OsString, OsString)>, theirs: Vec<(OsString, OsString)>) -> Vec<(OsString, OsString)> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is said when a trace ends: seen, stored, lost, where, and what it cost.
+//! The accounting at the end of a trace: calls, loss, file and overhead.
 
 use crate::thinned::Thinned;
 use crate::trace::budget::JobCost;
@@ -12,20 +12,22 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// From so many events on, what an event takes in the file is worth a word: an empty file takes 200 kB or so.
+/// From so many events on, bytes per event mean something: an empty file takes about 200 kB.
 const ENOUGH_EVENTS: u64 = 10_000;
+/// Overhead below this share is not given exactly.
+const LEAST_SHARE: f64 = 0.001;
 
 /// The end of a trace.
 #[derive(Debug)]
 pub(crate) struct Summary {
     pub(crate) elapsed: Duration,
-    /// Events of all kinds, as far as gpuwhy knows: stored and lost together.
+    /// Known events of all kinds: stored and lost together.
     pub(crate) seen: u64,
-    /// Of them, CUDA calls the program made.
+    /// CUDA calls the program made, part of `seen`.
     pub(crate) cuda_calls: u64,
     pub(crate) stored: u64,
     pub(crate) lost: u64,
-    /// Of those stored, events that are the weight of another's row.
+    /// Stored events that are represented by another's row.
     pub(crate) thinned: u64,
     pub(crate) max_size: Option<u64>,
     pub(crate) loss_by_cause: BTreeMap<LossCause, u64>,
@@ -33,10 +35,10 @@ pub(crate) struct Summary {
     pub(crate) size_bytes: u64,
     pub(crate) own: OwnCost,
     pub(crate) job_cost: JobCost,
-    /// Functions whose calls were not all seen, to stay within the budget.
+    /// Functions that were paused at times to stay within the budget.
     pub(crate) incomplete: Vec<&'static str>,
     pub(crate) unwatched: UnwatchedTime,
-    /// How long gpuwhy ran, attaching and detaching included: what its CPU time is a share of.
+    /// How long gpuwhy ran, attaching and detaching included; the base of its CPU share.
     pub(crate) alive: Duration,
     pub(crate) libraries: usize,
     /// Different Python call sites seen.
@@ -45,14 +47,14 @@ pub(crate) struct Summary {
     pub(crate) table: OpsTable,
 }
 
-/// How long libraries were in use before they were watched, all in all.
+/// Times in which libraries were in use before they were watched.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct UnwatchedTime {
-    /// Times a process had one.
+    /// How often.
     pub(crate) times: u64,
     /// The longest, ns.
     pub(crate) longest_ns: u64,
-    /// Times a library was not watched at all.
+    /// How often a library was not watched at all.
     pub(crate) never: u64,
 }
 
@@ -69,11 +71,11 @@ impl UnwatchedTime {
     fn words(self) -> impl Iterator<Item = String> {
         let never = (self.never > 0).then(|| {
             let times = units::count(self.never);
-            format!("not watched: {times} times a process had a CUDA library that gpuwhy could not attach to (view unwatched)")
+            format!("not watched: {times} times gpuwhy could not attach to a process's CUDA library (view `unwatched`)")
         });
         let late = (self.times > 0).then(|| {
             format!(
-                "{} times a library was in use before it was watched, for {} at most: calls made then are missing (view unwatched)",
+                "{} times a library was in use before gpuwhy attached, for at most {}: calls made then are missing (view `unwatched`)",
                 units::count(self.times),
                 units::time(self.longest_ns)
             )
@@ -83,61 +85,74 @@ impl UnwatchedTime {
 }
 
 impl Summary {
-    /// For people.
-    pub(crate) fn lines(&self, with_table: bool, width: usize, style: Style) -> Vec<String> {
-        let mut lines = Vec::new();
-        if with_table && !self.table.rows.is_empty() {
-            lines.push(String::new());
+    /// For people: what was recorded, where, what was lost and what it cost the job; warnings. `verbose` adds the op table and
+    /// what gpuwhy itself used.
+    pub(crate) fn lines(&self, verbose: bool, width: usize, style: Style) -> Vec<String> {
+        let mut lines = vec![String::new()];
+        if verbose && !self.table.rows.is_empty() {
             lines.extend(self.table.lines(40, width, style));
             lines.push(style.dim(TIME_NOTE));
             lines.push(String::new());
         }
         let lost = match self.lost {
-            0 => style.green("0 lost"),
-            n => style.red(&format!("{} lost ({})", units::count(n), self.causes())),
+            0 => style.green("none lost"),
+            n => style.red(&format!("{} of {} lost ({})", units::count(n), units::count(self.seen), self.causes())),
         };
         let host = match self.seen.saturating_sub(self.cuda_calls) {
             0 => String::new(),
             n => format!(" and {} other events", units::count(n)),
         };
         lines.push(format!(
-            "gpuwhy: {} calls{host} seen, {} stored, {lost} in {}",
+            "gpuwhy: recorded {} calls{host} in {}, {lost}",
             units::count(self.cuda_calls),
-            units::count(self.stored),
             units::time(self.elapsed.as_nanos() as u64),
         ));
-        lines.push(format!("        {} ({}{})", self.path.display(), units::bytes(self.size_bytes), self.bytes_each()));
-        lines.push(format!(
-            "        gpuwhy itself: {} of CPU ({} of a core), {} of memory at most",
-            units::time(self.own.cpu_ns),
-            units::percent(self.own.cpu_ns as f64, self.alive.as_nanos() as f64),
-            units::bytes(self.own.peak_memory_bytes),
-        ));
-        if self.cuda_calls > 0 {
-            lines.push(format!(
-                "        cost to the job: about {} of its busiest process's time (CUDA calls {}, switches {})",
-                units::percent(self.job_cost.probes + self.job_cost.switches, 1.0),
-                units::percent(self.job_cost.probes, 1.0),
-                units::percent(self.job_cost.switches, 1.0),
-            ));
+        let file = units::safe(&self.path.display().to_string(), 500);
+        let overhead =
+            if self.cuda_calls > 0 { format!(", overhead about {}", self.overhead()) } else { String::new() };
+        lines.push(format!("        {file}: {}{overhead}", units::bytes(self.size_bytes)));
+        if verbose {
+            lines.extend(self.details().into_iter().map(|detail| format!("        {detail}")));
         }
         if !self.incomplete.is_empty() {
             let functions = self.incomplete.join(", ");
-            lines.push(format!(
-                "        {}",
-                style.yellow(&format!(
-                    "to stay within --budget not all calls were seen of {functions}: their counts are too low"
-                ))
-            ));
+            let text = format!("paused at times to stay within --budget: {functions}; their counts are too low");
+            lines.push(format!("        {}", style.yellow(&text)));
         }
         lines.extend(self.unwatched.words().map(|words| format!("        {words}")));
         lines.extend(self.kept_small().note().map(|note| format!("        {note}")));
-        lines.extend(self.python().map(|python| format!("        {python}")));
+        let python = self.python_troubles();
+        lines.extend(python.into_iter().map(|trouble| format!("        Python: {trouble}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
         lines
     }
 
-    /// What an event takes in the file. Of a short run that is mostly what every file takes, and says nothing.
+    /// What tracing cost the job: the share of its busiest process's time.
+    fn overhead(&self) -> String {
+        let share = self.job_cost.probes + self.job_cost.switches;
+        let share = if share < LEAST_SHARE { "0.1 % or less".to_owned() } else { units::percent(share, 1.0) };
+        format!("{share} of the job's busiest process")
+    }
+
+    /// With --verbose: the rows in the file, how the overhead is made up, and what gpuwhy itself used.
+    fn details(&self) -> Vec<String> {
+        let percent = |share: f64| units::percent(share, 1.0);
+        let mut details = vec![format!("{} events stored{}", units::count(self.stored), self.bytes_each())];
+        if self.cuda_calls > 0 {
+            let (probes, switches) = (percent(self.job_cost.probes), percent(self.job_cost.switches));
+            details.push(format!("overhead: CUDA calls {probes}, context switches {switches}"));
+        }
+        details.push(format!(
+            "gpuwhy itself: {} of CPU ({} of a core), peak memory {}",
+            units::time(self.own.cpu_ns),
+            units::percent(self.own.cpu_ns as f64, self.alive.as_nanos() as f64),
+            units::bytes(self.own.peak_memory_bytes),
+        ));
+        details.extend((self.stacks > 0).then(|| format!("Python: {} call sites", units::count(self.stacks))));
+        details
+    }
+
+    /// Bytes per event in the file. Left out for a short run, whose file is mostly of fixed size.
     fn bytes_each(&self) -> String {
         if self.stored < ENOUGH_EVENTS {
             return String::new();
@@ -150,42 +165,42 @@ impl Summary {
         Thinned { stored: self.stored, thinned: self.thinned, refused, max_size: self.max_size }
     }
 
-    /// How many Python lines there are, and what is wrong with some.
-    fn python(&self) -> Option<String> {
-        let of = |cause, what: &str| {
-            self.loss_by_cause.get(&cause).map(|n| format!("; {} {what}", units::count(*n))).unwrap_or_default()
-        };
-        let troubles = of(LossCause::StackUnreadable, "could be read in part only")
-            + &of(LossCause::StackTruncated, "had more frames than are kept")
-            + &of(LossCause::UnknownPython, "processes run a Python gpuwhy cannot read");
-        (self.stacks > 0 || !troubles.is_empty())
-            .then(|| format!("Python: {} call sites{troubles}", units::count(self.stacks)))
+    /// Python stacks that are incomplete or missing.
+    fn python_troubles(&self) -> Option<String> {
+        let of = |cause, what: &str| self.loss_by_cause.get(&cause).map(|n| format!("{} {what}", units::count(*n)));
+        let troubles = [
+            of(LossCause::StackUnreadable, "stacks could be read only in part"),
+            of(LossCause::StackTruncated, "stacks had more frames than gpuwhy keeps"),
+            of(LossCause::UnknownPython, "processes run a Python that gpuwhy cannot read"),
+        ];
+        let troubles: Vec<String> = troubles.into_iter().flatten().collect();
+        (!troubles.is_empty()).then(|| troubles.join(", "))
     }
 
-    /// What to do when the outcome is not what was hoped for.
+    /// What went wrong, or why there are no calls.
     fn advice(&self) -> Option<String> {
         if let Some(problem) = &self.problem {
             return Some(problem.clone());
         }
         if self.libraries == 0 {
             return Some(
-                "no CUDA library was found in what was traced: it uses none, or ended before gpuwhy could attach"
-                    .into(),
+                "no CUDA library was found: the program uses none, or ended before gpuwhy could attach".into(),
             );
         }
         if self.cuda_calls == 0 && self.unwatched.never > 0 {
-            return Some("no call was seen, but not every CUDA library was watched: calls may have been made".into());
+            return Some("no call was seen, but not every CUDA library was watched: there may have been calls".into());
         }
         if self.cuda_calls == 0 {
             return Some("CUDA was loaded, but no call was made while tracing".into());
         }
         if self.loss_by_cause.contains_key(&LossCause::WriteFailed) {
             return Some(
-                "the run file could not be written for a while: `seconds` has the lost calls, `events` not".into(),
+                "the run file could not be written for a while: the lost calls are in `seconds`, not in `events`"
+                    .into(),
             );
         }
         self.loss_by_cause.contains_key(&LossCause::RingFull).then(|| {
-            "the machine was too busy to keep up: counts are exact, the lost calls' details are not there".into()
+            "the machine was too busy to keep up: counts are exact, details of the lost calls are missing".into()
         })
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The thread that owns the run file. Capturing must not wait for a disk, so batches come to it through a
-//! bounded queue; when that is full the ring buffer fills instead, and what it drops the kernel counts.
+//! The thread that owns the run file. Capturing must not wait for a disk, so batches arrive through a bounded queue. If
+//! the queue is full, the ring buffer fills up, and the kernel counts what it drops.
 
 use crate::trace::ledger::LiveLedger;
 use gpuwhy_capture::batch::{Batch, NamedStack};
@@ -12,16 +12,16 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Batches that may wait: with at most 8k records each, about 12 MB.
+/// Maximum queued batches: with at most 8k records each, about 12 MB.
 const QUEUE: usize = 16;
-/// How often the main file gets what only its -wal has: a file copied alone lacks as much.
+/// Checkpoint interval: a run file copied without its -wal lacks at most this much.
 const CHECKPOINT: Duration = Duration::from_secs(2);
-/// And for which part of the time at most: a slow disk is waited for, and meanwhile nothing is written.
+/// Checkpoints take at most one part in this many of the time: on a slow disk, nothing is written meanwhile.
 const CHECKPOINT_PART: u32 = 20;
-/// Rows gathered before they are written: sorted together they make a denser file.
+/// Rows gathered before writing: sorted together, they make a denser file.
 const GATHER: usize = 32 * 1024;
 
-/// What the thread is told.
+/// A message to the thread.
 enum Message {
     Batch(Batch),
     Process(ProcessFacts),
@@ -37,7 +37,7 @@ enum Message {
     Finish(RunEnd),
 }
 
-/// What is newly known of a process; what is `None` stays as it is.
+/// New facts about a process; `None` leaves a field unchanged.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct ProcessFacts {
     pub(crate) pid: u32,
@@ -45,27 +45,27 @@ pub(crate) struct ProcessFacts {
     pub(crate) parent: Option<u32>,
     pub(crate) container: Option<String>,
     pub(crate) command: Option<String>,
-    /// When it began or ended, `CLOCK_MONOTONIC` ns.
+    /// Start and end, `CLOCK_MONOTONIC` ns.
     pub(crate) began_ns: Option<u64>,
     pub(crate) ended_ns: Option<u64>,
 }
 
-/// The figures as of a moment.
+/// The figures at one time.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Snapshot {
-    /// The moment, since the run began.
+    /// Time since the start of the run.
     pub(crate) elapsed: Duration,
     pub(crate) totals: Vec<(OpId, OpTotals)>,
-    /// Events in the file; those that wait in memory for a full disk are not.
+    /// Events in the file, not counting those kept in memory because the disk is full.
     pub(crate) stored: u64,
     pub(crate) lost: u64,
-    /// Events without a row in the file, of those that came as far as the writer.
+    /// Events that reached the writer but have no row in the file.
     pub(crate) missing: Missing,
-    /// The newest thing that went wrong with the file since the snapshot before.
+    /// The latest error with the file since the previous snapshot.
     pub(crate) trouble: Option<String>,
 }
 
-/// The thread, from outside.
+/// Handle to the thread.
 pub(crate) struct WriterThread {
     queue: SyncSender<Message>,
     snapshots: Receiver<Snapshot>,
@@ -74,14 +74,14 @@ pub(crate) struct WriterThread {
 }
 
 impl Snapshot {
-    /// Events in memory that the disk does not take now.
+    /// Events kept in memory because they cannot be written now.
     pub(crate) fn unsaved(&self) -> u64 {
         self.missing.waiting.values().sum()
     }
 }
 
 impl WriterThread {
-    /// Starts it; `ledger` where the scheduler is followed.
+    /// Starts the thread; `ledger` is `None` unless the scheduler is traced.
     pub(crate) fn start(writer: Writer, ledger: Option<LiveLedger>) -> std::io::Result<Self> {
         let (queue, messages) = sync_channel(QUEUE);
         let (give_back, empty) = sync_channel(QUEUE);
@@ -96,7 +96,7 @@ impl WriterThread {
         Ok(Self { queue, snapshots, empty, thread })
     }
 
-    /// An empty batch, used before if there is one.
+    /// An empty batch, reused if possible.
     pub(crate) fn spare(&self) -> Batch {
         self.empty.try_recv().unwrap_or_default()
     }
@@ -133,7 +133,7 @@ impl WriterThread {
         self.send(Message::Alert(Box::new(row)));
     }
 
-    /// For a thread that finds lines of source: how they get into the file. False when the file is closed.
+    /// A function that writes source lines to the file, for another thread. It returns false once the file is closed.
     pub(crate) fn source_lines(&self) -> impl Fn(SourceLine) -> bool + Send + use<> {
         let queue = self.queue.clone();
         move |line| queue.send(Message::Source(line)).is_ok()
@@ -143,7 +143,7 @@ impl WriterThread {
         self.send(Message::Machine(machine));
     }
 
-    /// Four times a second: writes what was gathered; commits every other time.
+    /// Called four times a second: writes the gathered rows and commits every other time.
     pub(crate) fn tick(&self, elapsed: Duration) {
         self.send(Message::Tick(elapsed));
     }
@@ -159,13 +159,13 @@ impl WriterThread {
         self.thread.join().ok().flatten()
     }
 
-    /// A thread that is gone has said why when it is joined.
+    /// Ignores errors: if the thread is gone, joining it gives the reason.
     fn send(&self, message: Message) {
         let _ = self.queue.send(message);
     }
 }
 
-/// Rows that wait to be written together.
+/// Rows waiting to be written together.
 #[derive(Default)]
 struct Gathered {
     calls: Vec<Call>,
@@ -188,7 +188,7 @@ impl Gathered {
         self.calls.len() + self.off.len() + self.runs.len() + self.moved.len() + self.tensors.len()
     }
 
-    /// Writes everything and keeps the memory. Whatever fails, the rest is tried, and the ledger has it all.
+    /// Writes everything and keeps the buffers. After a failure the rest is still tried, and the ledger gets every row.
     fn write(&mut self, writer: &mut Writer, ledger: Option<&mut LiveLedger>) -> [gpuwhy_store::Result<()>; 5] {
         let outcomes = [
             if self.calls.is_empty() { Ok(()) } else { writer.write_calls(&mut self.calls) },
@@ -210,7 +210,7 @@ impl Gathered {
     }
 }
 
-/// The thread, from inside.
+/// State of the thread.
 struct Owner {
     writer: Writer,
     gathered: Gathered,
@@ -289,7 +289,8 @@ impl Owner {
         }
     }
 
-    /// What cannot be written waits in memory, and the writer counts what is lost; here it is only remembered to be told.
+    /// The writer keeps in memory what it cannot write and counts what it loses; here the error is only noted for
+    /// display.
     fn write(&mut self) {
         for outcome in self.gathered.write(&mut self.writer, self.ledger.as_mut()) {
             self.note(outcome);
@@ -313,7 +314,7 @@ impl Owner {
             self.next_checkpoint = Instant::now() + CHECKPOINT.max(began.elapsed() * CHECKPOINT_PART);
         }
         if self.ticks.is_multiple_of(4) {
-            // One that has not been looked at yet is newer than a second; that will do.
+            // A snapshot that was not read yet is less than a second old and good enough.
             if self.publish.try_send(self.snapshot(elapsed)).is_ok() {
                 self.trouble = None;
             }

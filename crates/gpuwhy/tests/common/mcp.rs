@@ -236,7 +236,7 @@ impl Web {
             stderr.read_line(&mut line).unwrap();
             line.ends_with('\n')
         });
-        let made = line.split_once("the token is ").and_then(|(_, rest)| rest.split_once(';'));
+        let made = line.split_once("gpuwhy: token ").and_then(|(_, rest)| rest.split_once(';'));
         web.token = made.unwrap_or_else(|| panic!("it said {line:?}")).0.to_owned();
         (web, line)
     }

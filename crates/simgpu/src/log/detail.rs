@@ -6,9 +6,9 @@ use super::{u32_at, u64_at};
 /// A memory report of libc10.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Report {
-    /// Bytes allocated, all in all.
+    /// Total bytes allocated.
     pub total_allocated: u64,
-    /// Bytes reserved, all in all.
+    /// Total bytes reserved.
     pub total_reserved: u64,
     /// Bytes of the report: negative for a free.
     pub size: i64,
@@ -52,7 +52,7 @@ pub struct Collective {
     pub rank: i32,
     /// NCCL's number of the type.
     pub data_type: i32,
-    /// The other side, or the root; -1 where there is none.
+    /// The peer or the root; -1 without one.
     pub peer: i32,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Judgement: what in the measured memory is wrong, and what to do. A healthy snapshot gets nothing.
+//! Findings from measured memory: what is wrong and what to do. A healthy snapshot has none.
 
 use super::growth::Growth;
 use crate::snapshot::allocator::Played;
@@ -9,30 +9,28 @@ use gpuwhy_model::units;
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity};
 
 const GB: u64 = 1_000_000_000;
-/// Stuck memory is a finding from this share of what is reserved, and from this size on: freed activations always
-/// leave some of it between two steps (13 to 15 % on ordinary training).
+/// Stuck memory is a finding from this share of reserved memory and this size. Freed activations always leave some
+/// between two steps (13 to 15 % in ordinary training).
 const STUCK_PERCENT: u64 = 20;
 const STUCK_AT_LEAST: u64 = 100_000_000;
-/// Headroom below these is critical, or worth a warning.
+/// Headroom below these is critical, or low.
 const HEADROOM_CRITICAL: u64 = GB;
 const HEADROOM_LOW: u64 = 2 * GB;
-/// A cache emptied and filled again this often is churn past the cache; once or twice, between phases, is not.
+/// The cache thrashes when it is emptied and refilled at least this often; once or twice, between phases, is normal.
 const FLUSHES_AT_LEAST: u64 = 3;
 const TAKEN_AGAIN_AT_LEAST: u64 = 20;
 /// Lines named in one finding.
 const MAX_LINES: usize = 3;
 
-/// Everything findings are made from.
 pub(super) struct Measured<'a> {
     pub(super) device: &'a Device,
     pub(super) played: &'a Played,
-    /// Every segment with stuck memory, most first.
+    /// Every segment with stuck memory, most stuck first.
     pub(super) pinned: &'a [Pinned],
     pub(super) ooms: &'a [Oom],
     pub(super) growth: &'a [Growth],
 }
 
-/// All findings of one device.
 pub(super) fn find(measured: &Measured<'_>) -> Vec<Finding> {
     let found =
         [out_of_memory(measured), fragmentation(measured), growth(measured), headroom(measured), thrash(measured)];
@@ -43,12 +41,12 @@ fn cuda(device: &Device) -> String {
     format!("cuda:{}", device.index)
 }
 
-/// Who a link is about: the function, as the line stands beside it.
+/// The subject of a link: the function, because the line is shown beside it.
 fn who(row: &Row) -> String {
     row.function.clone().filter(|_| row.file.is_some()).unwrap_or_else(|| place(row))
 }
 
-/// Words for a row's place: its line, its op, or what it is.
+/// A row's line, else its op, else its category.
 fn place(row: &Row) -> String {
     row.short_line().or_else(|| row.op.clone()).unwrap_or_else(|| row.category.label().to_owned())
 }
@@ -66,14 +64,14 @@ fn expandable(saves_bytes: u64) -> Fix {
     fix("set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", saves_bytes)
 }
 
-/// What every finding here begins with: it costs no time and is measured.
-fn begun() -> Finding {
-    let confidence_reason = "measured: the snapshot has every block".into();
+/// The base of every finding here: measured, and without a cost in time.
+fn measured_finding() -> Finding {
+    let confidence_reason = "measured: the snapshot lists every block".into();
     Finding { confidence_reason, ..Finding::new("", Severity::Info, String::new()) }
 }
 
 fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
-    // The last one is what ended the job, if anything did.
+    // If any of them ended the job, it was the last.
     let oom = measured.ooms.last()?;
     let device = cuda(measured.device);
     let asked = units::bytes(oom.asked_bytes);
@@ -87,9 +85,9 @@ fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
         ),
         link(
             &device,
-            format!("held {} in blocks", units::bytes(oom.allocated_bytes)),
+            format!("held {} in live blocks", units::bytes(oom.allocated_bytes)),
             None,
-            format!("of {} reserved, {} of it stuck", units::bytes(oom.reserved_bytes), units::bytes(oom.stuck_bytes)),
+            format!("{} reserved, {} stuck", units::bytes(oom.reserved_bytes), units::bytes(oom.stuck_bytes)),
         ),
     ];
     if let Some(holder) = &oom.largest_holder {
@@ -106,19 +104,19 @@ fn out_of_memory(measured: &Measured<'_>) -> Option<Finding> {
         kind: "out_of_memory".into(),
         severity: Severity::Critical,
         title: format!(
-            "Out of memory on {device}{times}: {asked} asked for, largest free piece {}",
+            "Out of memory on {device}{times}: the largest free piece was {}",
             units::bytes(oom.largest_fit_bytes)
         ),
         lost_bytes: oom.asked_bytes,
         chain,
         root_cause,
         effect: vec![format!(
-            "{} were free inside PyTorch's segments, in pieces of at most {}",
+            "{} were free inside PyTorch's segments, the largest piece {}",
             units::bytes(free),
             units::bytes(oom.largest_fit_bytes)
         )],
         fixes,
-        ..begun()
+        ..measured_finding()
     })
 }
 
@@ -127,20 +125,20 @@ fn oom_cause(measured: &Measured<'_>, oom: &Oom, free: u64) -> (RootCause, Vec<F
     let grows = measured.growth.first();
     let mut fixes = Vec::new();
     if let Some(grown) = grows {
-        fixes.push(fix(format!("let go of what {} keeps", place(&grown.row)), grown.row.bytes));
+        fixes.push(fix(format!("free what {} keeps", place(&grown.row)), grown.row.bytes));
     } else if let Some(holder) = holder {
         fixes.push(fix(advice(holder), holder.bytes));
     }
     let fragmented = free >= oom.asked_bytes && !measured.device.expandable_segments;
     let (kind, detail, line) = if let Some(grown) = grows {
         let row = &grown.row;
-        let detail = format!("{} keeps what it allocates: {} by now", place(row), units::bytes(row.bytes));
+        let detail = format!("{} keeps what it allocates: {} so far", place(row), units::bytes(row.bytes));
         ("memory_growth", detail, row.short_line())
     } else if fragmented {
-        let detail = format!("{} were free, but in pieces too small", units::bytes(free));
+        let detail = format!("{} were free, but every piece was too small", units::bytes(free));
         ("fragmentation", detail, None)
     } else if let Some(holder) = holder {
-        let detail = format!("{} holds {}, the most of all", place(holder), units::bytes(holder.bytes));
+        let detail = format!("{} holds the most: {}", place(holder), units::bytes(holder.bytes));
         ("memory_full", detail, holder.short_line())
     } else {
         ("memory_full", "the device is full".to_owned(), None)
@@ -150,13 +148,13 @@ fn oom_cause(measured: &Measured<'_>, oom: &Oom, free: u64) -> (RootCause, Vec<F
     }
     let mut detail = detail;
     if oom.device_free_bytes >= oom.asked_bytes {
-        detail.push_str("; the device itself had room: a limit is set (set_per_process_memory_fraction)");
-        fixes.push(fix("raise or drop torch.cuda.set_per_process_memory_fraction", 0));
+        detail.push_str("; the device had room, so a limit is set (set_per_process_memory_fraction)");
+        fixes.push(fix("raise or remove torch.cuda.set_per_process_memory_fraction", 0));
     }
     (RootCause { kind: kind.into(), detail, line, ..RootCause::default() }, fixes)
 }
 
-/// What helps against memory of this kind.
+/// The fix for this category of memory.
 fn advice(row: &Row) -> String {
     match row.category {
         Category::Activations | Category::Recomputed => {
@@ -165,9 +163,9 @@ fn advice(row: &Row) -> String {
         Category::OptimizerState | Category::OptimizerTemporary => {
             "use an 8-bit or sharded optimizer, or one with less state".into()
         }
-        Category::Parameters => "load the parameters in a smaller type, or shard them".into(),
+        Category::Parameters => "load the parameters in a smaller dtype, or shard them".into(),
         Category::Gradients | Category::Backward => "use a smaller batch with gradient accumulation".into(),
-        _ => format!("let go of what {} keeps, or make it smaller", place(row)),
+        _ => format!("free what {} keeps, or make it smaller", place(row)),
     }
 }
 
@@ -179,7 +177,7 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
     if !enough || device.expandable_segments {
         return None;
     }
-    // Blame goes to the line that holds the largest block of a segment: it is what keeps the rest.
+    // The line with the largest block of a segment gets the blame: that block keeps the segment reserved.
     let mut lines: Vec<(String, u64, &Row)> = Vec::new();
     for pin in measured.pinned.iter().filter(|p| p.by.device == device.index) {
         let name = place(&pin.by);
@@ -192,7 +190,7 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
     let share = units::percent(stuck as f64, device.reserved_bytes as f64);
     let mut chain = vec![link(
         &cuda(device),
-        format!("has {} free that larger requests cannot use", units::bytes(stuck)),
+        format!("has {} free that larger allocations cannot use", units::bytes(stuck)),
         None,
         format!("{share} of {} reserved", units::bytes(device.reserved_bytes)),
     )];
@@ -203,9 +201,9 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
     let top = lines.first();
     let detail = match top {
         Some((name, bytes, _)) => {
-            format!("blocks from {name} lie between free ones and hold {} of it", units::bytes(*bytes))
+            format!("live blocks from {name} sit between free ones and keep {} stuck", units::bytes(*bytes))
         }
-        None => "long-lived blocks lie between free ones".to_owned(),
+        None => "long-lived blocks sit between free ones".to_owned(),
     };
     Some(Finding {
         kind: "fragmentation".into(),
@@ -214,7 +212,7 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
         } else {
             Severity::Medium
         },
-        title: format!("{} stuck on {} ({share} of what is reserved)", units::bytes(stuck), cuda(device)),
+        title: format!("Fragmentation: {share} of the memory reserved on {} is free but unusable", cuda(device)),
         lost_bytes: stuck,
         chain,
         root_cause: RootCause {
@@ -223,12 +221,12 @@ fn fragmentation(measured: &Measured<'_>) -> Option<Finding> {
             line: top.and_then(|(.., row)| row.short_line()),
             ..RootCause::default()
         },
-        effect: vec![format!("largest allocation that still fits: {}", units::bytes(device.largest_fit_bytes))],
+        effect: vec![format!("the largest allocation that still fits is {}", units::bytes(device.largest_fit_bytes))],
         fixes: vec![
             expandable(stuck),
             fix("allocate long-lived tensors before the first step, or copy them to the CPU", 0),
         ],
-        ..begun()
+        ..measured_finding()
     })
 }
 
@@ -251,7 +249,10 @@ fn growth(measured: &Measured<'_>) -> Option<Finding> {
     let (confidence, reason) = if first.annotated {
         (Confidence::High, "measured: the blocks each step left behind")
     } else {
-        (Confidence::Medium, "the blocks are measured; steps are not marked, so tenths of the recording stand for them")
+        (
+            Confidence::Medium,
+            "the blocks are measured, but the recording has no step marks: its tenths are used as steps",
+        )
     };
     Some(Finding {
         kind: "memory_growth".into(),
@@ -261,18 +262,22 @@ fn growth(measured: &Measured<'_>) -> Option<Finding> {
         chain: chain.collect(),
         root_cause: RootCause {
             kind: "retained_tensors".into(),
-            detail: format!("what {} allocates is never freed", place(&first.row)),
+            detail: format!("{} never frees what it allocates", place(&first.row)),
             line: first.row.short_line(),
             ..RootCause::default()
         },
-        effect: vec![format!("{} of {} live now", units::bytes(bytes), units::bytes(measured.device.requested_bytes))],
+        effect: vec![format!(
+            "{} of the {} live now",
+            units::bytes(bytes),
+            units::bytes(measured.device.requested_bytes)
+        )],
         fixes: vec![fix(
-            "do not keep device tensors in lists or attributes across steps: keep .item() or .cpu() copies",
+            "do not keep GPU tensors in lists or attributes across steps; keep .item() or .cpu() copies",
             bytes,
         )],
         confidence,
         confidence_reason: reason.into(),
-        ..begun()
+        ..measured_finding()
     })
 }
 
@@ -286,7 +291,7 @@ fn headroom(measured: &Measured<'_>) -> Option<Finding> {
     };
     let mut fixes = vec![fix("use a smaller batch or activation checkpointing", 0)];
     if device.releasable_bytes > 0 {
-        fixes.insert(0, fix("call torch.cuda.empty_cache() where the peak is past", device.releasable_bytes));
+        fixes.insert(0, fix("call torch.cuda.empty_cache() after the peak", device.releasable_bytes));
     }
     Some(Finding {
         kind: "low_headroom".into(),
@@ -301,15 +306,15 @@ fn headroom(measured: &Measured<'_>) -> Option<Finding> {
             &cuda(device),
             format!("reserved up to {}", units::bytes(device.peak_reserved_bytes)),
             None,
-            format!("blocks took up to {}", units::bytes(device.peak_allocated_bytes)),
+            format!("{} allocated at the peak", units::bytes(device.peak_allocated_bytes)),
         )],
         root_cause: RootCause {
             kind: "near_capacity".into(),
-            detail: "a slightly larger batch, or another process on the device, runs out of memory".into(),
+            detail: "a slightly larger batch, or another process on the GPU, would run out of memory".into(),
             ..RootCause::default()
         },
         fixes,
-        ..begun()
+        ..measured_finding()
     })
 }
 
@@ -322,16 +327,16 @@ fn thrash(measured: &Measured<'_>) -> Option<Finding> {
         kind: "allocator_thrash".into(),
         severity: Severity::Medium,
         title: format!(
-            "The cache on {} was emptied {} times; {} was taken anew after that",
+            "PyTorch's cache on {} was emptied {} times and {} reserved again",
             cuda(measured.device),
             units::count(flushes),
             units::bytes(again.1)
         ),
         chain: vec![link(
             &cuda(measured.device),
-            format!("took {} in {} calls", units::bytes(taken.1), units::count(taken.0)),
+            format!("reserved {} in {} calls", units::bytes(taken.1), units::count(taken.0)),
             None,
-            format!("gave back {} in {} calls", units::bytes(returned.1), units::count(returned.0)),
+            format!("returned {} in {} calls", units::bytes(returned.1), units::count(returned.0)),
         )],
         root_cause: RootCause {
             kind: "cache_flushed".into(),
@@ -341,10 +346,10 @@ fn thrash(measured: &Measured<'_>) -> Option<Finding> {
             ..RootCause::default()
         },
         effect: vec![format!(
-            "{} calls to the device that the cache would have saved, each waits for it",
+            "{} calls to the driver that the cache would have saved; each waits for the GPU",
             units::count(again.0)
         )],
-        fixes: vec![fix("drop torch.cuda.empty_cache() from the loop; near the limit use a smaller batch", 0)],
-        ..begun()
+        fixes: vec![fix("remove torch.cuda.empty_cache() from the loop; near the limit, use a smaller batch", 0)],
+        ..measured_finding()
     })
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Memory that grows: lines whose allocations survive from every step to the end of the recording.
+//! Finds memory growth: lines whose allocations survive from every step to the end of the recording.
 
 use super::holders::{Holder, Holders};
 use crate::snapshot::hash::FastMap;
@@ -11,31 +11,31 @@ use std::borrow::Cow;
 
 /// Growth below this is not worth a finding.
 const AT_LEAST: u64 = 1 << 20;
-/// Fewer steps tell nothing: the first makes optimizer state, the last is still at work.
+/// Fewest steps for a judgement: the first makes optimizer state, the last is still running.
 const MIN_STEPS: usize = 4;
 /// Parts an unmarked recording is cut into, and the entries it must have for that.
 const PARTS: usize = 10;
-/// More steps than this are looked at in groups.
+/// More steps than this are grouped.
 const MAX_STEPS: usize = 64;
 const MIN_ENTRIES: usize = 500;
 
 /// A line that keeps what it allocates.
 #[derive(Debug)]
 pub(super) struct Growth {
-    /// `bytes` and `count`: all that survived.
+    /// `bytes` and `count` of all that survived.
     pub(super) row: Row,
-    /// Steps (or parts of the recording) looked at, first and last left out, and in how many it kept something.
+    /// Steps (or parts of the recording) without the first and last, and in how many of them it kept something.
     pub(super) steps: usize,
     pub(super) in_steps: usize,
-    /// Bytes kept in one of them, the median.
+    /// Median of the bytes kept in one of them.
     pub(super) each: u64,
     /// Steps are annotated; otherwise they are equal parts of the recording.
     pub(super) annotated: bool,
-    /// Annotated steps taken together as one.
+    /// How many annotated steps are grouped into one.
     pub(super) stride: usize,
 }
 
-/// Where steps begin, as entry indices; and whether annotations said so.
+/// The starts of steps as entry indices, and whether they come from annotations.
 fn step_starts(snapshot: &Snapshot, device: u32, entries: &[Entry]) -> Option<(Vec<usize>, bool)> {
     let mut groups: FastMap<Cow<'_, str>, Vec<u64>> = FastMap::default();
     for annotation in snapshot.annotations.iter().filter(|a| a.start && a.device == device) {
@@ -75,7 +75,7 @@ pub(super) fn find(snapshot: &Snapshot, device: u32, account: &Account, holders:
         let group = kept.entry(holders.of_entry(i)).or_insert_with(|| (vec![0; steps], 0, 0));
         grow(&mut group.1, entries[i].size);
         group.2 += 1;
-        // The first step makes what lives on (optimizer state, caches), the last may still be using it.
+        // The first step makes what stays (optimizer state, caches), the last may still be using it.
         let step = starts.partition_point(|start| *start <= i);
         if let Some(bytes) = step.checked_sub(2).and_then(|step| group.0.get_mut(step)) {
             grow(bytes, entries[i].size);
@@ -97,7 +97,7 @@ pub(super) fn find(snapshot: &Snapshot, device: u32, account: &Account, holders:
     found
 }
 
-/// Puts together what one line keeps, whichever way it was called.
+/// Sums up what one line keeps, over all stacks.
 fn by_line(kept: FastMap<Holder, (Vec<u64>, u64, u64)>, holders: &mut Holders<'_>) -> Vec<(Row, Vec<u64>)> {
     let mut lines: Vec<(Row, Vec<u64>)> = kept
         .into_iter()
@@ -117,7 +117,7 @@ fn by_line(kept: FastMap<Holder, (Vec<u64>, u64, u64)>, holders: &mut Holders<'_
     lines
 }
 
-/// Work rather than loading: most of what was allocated was freed again.
+/// Whether it is work rather than loading: most allocated memory was freed again.
 fn mostly_freed(account: &Account, entries: &[Entry]) -> bool {
     let allocs = entries.iter().filter(|e| e.action == Action::Alloc).count();
     let freed = account.freed_at.iter().filter(|at| **at != NEVER).count();

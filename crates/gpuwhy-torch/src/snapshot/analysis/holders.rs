@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who an allocation belongs to: line, op and category, from its stack and from what happened around it.
+//! The line, op and category of each allocation, from its stack and from the entries around it.
 //!
-//! The backward runs on threads without Python frames. What such an allocation is part of is known all the same:
-//! the recording is in order, and the backward began at a line that has frames.
+//! The backward runs on threads without Python frames. Its allocations still get a line: the recording is in order, and
+//! the backward started at a line that has frames.
 
 use crate::snapshot::hash::FastMap;
 use crate::snapshot::place::{Part, Place, Places};
@@ -10,7 +10,7 @@ use crate::snapshot::replay::{Account, Before, NEVER};
 use crate::snapshot::report::{Category, Row};
 use crate::snapshot::rows::{Action, Entry, NOTHING, grow};
 
-/// What allocations are grouped by: ids that read the same are the same.
+/// The key by which allocations are grouped. Equal text has equal ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(in crate::snapshot) struct Holder {
     line: u32,
@@ -24,7 +24,7 @@ impl Holder {
     }
 }
 
-/// Bytes and count by holder and, where it matters, size.
+/// Bytes and count by holder and, for churn, size.
 type Groups = FastMap<(Holder, u64), (u64, u64)>;
 
 /// A backward pass: entries from `start` up to, not including, `end`.
@@ -33,7 +33,7 @@ struct Pass {
     end: usize,
     /// The line that called it; 0: not known.
     caller: u32,
-    /// What it leaves behind is freed before the end, as gradients set to None are; what then stays is none.
+    /// What it leaves behind is freed before the end, as with gradients set to None; what remains is not a gradient.
     gradients_freed: bool,
 }
 
@@ -55,7 +55,7 @@ pub(in crate::snapshot) struct Holders<'a> {
     entries: &'a [Entry],
     account: &'a Account,
     passes: Vec<Pass>,
-    /// The op of what the backward does without naming one.
+    /// The op of backward allocations that name none.
     backward_op: u32,
 }
 
@@ -79,7 +79,7 @@ impl<'a> Holders<'a> {
         self.passes.get(after.checked_sub(1)?).filter(|pass| entry < pass.end)
     }
 
-    /// Whether two backward passes come after this entry. One alone may have been cut off by an error.
+    /// Whether two backward passes follow this entry. A single one may have been cut off by an error.
     fn used_up_after(&self, entry: usize) -> bool {
         self.passes.partition_point(|pass| pass.start <= entry) + 1 < self.passes.len()
     }
@@ -94,7 +94,7 @@ impl<'a> Holders<'a> {
         let Some((end, caller, freed)) = pass.filter(|_| place.part.in_backward().unwrap_or(true)) else {
             let category = match place.part {
                 Part::Optimizer if freed_at == NEVER => Category::OptimizerState,
-                // A backward has used up every activation made before it: this is something else.
+                // A backward consumes every activation made before it, so this is something else.
                 Part::Forward if used_up => Category::Other,
                 part => part.category(),
             };
@@ -105,7 +105,7 @@ impl<'a> Holders<'a> {
             Part::Accumulate => Category::Gradients,
             Part::Recompute | Part::Backward | Part::Unknown if freed_at == NEVER && freed => Category::Other,
             Part::Recompute => Category::Recomputed,
-            // Outlives its pass: what the optimizer will read.
+            // Outlives its pass: a gradient for the optimizer.
             _ if freed_at as usize >= end => Category::Gradients,
             _ => Category::Backward,
         };
@@ -146,7 +146,7 @@ impl<'a> Holders<'a> {
         }
     }
 
-    /// Who made an entry that is no allocation: an OOM.
+    /// The place of an entry that is not an allocation: an OOM.
     pub(in crate::snapshot) fn row_of_entry(&mut self, entry: usize) -> Row {
         let caller = self.pass_at(entry).map_or(0, |pass| pass.caller);
         let place = self.places.get(self.entries[entry].stack);
@@ -158,7 +158,7 @@ impl<'a> Holders<'a> {
         self.row(holder)
     }
 
-    /// What a stack says, as a row.
+    /// A stack's place as a row.
     pub(in crate::snapshot) fn row_of_stack(&mut self, stack: u32) -> Row {
         let place = self.places.get(stack);
         self.row(Holder::new(place, place.part.category()))
@@ -189,7 +189,7 @@ impl<'a> Holders<'a> {
         self.rows(groups, most)
     }
 
-    /// The largest groups in words, most bytes first.
+    /// The largest groups as rows, most bytes first.
     fn rows(&self, groups: Groups, most: usize) -> Vec<Row> {
         let mut groups: Vec<_> = groups.into_iter().collect();
         groups.sort_unstable_by_key(|&((holder, size), (bytes, _))| (std::cmp::Reverse(bytes), size, holder));
@@ -208,7 +208,7 @@ fn add(groups: &mut Groups, key: (Holder, u64), bytes: u64) {
     group.1 += 1;
 }
 
-/// Where the backward passes are. Entries without frames go with what surrounds them.
+/// Finds the backward passes. Entries without frames belong to the entries around them.
 fn backward_passes(places: &mut Places<'_>, entries: &[Entry]) -> Vec<Pass> {
     let mut passes: Vec<Pass> = Vec::new();
     let mut open = false;

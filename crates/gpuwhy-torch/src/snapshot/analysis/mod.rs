@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a snapshot to a report: one device after the other, everything measured before anything is judged.
+//! From a snapshot to a report, device by device: first everything is measured, then findings are made.
 
 mod findings;
 mod growth;
@@ -16,7 +16,7 @@ use super::rows::Action;
 use gpuwhy_model::{Finding, units};
 use holders::Holders;
 
-/// Churn rows kept: beyond these nothing matters.
+/// Churn rows kept.
 const MAX_CHURN: usize = 100;
 /// Recordings shorter than this are not worth a second thread.
 const LONG_TRACE: usize = 50_000;
@@ -28,7 +28,7 @@ pub(super) fn report(snapshot: &Snapshot, options: &Options) -> MemoryReport {
     if let Some(wanted) = options.device
         && !devices.contains(&wanted)
     {
-        report.warnings.push(format!("the snapshot says nothing about device {wanted}; it knows {devices:?}"));
+        report.warnings.push(format!("the snapshot has nothing about device {wanted}; its devices are {devices:?}"));
     }
     for device in devices {
         if options.device.is_none_or(|wanted| wanted == device) {
@@ -61,14 +61,14 @@ fn add_device(snapshot: &Snapshot, index: u32, options: &Options, report: &mut M
         options.capacity_bytes.and_then(|capacity| capacity.checked_sub(device.peak_reserved_bytes));
     if let (Some(capacity), None) = (device.capacity_bytes, device.headroom_bytes) {
         report.warnings.push(format!(
-            "cuda:{index}: the GPU's memory was given as {} bytes, but {} were reserved at the peak: give the real size",
+            "cuda:{index}: the GPU's memory was given as {} bytes, but the peak reserved {}: give the real size",
             units::count(capacity),
             units::count(device.peak_reserved_bytes)
         ));
     }
-    // A recording without its end neither adds up nor shows what came first, and that has been said.
+    // A recording that was cut off never adds up; a warning has said that it was.
     if !snapshot.trace_cut(index) {
-        say_how_sure(&device, &account, &played, report);
+        warn_if_inexact(&device, &account, &played, report);
     }
 
     let (largest, pinned) = now::blocks_and_pins(snapshot, index, &account, &mut holders);
@@ -87,7 +87,7 @@ fn add_device(snapshot: &Snapshot, index: u32, options: &Options, report: &mut M
     report.devices.push(device);
 }
 
-/// Runs both, the first on a thread of its own where that is worth it and possible.
+/// Runs both; the first on its own thread if `worth_it` and a thread can be started.
 fn beside<A: Send + Default, B>(worth_it: bool, first: impl Fn() -> A + Sync, second: impl FnOnce() -> B) -> (A, B) {
     if !worth_it {
         return (first(), second());
@@ -121,7 +121,7 @@ fn add_recording(device: &mut Device, snapshot: &Snapshot, account: &Account, pl
     device.peak_time_us = at_peak.map(|entry| entry.time_us).filter(|time| *time > 0);
 }
 
-fn say_how_sure(device: &Device, account: &Account, played: &Played, report: &mut MemoryReport) {
+fn warn_if_inexact(device: &Device, account: &Account, played: &Played, report: &mut MemoryReport) {
     let index = device.index;
     if device.trace_entries == 0 {
         return;
@@ -129,7 +129,7 @@ fn say_how_sure(device: &Device, account: &Account, played: &Played, report: &mu
     if !device.reconciled {
         report.warnings.push(format!(
             "cuda:{index}: the recording does not add up: {} before + {} allocated − {} freed = {} bytes, but {} are \
-             live, and {} entries contradict others; peaks are not exact",
+             live and {} entries contradict others; peaks are not exact",
             units::count(device.preexisting_bytes),
             units::count(device.recorded_allocated_bytes),
             units::count(device.recorded_freed_bytes),
@@ -140,19 +140,19 @@ fn say_how_sure(device: &Device, account: &Account, played: &Played, report: &mu
     }
     if !played.from_start {
         report.warnings.push(format!(
-            "cuda:{index}: the recording began late ({} bytes were allocated before): peaks are those since then, and \
-             peak_allocated_bytes is close rather than exact",
+            "cuda:{index}: the recording began late ({} bytes were allocated before it): peaks cover only the time \
+             after that, and peak_allocated_bytes is approximate",
             units::count(device.preexisting_bytes)
         ));
     } else if device.reconciled && !played.consistent {
         report.warnings.push(format!(
-            "cuda:{index}: playing the allocations again does not end in this snapshot's blocks: peak_allocated_bytes \
-             is close rather than exact"
+            "cuda:{index}: replaying the allocations does not lead to this snapshot's blocks: peak_allocated_bytes is \
+             approximate"
         ));
     }
 }
 
-/// A sum that damaged figures can make negative.
+/// The sum; a damaged file can make it negative.
 fn signed(n: i128) -> String {
     let digits = units::count(u64::try_from(n.unsigned_abs()).unwrap_or(u64::MAX));
     if n < 0 { format!("−{digits}") } else { digits }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the segments hold at the moment of the snapshot: used, rounded away, stuck, returnable.
+//! Segments at the time of the snapshot: in use, padding, stuck, returnable.
 
 use super::holders::{Holder, Holders};
 use crate::snapshot::hash::FastMap;
@@ -13,16 +13,16 @@ const MIB: u64 = 1 << 20;
 /// How much of an expandable segment is mapped and unmapped at once.
 const SMALL_PAGE: u64 = 2 * MIB;
 const LARGE_PAGE: u64 = 20 * MIB;
-/// Rows kept of lists that only the largest of matter.
+/// Rows kept of lists in which only the largest matter.
 const TOP: usize = 20;
-/// Less stuck than this in one segment is not worth a line.
+/// Segments with less stuck memory are not listed.
 const PINNED_AT_LEAST: u64 = MIB;
 
 fn is_private(segment: &Segment) -> bool {
     segment.pool != (0, 0)
 }
 
-/// Fills in everything about the present.
+/// Fills in the figures at the time of the snapshot.
 pub(super) fn measure(snapshot: &Snapshot, device: &mut Device) {
     for (segment, blocks) in snapshot.device_segments(device.index) {
         grow(&mut device.reserved_bytes, segment.total);
@@ -50,7 +50,7 @@ pub(super) fn measure(snapshot: &Snapshot, device: &mut Device) {
     device.expandable_segments |= snapshot.settings.expandable_segments;
 }
 
-/// Free bytes of a segment: stuck, and returnable to the device.
+/// Free bytes of a segment: stuck, and returnable to the driver.
 fn free_of(segment: &Segment, blocks: &[Block]) -> (u64, u64) {
     let free = || blocks.iter().filter(|b| b.state == State::Inactive);
     let all = total(free().map(|b| b.size));
@@ -125,7 +125,7 @@ impl BlockHolders {
     }
 }
 
-/// The largest blocks in use, and the segments that little keeps from being returned.
+/// The largest blocks in use, and all segments with stuck memory.
 pub(super) fn blocks_and_pins(
     snapshot: &Snapshot,
     device: u32,
@@ -155,7 +155,7 @@ pub(super) fn blocks_and_pins(
     (largest, pinned)
 }
 
-/// Of all segments with stuck memory, those held by less than half of themselves, the largest first.
+/// The segments that are less than half in use, most stuck memory first.
 pub(super) fn worth_showing(pinned: &[Pinned]) -> Vec<Pinned> {
     pinned.iter().filter(|p| p.held_bytes < p.segment_bytes / 2).take(TOP).cloned().collect()
 }

@@ -9,7 +9,7 @@
 use crate::trace::rows::{GpuKind, GpuRow};
 use serde::{Deserialize, Serialize};
 
-/// What an event is to the account.
+/// The kinds of work that the account separates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
     Compute,
@@ -39,14 +39,14 @@ pub struct Account {
 }
 
 impl Account {
-    /// Whether the parts are the whole.
+    /// Whether the parts add up to the span.
     pub fn adds_up(&self) -> bool {
         let work = self.compute_ns + self.exposed_communication_ns + self.exposed_copy_ns;
         work == self.busy_ns && work + self.idle_ns == self.span_ns
     }
 }
 
-/// The length of a union of intervals that come ordered by start.
+/// The length of a union of intervals, which must be added ordered by start.
 #[derive(Debug, Clone, Copy)]
 struct Union {
     end: i64,

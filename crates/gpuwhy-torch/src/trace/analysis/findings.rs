@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Conclusions from the figures: only what was measured, each with what it cost. A trace whose GPU worked all the
-//! time is told so, and nothing else.
+//! Findings from the figures: only what was measured, each with its cost. A GPU that was busy throughout gets one
+//! finding, which says that.
 
 use super::account::Account;
 use super::idle::Gap;
@@ -9,14 +9,14 @@ use crate::trace::report::{CopyTotal, IdleCause, Total, TraceReport};
 use gpuwhy_model::{Confidence, Finding, Fix, Link, RootCause, Severity, units};
 use std::collections::BTreeMap;
 
-/// Idle time of one group of causes is worth a finding from this share of the span.
+/// A group of idle causes becomes a finding from this share of the span.
 const IDLE_SHARE: f64 = 0.05;
 /// The GPU is the bottleneck when it is busy this share of the span.
 const BOUND_SHARE: f64 = 0.9;
-/// Idle intervals shorter than this on average mean that single launches come too late, not that something else ran.
+/// Below this average length, gaps mean that single launches come too late, not that the CPU did something else.
 const SHORT_GAP_NS: u64 = 100_000;
 
-/// All findings, worst first. Warm-up, which ends at `steady_from`, counts only when asked for.
+/// All findings, worst first. Warm-up, which ends at `steady_from`, counts only with `include_warmup`.
 pub(crate) fn findings(
     report: &TraceReport,
     gaps: &[Gap],
@@ -48,7 +48,7 @@ pub(crate) fn findings(
             found.extend(scope.gpu_bound());
         }
     }
-    // Copies and categories are summed over devices.
+    // Copies and categories are sums over all devices.
     if let [only] = report.devices.as_slice() {
         all.device = Some(only.index);
     }
@@ -59,7 +59,7 @@ pub(crate) fn findings(
     found
 }
 
-/// Causes that call for the same remedy.
+/// Causes with the same fix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Group {
     Cpu,
@@ -115,12 +115,12 @@ impl Group {
         match self {
             Self::Cpu if short_gaps => "the CPU launches too slowly",
             Self::Cpu => "the CPU does other work between launches",
-            Self::Input => "waiting for the data loader",
-            Self::Sync => "waiting for synchronisation to return",
+            Self::Input => "it waits for the data loader",
+            Self::Sync => "it waits for synchronisation calls to return",
             Self::Allocator => "the allocator asks the driver for memory",
-            Self::Loading => "GPU code is loaded or compiled",
+            Self::Loading => "GPU code is being loaded or compiled",
             Self::Queued => "launched work waits for another stream or event",
-            Self::Profiler => "the profiler works for itself",
+            Self::Profiler => "the profiler does its own work",
             Self::Unknown => "the trace does not show why",
         }
     }
@@ -129,29 +129,33 @@ impl Group {
         match self {
             Self::Cpu => &[
                 "launch the same work with fewer calls: torch.compile(mode=\"reduce-overhead\"), CUDA graphs, fused optimizer",
-                "give the GPU more to do for each launch: a larger batch or longer sequences",
+                "give the GPU more work per launch: a larger batch or longer sequences",
             ],
-            Self::Input => &["more data loader workers, prefetch_factor and persistent_workers, or cheaper transforms"],
+            Self::Input => {
+                &["use more data loader workers, prefetch_factor and persistent_workers, or cheaper transforms"]
+            }
             Self::Sync => &["read values from the GPU (.item(), .cpu(), print) less often"],
-            Self::Allocator => {
-                &["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and no torch.cuda.empty_cache() in the loop"]
-            }
-            Self::Loading => &["profile after warm-up; load code early with CUDA_MODULE_LOADING=EAGER"],
+            Self::Allocator => &[
+                "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and remove torch.cuda.empty_cache() from the loop",
+            ],
+            Self::Loading => &["profile after warm-up, or load code early with CUDA_MODULE_LOADING=EAGER"],
             Self::Queued => {
-                &["look at what the work waits for: cudaStreamWaitEvent between streams, and the order of collectives"]
+                &["check what the work waits for: cudaStreamWaitEvent between streams, and the order of collectives"]
             }
-            Self::Profiler => &["none needed without the profiler; a longer recording makes its share smaller"],
+            Self::Profiler => {
+                &["none needed: it goes away without the profiler; record longer to make its share smaller"]
+            }
             Self::Unknown => &["record with with_stack=True and record_shapes=True to see what the CPU did"],
         }
     }
 
-    /// Whether the remedy gives the time back: what is not understood, or happens once, it does not.
+    /// Whether the fix saves the time. Not for one-time costs, or where the cause is not known.
     fn saves(self) -> bool {
         !matches!(self, Self::Loading | Self::Profiler | Self::Unknown)
     }
 }
 
-/// One device's figures, or those of all, over the time that counts.
+/// The figures of one device, or of all, over the time that counts.
 #[derive(Clone, Copy)]
 struct Scope<'a> {
     report: &'a TraceReport,
@@ -171,7 +175,6 @@ impl Scope<'_> {
         }
     }
 
-    /// What counts of a time.
     fn counts(&self, total_ns: u64, steady_ns: u64) -> u64 {
         if self.steady { steady_ns } else { total_ns }
     }
@@ -184,12 +187,12 @@ impl Scope<'_> {
         self.counts(total.total_ns, total.steady_ns)
     }
 
-    /// Durations of all GPU events.
+    /// Sum of the durations of all GPU events.
     fn event_ns(&self) -> u64 {
         sum(self.report.categories.iter().map(|category| self.cost_of(category)))
     }
 
-    /// A number of things; they are not counted apart after warm-up.
+    /// A count in words. Counts cover the whole recording, also where times leave out warm-up.
     fn number(&self, count: u64, what: &str) -> String {
         let whole = if self.steady { " in the whole recording" } else { "" };
         match (count, what) {
@@ -235,12 +238,11 @@ impl Scope<'_> {
         }
     }
 
-    /// A link about the GPU itself.
     fn gpu(&self, what: String, ns: u64, state: String) -> Link {
         Link { layer: "gpu".into(), who: self.who(), what, ns, state, ..Link::default() }
     }
 
-    /// One finding for each group of causes that cost enough.
+    /// One finding for each group of causes above the threshold.
     fn idle(&self) -> Vec<Finding> {
         Group::ALL.into_iter().filter_map(|group| self.idle_group(group)).collect()
     }
@@ -250,7 +252,7 @@ impl Scope<'_> {
         let ns = sum(causes.iter().map(|cause| self.cost(cause)));
         let largest = causes.first().filter(|_| self.share(ns) >= IDLE_SHARE)?;
         let short = self.short_gaps;
-        let title = format!("{} idle {}: {}", self.who(), self.of_span(ns), group.words(short));
+        let title = format!("{} is idle: {}", self.who(), group.words(short));
         let nothing = self.gpu("has nothing to run".into(), self.account.idle_ns, "union over streams".into());
         let held_up = Link {
             layer: layer(largest).into(),
@@ -265,17 +267,19 @@ impl Scope<'_> {
         let root = RootCause {
             kind: largest.cause.clone(),
             detail: format!(
-                "{}: {} {}, {}",
-                part("of it", self.cost(largest), ns),
+                "{}: the {} {}, {} ({})",
+                if self.cost(largest) >= ns.div_ceil(2) { "main cause" } else { "largest cause" },
                 doer(largest),
                 deed(largest),
-                units::time(self.cost(largest))
+                units::time(self.cost(largest)),
+                units::percent(self.cost(largest) as f64, ns as f64)
             ),
             line: largest.line.clone(),
             ..RootCause::default()
         };
         let mut finding = self.finding(group.kind(short), ns, title, chain, root);
-        finding.effect = self.effects(ns, group);
+        finding.effect = vec![format!("idle for this reason: {}", self.of_span(ns))];
+        finding.effect.extend(self.effects(ns, group));
         finding.effect.extend(causes.iter().skip(1).take(2).map(|cause| self.also(cause)));
         finding.fixes = group
             .fixes()
@@ -286,12 +290,12 @@ impl Scope<'_> {
         if group == Group::Unknown {
             finding.confidence = Confidence::Medium;
             finding.confidence_reason =
-                "the idle time is measured; what the CPU did meanwhile is not in the trace".into();
+                "idle time is measured; the trace does not show what the CPU did meanwhile".into();
         }
         Some(finding)
     }
 
-    /// The group's causes, largest first; those that read the same are one.
+    /// The group's causes, largest first; causes with the same text are merged.
     fn causes(&self, group: Group) -> Vec<IdleCause> {
         let mine = |c: &&IdleCause| Some(c.device) == self.device && Group::of(&c.cause) == group && self.cost(c) > 0;
         let mut causes: BTreeMap<(String, String, Option<&str>), IdleCause> = BTreeMap::new();
@@ -312,7 +316,7 @@ impl Scope<'_> {
 
     fn also(&self, cause: &IdleCause) -> String {
         let line = cause.line.as_deref().map(|line| format!(", {line}")).unwrap_or_default();
-        format!("also: {} {}{line}, {}", doer(cause), deed(cause), units::time(self.cost(cause)))
+        format!("also: the {} {}{line}, {}", doer(cause), deed(cause), units::time(self.cost(cause)))
     }
 
     fn effects(&self, ns: u64, group: Group) -> Vec<String> {
@@ -320,12 +324,12 @@ impl Scope<'_> {
         let steps = &self.report.steps;
         let counted = steps.items.iter().filter(|s| s.complete && (s.warmup.is_none() || !self.steady)).count() as u64;
         if counted > 1 {
-            effects.push(format!("{} of idle GPU for each of {counted} steps", units::time(ns / counted)));
+            effects.push(format!("{} of GPU idle time in each of {counted} steps", units::time(ns / counted)));
         }
         let launches = &self.report.launches;
         if group == Group::Cpu && launches.count > 0 {
             effects.push(format!(
-                "{} launches, median {} in the call; median {} from the call to the kernel's start when the GPU waits",
+                "{} launches: the call takes {} (median); the kernel starts {} after it (median) when the GPU is idle",
                 units::count(launches.count),
                 units::time(launches.call_p50_ns),
                 units::time(launches.latency_p50_ns)
@@ -336,7 +340,7 @@ impl Scope<'_> {
 
     fn sync_heavy(&self) -> Option<Finding> {
         if self.report.devices.len() > 1 {
-            return None; // idle time after a call is not kept by device
+            return None; // `idle_after_ns` is a sum over devices
         }
         let ns = sum(self.report.syncs.iter().map(|sync| sync.idle_after_ns));
         let largest = self.report.syncs.iter().max_by_key(|sync| sync.idle_after_ns)?;
@@ -345,12 +349,7 @@ impl Scope<'_> {
         }
         let count: u64 = self.report.syncs.iter().filter(|s| s.idle_after_ns > 0).map(|s| s.count).sum();
         let inside = if largest.op.is_empty() { String::new() } else { format!(" in {}", largest.op) };
-        let title = format!(
-            "{} runs dry at {} synchronisations: idle {} after them",
-            self.who(),
-            units::count(count),
-            self.of_span(ns)
-        );
+        let title = format!("{} runs out of work at {} synchronisations", self.who(), units::count(count));
         let chain = vec![Link {
             layer: "cuda".into(),
             who: "CPU".into(),
@@ -363,18 +362,19 @@ impl Scope<'_> {
         let root = RootCause {
             kind: "synchronisation".into(),
             detail: format!(
-                "{}{inside} empties the GPU's queue; the next work is launched only afterwards",
+                "{}{inside} returns only when the GPU's queue is empty; the next work is launched after that",
                 largest.name
             ),
             line: largest.line.clone(),
             ..RootCause::default()
         };
         let mut finding = self.finding("sync_heavy", ns, title, chain, root);
-        // The same idle time also has a cause of its own: how much the sync alone cost is not measured.
+        // The same idle time also counts under its own cause: the cost of the synchronisation alone is not measured.
         finding.severity = finding.severity.min(Severity::Medium);
         finding.confidence = Confidence::Medium;
         finding.confidence_reason =
-            "the idle time is measured; how much of it the synchronisation alone cost is not".into();
+            "idle time is measured; how much of it the synchronisation alone costs is not".into();
+        finding.effect = vec![format!("idle after synchronisations: {}", self.of_span(ns))];
         finding.fixes = vec![fix("read values from the GPU (.item(), .cpu(), print) less often, or one step later", 0)];
         Some(finding)
     }
@@ -385,25 +385,26 @@ impl Scope<'_> {
             return None;
         }
         let largest = self.report.collectives.iter().max_by_key(|c| c.total_ns)?;
-        let title = format!("{} only communicates {}: no compute hides it", self.who(), self.of_span(ns));
+        let title = format!("{} waits for communication that no compute hides", self.who());
         let chain = vec![self.gpu(
             format!("runs {}", largest.name),
             largest.total_ns,
-            format!("{} kernels, waiting for other ranks included", units::count(largest.count)),
+            format!("{} kernels, including waits for other ranks", units::count(largest.count)),
         )];
         let detail = format!(
-            "{} of {} communication is not overlapped by compute",
+            "{} of {} of communication does not overlap compute",
             units::time(ns),
             units::time(self.account.communication_ns)
         );
         let root = root("communication", detail);
         let mut finding = self.finding("exposed_communication", ns, title, chain, root);
+        finding.effect = vec![format!("only communication ran: {}", self.of_span(ns))];
         finding.fixes = vec![
             fix(
                 "overlap it: smaller gradient buckets that start earlier, FSDP backward_prefetch, async all-gather",
                 ns,
             ),
-            fix("compare ranks: a slow one makes all others wait inside their kernels", 0),
+            fix("compare ranks: one slow rank makes all others wait inside their kernels", 0),
         ];
         Some(finding)
     }
@@ -414,17 +415,18 @@ impl Scope<'_> {
         if self.share(ns) < IDLE_SHARE {
             return None;
         }
-        let title = format!("{} only copies {}: no compute hides it", self.who(), self.of_span(ns));
+        let title = format!("{} waits for copies that no compute hides", self.who());
         let chain = vec![self.copy_link(largest)];
-        let detail = format!("{} copies run alone on the GPU", largest.direction);
+        let detail = format!("{} copies run while the GPU does nothing else", largest.direction);
         let root = root("copies", detail);
         let mut finding = self.finding("exposed_copies", ns, title, chain, root);
+        finding.effect = vec![format!("only copies ran: {}", self.of_span(ns))];
         finding.fixes =
-            vec![fix("copy on a stream of its own from pinned memory, ahead of use (non_blocking=True)", ns)];
+            vec![fix("copy ahead of use, from pinned memory, on a separate stream (non_blocking=True)", ns)];
         Some(finding)
     }
 
-    /// Copies from ordinary memory go through a staging buffer and hold up the CPU.
+    /// Copies of pageable memory go through a staging buffer and block the CPU.
     fn pageable_copies(&self) -> Option<Finding> {
         let cost = |copy: &CopyTotal| self.counts(copy.pageable_ns, copy.pageable_steady_ns);
         let ns = sum(self.report.copies.iter().map(cost));
@@ -434,19 +436,22 @@ impl Scope<'_> {
         }
         let bytes = largest.pageable_bytes;
         let rate = super::transfers::rate(bytes, largest.pageable_ns).unwrap_or(0);
-        let title = format!("copies from pageable memory take {}", self.of_span(ns));
+        let title = "Copies use pageable host memory".to_owned();
         let chain = vec![self.copy_link(largest)];
         let detail = format!(
-            "{} of {} copies at {}/s: the memory is not pinned",
+            "{} of {} copies run at {}/s because the memory is not pinned",
             units::bytes(bytes),
             largest.direction,
             units::bytes(rate)
         );
         let root = root("pageable_memory", detail);
         let mut finding = self.finding("pageable_copies", ns, title, chain, root);
+        finding.effect = vec![format!("time in these copies: {}", self.of_span(ns))];
         finding.severity = finding.severity.min(Severity::Medium);
-        finding.fixes =
-            vec![fix("pin_memory=True in the DataLoader (or .pin_memory()) and .to(device, non_blocking=True)", ns)];
+        finding.fixes = vec![fix(
+            "use pin_memory=True in the DataLoader (or .pin_memory()) and .to(device, non_blocking=True)",
+            ns,
+        )];
         Some(finding)
     }
 
@@ -465,14 +470,15 @@ impl Scope<'_> {
         if (ns as f64) < all as f64 * 0.1 || self.share(ns) < IDLE_SHARE {
             return None;
         }
-        let title = format!("{} of GPU time converts between types", units::percent(ns as f64, all as f64));
+        let title = "GPU time goes into dtype conversions".to_owned();
         let chain = vec![self.gpu("converts tensors".into(), ns, self.number(found.count, "kernels"))];
-        let detail = "weights or activations are kept in another type than the one computed in".into();
+        let detail = "weights or activations are stored in another dtype than the compute uses".into();
         let root = root("dtype_conversion", detail);
         let mut finding = self.finding("dtype_conversions", ns, title, chain, root);
+        finding.effect = vec![format!("{} of GPU time converts tensors", units::percent(ns as f64, all as f64))];
         finding.severity = Severity::Low;
         finding.fixes =
-            vec![fix("keep weights in the compute type (bf16) or let torch.compile fuse the conversions", ns)];
+            vec![fix("keep weights in the compute dtype (bf16), or let torch.compile fuse the conversions", ns)];
         Some(finding)
     }
 
@@ -482,13 +488,13 @@ impl Scope<'_> {
         if ns == 0 || ns.saturating_mul(20) < all {
             return None;
         }
-        let share = units::percent(ns as f64, all as f64);
-        let title = format!("activation checkpointing computes {share} of GPU work a second time");
+        let title = "Activation checkpointing computes forward ops a second time".to_owned();
         let chain =
-            vec![self.gpu("runs forward ops inside the backward".into(), ns, self.number(again.count, "kernels"))];
-        let detail = "memory is traded for time, as asked".into();
+            vec![self.gpu("runs forward ops during the backward".into(), ns, self.number(again.count, "kernels"))];
+        let detail = "checkpointing trades time for memory, as requested".into();
         let root = root("activation_checkpointing", detail);
         let mut finding = self.finding("recompute", ns, title, chain, root);
+        finding.effect = vec![format!("{} of GPU work is repeated", units::percent(ns as f64, all as f64))];
         finding.severity = Severity::Info;
         finding.fixes = vec![fix("checkpoint fewer layers if memory allows", ns)];
         Some(finding)
@@ -506,8 +512,8 @@ impl Scope<'_> {
             self.cost_of(largest),
             self.number(largest.count, "kernels"),
         )];
-        let most = part("of its time", self.cost_of(largest), self.event_ns());
-        let detail = format!("the GPU is the bottleneck; {most} goes to {}", largest.name);
+        let share = units::percent(self.cost_of(largest) as f64, self.event_ns() as f64);
+        let detail = format!("the GPU is the bottleneck; {share} of its time goes to {}", largest.name);
         let root = root("gpu_bound", detail);
         let mut finding = self.finding("gpu_bound", 0, title, chain, root);
         finding.severity = Severity::Info;
@@ -515,7 +521,7 @@ impl Scope<'_> {
     }
 }
 
-/// A sum that cannot overflow, for figures that a made-up file can make as large as it likes.
+/// A sum that cannot overflow: a forged file can hold any figure.
 fn sum(ns: impl Iterator<Item = u64>) -> u64 {
     ns.fold(0, u64::saturating_add)
 }
@@ -528,16 +534,7 @@ fn root(kind: &str, detail: String) -> RootCause {
     RootCause { kind: kind.into(), detail, ..RootCause::default() }
 }
 
-/// `most of it` where that is so, else `the largest part of it (15 %)`.
-fn part(of: &str, ns: u64, whole: u64) -> String {
-    if ns >= whole.div_ceil(2) {
-        format!("most {of}")
-    } else {
-        format!("the largest part {of} ({})", units::percent(ns as f64, whole as f64))
-    }
-}
-
-/// Who held things up.
+/// The part of the job that kept the GPU idle.
 fn doer(cause: &IdleCause) -> String {
     match cause.cause.as_str() {
         "dataloader" => "data loader",
@@ -549,7 +546,6 @@ fn doer(cause: &IdleCause) -> String {
     .into()
 }
 
-/// In which layer it did.
 fn layer(cause: &IdleCause) -> &'static str {
     match cause.cause.as_str() {
         "queued" => "gpu",
@@ -558,7 +554,6 @@ fn layer(cause: &IdleCause) -> &'static str {
     }
 }
 
-/// What it did meanwhile.
 fn deed(cause: &IdleCause) -> String {
     let name = &cause.name;
     match cause.cause.as_str() {
@@ -566,7 +561,7 @@ fn deed(cause: &IdleCause) -> String {
         "launch_latency" => format!("launches ({name})"),
         "sync" => format!("returns from {name}"),
         "queued" => "holds work that is already launched".into(),
-        "profiler" => format!("works for itself ({name})"),
+        "profiler" => format!("does its own work ({name})"),
         "unknown" => "does something the trace does not show".into(),
         "python" if name.is_empty() => "runs Python between ops".into(),
         "python" if cause.line.is_none() => format!("runs Python between ops in {name}"),

@@ -11,13 +11,13 @@ use crate::trace::rows::{GpuRow, NO_NAME, Rows, Span, SpanRow, ThreadId};
 /// device's queue: another stream, or the device itself.
 const QUEUED_NS: i64 = 20_000;
 
-/// A stretch in which nothing ran on a device.
+/// A time range in which nothing ran on a device.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gap {
     pub(crate) from: i64,
     pub(crate) to: i64,
     pub(crate) device: i32,
-    /// The call that launched what ended it, or [`NO_ROW`].
+    /// The call that launched the work after it, or [`NO_ROW`].
     pub(crate) call: u32,
 }
 
@@ -44,7 +44,7 @@ pub(crate) fn gaps(gpu: &[GpuRow], links: &Links) -> Vec<Gap> {
 #[derive(Debug, Default)]
 pub(crate) struct IdleTable {
     cells: FastMap<(i32, Label), Cell>,
-    /// Idle time before this moment is warm-up.
+    /// Idle time before this is warm-up.
     steady_from: i64,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct IdleTable {
 pub(crate) struct Cell {
     pub(crate) ns: u64,
     pub(crate) steady_ns: u64,
-    /// How many times; a gap counts once for each thread that was asked about it.
+    /// How many times; a gap counts once per thread that explains a part.
     pub(crate) count: u64,
     /// The last gap counted, plus one.
     last: u32,
@@ -88,8 +88,8 @@ impl IdleTable {
     }
 }
 
-/// Splits gaps into what is known at once, which goes to the table, and what the launching threads have to be asked
-/// about, which is returned, by thread and ordered by start.
+/// Splits gaps in two: time explained by the launch itself goes to the table; the rest is returned as queries to the
+/// launching threads, by thread and ordered by start.
 pub(crate) fn plan(
     gaps: &[Gap],
     rows: &Rows,
@@ -138,7 +138,7 @@ pub(crate) fn plan(
     queries
 }
 
-/// The profiler's own costs, which it files under no thread, cut so that they do not overlap.
+/// The profiler's own costs, which belong to no thread, cut so that they do not overlap.
 fn disjoint(overhead: &[SpanRow]) -> Vec<SpanRow> {
     let mut sorted = overhead.to_vec();
     sorted.sort_by_key(|row| row.start);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which call launched a kernel, which op stands behind it.
+//! Links each kernel to the call that launched it and to its op.
 
 use crate::trace::rows::{GpuRow, NONE, Rows};
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use std::collections::HashMap;
 /// No row.
 pub(crate) const NO_ROW: u32 = u32::MAX;
 
-/// Row numbers by id. Ids mostly count up, so a plain table serves; a map where they are scattered.
+/// Row numbers by id: a plain table, as ids mostly count up; a map where they are scattered.
 #[derive(Debug)]
 enum Index {
     Table { from: u64, rows: Vec<u32> },
@@ -15,7 +15,7 @@ enum Index {
 }
 
 impl Index {
-    /// Of ids in row order; of equal ids, the first row stands.
+    /// From ids in row order; of equal ids, the first row wins.
     fn new(ids: impl Iterator<Item = u64> + Clone) -> Self {
         let known = || ids.clone().filter(|id| *id != NONE);
         let (count, from, to) = known().fold((0u64, u64::MAX, 0), |(n, a, b), id| (n + 1, a.min(id), b.max(id)));

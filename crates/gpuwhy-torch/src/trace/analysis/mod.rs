@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From rows to a report. Pure: no files, no clocks.
+//! From rows to a report, without files or clocks.
 
 mod account;
+mod attribution;
 mod findings;
 mod idle;
 mod launches;
@@ -9,7 +10,6 @@ mod links;
 mod names;
 mod rules;
 mod steps;
-mod tell;
 mod timeline;
 mod totals;
 mod transfers;
@@ -45,14 +45,14 @@ pub(super) fn analyse(mut trace: Trace, rules: &Rules, options: &Options) -> Tra
     report.devices = devices(&trace, &categories, steady_from);
     report.steps = step_report(&trace, &found, &warmup);
     let gaps = idle::gaps(&trace.rows.gpu, &links);
-    let told = tell::tell(&trace, &meanings, &gaps, steady_from.unwrap_or(i64::MIN));
-    report.idle_causes = idle_causes(&trace, told.idle);
+    let attributed = attribution::attribute(&trace, &meanings, &gaps, steady_from.unwrap_or(i64::MIN));
+    report.idle_causes = idle_causes(&trace, attributed.idle);
     let from = Attributed {
         trace: &trace,
         links: &links,
         categories: &categories,
-        origins: &told.origins,
-        forward: &told.forward,
+        origins: &attributed.origins,
+        forward: &attributed.forward,
         steady_from: steady_from.unwrap_or(i64::MIN),
     };
     std::thread::scope(|scope| {
@@ -79,10 +79,10 @@ pub(super) fn analyse(mut trace: Trace, rules: &Rules, options: &Options) -> Tra
     report
 }
 
-/// Orders rows by owner and time, longer before shorter where they start together.
+/// Sorts rows by owner and start; of rows that start together, longer ones come first.
 fn sort(trace: &mut Trace) {
     fn by_thread<R: Span>(rows: &mut [R]) {
-        // Files are mostly in order: a stable sort takes runs as they are.
+        // Files are mostly sorted: a stable sort keeps runs as they are.
         rows.sort_by_key(|row| (row.thread(), row.start(), Reverse(row.dur())));
     }
     let rows = &mut trace.rows;
@@ -111,7 +111,7 @@ fn head(trace: &Trace) -> TraceReport {
     }
 }
 
-/// When warm-up ended on the GPU: the first work launched by the first step that is none.
+/// When warm-up ended on the GPU: the start of the first work launched by the first step after warm-up.
 fn steady_from(trace: &Trace, links: &Links, found: &FoundSteps, warmup: &[Option<&'static str>]) -> Option<i64> {
     let warm = warmup.iter().take_while(|reason| reason.is_some()).count();
     let step = if warm == 0 { None } else { found.items.get(warm) }?;
@@ -172,7 +172,7 @@ fn step_report(trace: &Trace, found: &FoundSteps, warmup: &[Option<&'static str>
     }
 }
 
-/// For each device, when it was busy.
+/// For each device, the intervals in which it was busy.
 fn busy_intervals(gpu: &[GpuRow]) -> Vec<Vec<(i64, i64)>> {
     let merge = |rows: &[GpuRow]| {
         let mut merged: Vec<(i64, i64)> = Vec::new();
@@ -208,7 +208,7 @@ fn idle_causes(trace: &Trace, table: IdleTable) -> Vec<IdleCause> {
         .collect()
 }
 
-/// Says what could not be read or told.
+/// Adds warnings about what could not be read or is not in the trace.
 fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     let tally = &trace.tally;
     let mut say = |when: bool, what: String| {
@@ -217,17 +217,23 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
         }
     };
     let n = units::count;
-    let cut = tally.truncated_at.map(|at| format!(" inside the event at byte {}", n(at))).unwrap_or_default();
-    say(!tally.closed, format!("the file ends before its list of events does{cut}: the rest of the trace is missing"));
+    let cut = tally.truncated_at.map(|at| format!(" (inside the event at byte {})", n(at))).unwrap_or_default();
+    say(
+        !tally.closed,
+        format!("the file ends before the end of its list of events{cut}: the rest of the trace is missing"),
+    );
     let first = tally.first_unreadable.map(|at| format!(", the first at byte {}", n(at))).unwrap_or_default();
-    say(tally.unreadable > 0, format!("{} places could not be read and were left out{first}", n(tally.unreadable)));
+    say(tally.unreadable > 0, format!("left out {} places that could not be read{first}", n(tally.unreadable)));
     say(
         tally.recovered > 0,
-        format!("{} events with unescaped quotes were read as best they could be", n(tally.recovered)),
+        format!("{} events have unescaped quotes and were read on a best-effort basis", n(tally.recovered)),
     );
-    say(tally.timeless > 0, format!("{} events without a usable time were left out", n(tally.timeless)));
+    say(tally.timeless > 0, format!("{} events without a usable time are left out", n(tally.timeless)));
     say(tally.negative > 0, format!("{} events with a negative duration count as 0", n(tally.negative)));
-    say(tally.dropped > 0, format!("{} events were too many to keep: figures cover the others", n(tally.dropped)));
+    say(
+        tally.dropped > 0,
+        format!("dropped {} events beyond the number gpuwhy keeps: figures cover the others", n(tally.dropped)),
+    );
     let mut others: Vec<_> = tally.others.iter().collect();
     others.sort_by_key(|(_, count)| Reverse(**count));
     let named = |(name, count): &(&Vec<u8>, &u64)| format!("{} {}", n(**count), units::safe(&json::unescape(name), 40));
@@ -237,22 +243,23 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     }
     say(
         tally.other > 0,
-        format!("{} events of categories that are not analysed: {}", n(tally.other), named.join(", ")),
+        format!("{} events of categories that gpuwhy does not analyse: {}", n(tally.other), named.join(", ")),
     );
     let no_gpu = report.devices.is_empty();
     match options.device {
-        Some(device) => say(no_gpu, format!("no GPU events of device {device} in this trace")),
+        Some(device) => say(no_gpu, format!("this trace has no GPU events of device {device}")),
         None if tally.other > 0 => {
-            say(no_gpu, "no GPU events of a kind that is analysed (CUDA, ROCm, XPU) in this trace".into());
+            say(no_gpu, "this trace has no GPU events that gpuwhy analyses (CUDA, ROCm, XPU)".into());
         }
         None => say(
             no_gpu,
-            "no GPU events in this trace: it was recorded on the CPU only, or without CUDA activities".into(),
+            "this trace has no GPU events: it was recorded on the CPU only, or without CUDA activities".into(),
         ),
     }
     say(
         options.quick,
-        "quick: CPU ops and Python functions were not read; idle time and kernels are not traced back to them".into(),
+        "--quick: CPU ops and Python functions were not read, so idle time and kernels are not traced back to them"
+            .into(),
     );
     let unlinked = report.launches.unlinked;
     say(unlinked > 0, format!("{} GPU events have no launch call in the trace", n(unlinked)));
@@ -260,7 +267,7 @@ fn warnings(trace: &Trace, options: &Options, report: &mut TraceReport) {
     say(
         anonymous > 0,
         format!(
-            "{} of GPU time was replayed from CUDA graphs: the trace does not say which op or line it belongs to",
+            "{} of GPU time ran in CUDA graphs: the trace does not show which op or line it belongs to",
             units::time(anonymous)
         ),
     );

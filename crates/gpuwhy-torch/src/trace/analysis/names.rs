@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What names mean, decided once for each name instead of once for each event.
+//! The meaning of names, determined once per name instead of once per event.
 
 /// Properties of a name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -10,13 +10,13 @@ impl Meaning {
     pub(crate) const MODULE: Self = Self(1);
     /// A Python frame of the user's own code.
     pub(crate) const USER_LINE: Self = Self(1 << 1);
-    /// A Python frame with a file and line, anybody's.
+    /// Any Python frame with a file and line.
     pub(crate) const LINE: Self = Self(1 << 2);
     /// Fetching the next batch.
     pub(crate) const DATALOADER: Self = Self(1 << 3);
     /// A call that waits for the GPU.
     pub(crate) const SYNC: Self = Self(1 << 4);
-    /// A call that gets memory from the driver or gives it back.
+    /// A call that takes memory from the driver or returns it.
     pub(crate) const ALLOCATOR: Self = Self(1 << 5);
     /// Loading or compiling code for the GPU.
     pub(crate) const LOADING: Self = Self(1 << 6);
@@ -26,7 +26,7 @@ impl Meaning {
     pub(crate) const BACKWARD: Self = Self(1 << 8);
     /// Activation checkpointing running a forward again.
     pub(crate) const RECOMPUTE: Self = Self(1 << 9);
-    /// Trying kernels out to choose one.
+    /// Autotuning: running kernels to choose one.
     pub(crate) const AUTOTUNE: Self = Self(1 << 10);
     /// A step of the profiler's schedule: says when, not what.
     pub(crate) const STEP: Self = Self(1 << 11);
@@ -112,7 +112,7 @@ fn is_launch(name: &str) -> bool {
     name.contains("Launch") || name.contains("MemcpyAsync") || name.contains("MemsetAsync")
 }
 
-/// Of the compilers' many frames, those that do the compiling and not those that run what was compiled.
+/// Whether a compiler's frame compiles, rather than runs compiled code.
 fn compiles(file: &str) -> bool {
     const WORDS: [&str; 6] = [
         "torch/_dynamo/convert_frame.py",

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which kind of work a kernel is: rules over names, in one editable file.
+//! The kind of work of a kernel, by rules over names in one editable file.
 
 use crate::trace::Error;
 use serde::Deserialize;
 
-/// The rules gpuwhy comes with.
+/// The built-in rules.
 const BUILT_IN: &str = include_str!("../../../rules.toml");
-/// The category that the account sets apart.
+/// The category that the account separates from compute.
 pub(crate) const COMMUNICATION: &str = "communication";
-/// What no rule fits.
+/// Kernels that match no rule.
 pub(crate) const UNCLASSIFIED: &str = "unclassified";
 /// Copies by the copy engine, and kernels that do nothing else.
 pub(crate) const COPIES: &str = "copies";
@@ -44,7 +44,7 @@ pub struct Rules {
 }
 
 impl Rules {
-    /// The rules gpuwhy comes with.
+    /// The built-in rules.
     pub fn built_in() -> Result<Self, Error> {
         Self::parse(BUILT_IN)
     }
@@ -56,7 +56,7 @@ impl Rules {
         for rule in &mut rules {
             if rule.any.is_empty() && rule.all.is_empty() && rule.op.is_empty() {
                 return Err(Error::Rules(format!(
-                    "the rule for {:?} fits everything: give it `any`, `all` or `op`",
+                    "the rule for {:?} matches every kernel: give it `any`, `all` or `op`",
                     rule.category
                 )));
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Training steps: the profiler's own marks, else the optimizer's, else what else repeats.
+//! Finds training steps: by the profiler's marks, else optimizer steps, else anything that repeats.
 
 use super::names::python_line;
 use crate::trace::intern::NameId;
@@ -22,11 +22,11 @@ pub(crate) struct FoundSteps {
     pub(crate) method: &'static str,
     pub(crate) confidence: Option<Confidence>,
     pub(crate) items: Vec<Found>,
-    /// Items beyond these are remains of a step that the recording cut off.
+    /// Items after these belong to a step that the recording cut off.
     pub(crate) counted: usize,
 }
 
-/// A named stretch of time.
+/// A named time range.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     name: NameId,
@@ -34,7 +34,7 @@ struct Mark {
     end: i64,
 }
 
-/// Finds steps by the first means that gives any.
+/// Finds steps by the first method that finds any.
 pub(crate) fn find(trace: &Trace) -> FoundSteps {
     let optimizer = by_name(trace, |name| name.starts_with("Optimizer.step"));
     let found = profiler_steps(trace, &optimizer)
@@ -128,7 +128,7 @@ fn optimizer_steps(trace: &Trace, marks: &[Mark]) -> Option<FoundSteps> {
     Some(FoundSteps { method: "optimizer_step", confidence: Some(confidence), items, counted })
 }
 
-/// What was launched after the last step's end is a step that the recording cut off, if it is more than leftovers.
+/// Work launched after the last step's end, as a step that was cut off, if there is enough of it.
 fn cut_off(trace: &Trace, from: i64, steps: usize) -> Option<Found> {
     let launched = |after: i64| trace.rows.ops.iter().filter(|op| op.start >= after).count();
     let to = trace.tally.bounds?.1;
@@ -180,12 +180,12 @@ fn python(trace: &Trace) -> Vec<Mark> {
     marks
 }
 
-/// Fewest repetitions taken for steps.
+/// Fewest repetitions that count as steps.
 const LEAST_PERIODS: usize = 3;
 /// Share of kernels that must be the same one period later.
 const SAME: f64 = 0.9;
 
-/// The longest stretch of kernels that repeats: a guess, and said to be one.
+/// Takes the longest repeating sequence of kernels for a step. Low confidence.
 fn periodic(trace: &Trace) -> Option<FoundSteps> {
     let device = trace.rows.gpu.first()?.device;
     let kernels: Vec<&GpuRow> =

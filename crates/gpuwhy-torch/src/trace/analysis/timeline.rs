@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a thread was doing, moment by moment.
+//! What a thread did at any time.
 //!
 //! Ops, CUDA calls, Python functions and annotations of one thread nest by time. [`sweep`] walks them once in time
-//! order with a stack, and tells where each launch was made from and what filled each stretch of time asked about.
+//! order with a stack, and reports where each launch came from and what filled each time range in question.
 
 use super::names::Meaning;
 use crate::trace::intern::{FastMap, NameId};
@@ -51,7 +51,7 @@ impl Cause {
     }
 }
 
-/// A cause with the name and the line that go with it.
+/// A cause with its name and line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Label {
     pub(crate) cause: Cause,
@@ -64,13 +64,13 @@ impl Label {
 }
 
 impl Hash for Label {
-    /// In one go: labels are looked up for every stretch of idle time.
+    /// Hashes all fields at once: labels are looked up for every range of idle time.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write_u64((u64::from(self.name) << 32 | u64::from(self.line)).wrapping_add((self.cause as u64) << 20));
     }
 }
 
-/// Where a launch was made from.
+/// Where a launch came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) op: NameId,
@@ -96,12 +96,12 @@ pub(crate) struct ThreadRows<'a> {
     pub(crate) annotations: &'a [SpanRow],
 }
 
-/// A stretch of time to be explained.
+/// A time range to be explained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Query {
     pub(crate) from: i64,
     pub(crate) to: i64,
-    /// Whose time it is; the sweep passes it on.
+    /// The gap it belongs to, passed on to the listener.
     pub(crate) gap: u32,
 }
 
@@ -113,7 +113,7 @@ struct Frame {
     end: i64,
     label: Label,
     origin: Origin,
-    /// Innermost line of anybody's code, when none is the user's.
+    /// Innermost line of any code, if none is the user's.
     any_line: NameId,
     backward: bool,
 }
@@ -159,7 +159,7 @@ impl Frame {
         self.origin.op = row.name;
         if row.sequence != u32::MAX {
             self.origin.sequence = row.sequence;
-            // A forward op inside the backward: its result was thrown away and is made again.
+            // A forward op inside the backward: its result was discarded and is recomputed.
             self.origin.recompute |= self.backward && row.forward_thread == 0;
         }
         if meaning.is(Meaning::BACKWARD) {
@@ -192,7 +192,7 @@ impl Frame {
         } else if meaning.is(Meaning::LOADING) {
             self.relabel(Cause::Loading, name);
         } else if matches!(self.label.cause, Cause::Unknown | Cause::Annotation) {
-            // Inside a step and in no op, the thread runs Python; which step it is says nothing about why.
+            // Inside a step but in no op, the thread runs Python. The step's number says nothing about the cause.
             let name = if meaning.is(Meaning::STEP) { self.label.name } else { name };
             self.relabel(Cause::Annotation, name);
         }
@@ -252,7 +252,7 @@ fn bounds(row: &impl Span) -> (i64, i64) {
     (row.start(), row.end())
 }
 
-/// Ends what has ended by `until`, telling the listener about asked time on the way.
+/// Closes frames that end by `until` and reports queried time to the listener.
 fn unwind(stack: &mut Vec<Frame>, until: i64, asked: &mut Asked<'_>, listener: &mut impl Listener) {
     while stack.len() > 1 {
         let Some(frame) = stack.last().filter(|frame| frame.end <= until) else { break };
@@ -262,7 +262,7 @@ fn unwind(stack: &mut Vec<Frame>, until: i64, asked: &mut Asked<'_>, listener: &
     asked.pass(until, stack.last().unwrap_or(&ROOT).label, listener);
 }
 
-/// The stretches asked about, and how far time has passed.
+/// The queries and the current time of the sweep.
 struct Asked<'a> {
     queries: &'a [Query],
     first: usize,

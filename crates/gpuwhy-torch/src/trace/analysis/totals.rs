@@ -20,7 +20,7 @@ pub(crate) struct Categories {
 }
 
 impl Categories {
-    /// By kernel name, and by op where the rules look at it.
+    /// By kernel name, and by op if a rule depends on the op.
     pub(crate) fn new(trace: &Trace, links: &Links, rules: &Rules) -> Self {
         let mut names = vec![COMMUNICATION.to_owned(), COPIES.to_owned(), FILLS.to_owned()];
         let mut known: FastMap<(NameId, NameId), u16> = FastMap::default();
@@ -69,14 +69,14 @@ impl Sum {
     #[inline]
     pub(crate) fn add(&mut self, row: &GpuRow, steady_from: i64) {
         let ns = row.dur.unsigned_abs();
-        // Durations of overlapping events can add up to anything in a file made up to do so.
+        // In a forged file, durations of overlapping events can add up to anything.
         self.ns = self.ns.saturating_add(ns);
         self.count += 1;
         self.steady_ns = self.steady_ns.saturating_add(if row.start >= steady_from { ns } else { 0 });
     }
 }
 
-/// Everything the totals are made from.
+/// The inputs of the totals.
 pub(crate) struct Attributed<'a> {
     pub(crate) trace: &'a Trace,
     pub(crate) links: &'a Links,
@@ -173,7 +173,7 @@ fn fill(trace: &Trace, (op, dims): (NameId, NameId), sum: Sum, bytes: u64) -> Fi
     FillTotal { op, dims, total_ns: sum.ns, count: sum.count, bytes }
 }
 
-/// Orders lists by what they cost, largest first, and cuts those that could grow without end.
+/// Sorts lists by cost, largest first, and cuts those without a bound.
 pub(crate) fn rank(report: &mut TraceReport, by_total: bool) {
     macro_rules! rank {
         ($($list:ident),*) => {$(

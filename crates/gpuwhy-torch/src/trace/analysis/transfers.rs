@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Data on the move: copies, collectives; and CUDA graphs, whose kernels move without being launched one by one.
+//! Copies, collectives and CUDA graphs.
 
 use super::links::NO_ROW;
 use super::totals::{Attributed, Sum};
@@ -37,7 +37,7 @@ pub(crate) fn copies(from: &Attributed<'_>, report: &mut TraceReport) {
         .collect();
 }
 
-/// Bytes a second.
+/// Bytes per second.
 pub(crate) fn rate(bytes: u64, ns: u64) -> Option<u64> {
     (bytes > 0 && ns > 0).then(|| u64::try_from(u128::from(bytes) * 1_000_000_000 / u128::from(ns)).unwrap_or(u64::MAX))
 }
@@ -96,7 +96,7 @@ pub(crate) fn collectives(from: &Attributed<'_>, report: &mut TraceReport) {
         .collect();
 }
 
-/// The collective a kernel's name speaks of.
+/// The collective named by a kernel.
 fn collective(kernel: &str) -> &'static str {
     const KNOWN: [(&str, &str); 9] = [
         ("allreduce", "allreduce"),

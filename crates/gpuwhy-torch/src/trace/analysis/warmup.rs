@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Warm-up: first steps that are slower for a reason that will not come back.
+//! Finds warm-up: first steps that are slower because of one-time costs.
 
 use super::names::Meaning;
 use super::steps::{Found, FoundSteps};
@@ -9,12 +9,12 @@ use crate::trace::rows::{Span, Trace};
 const OUTLIER: f64 = 1.5;
 /// With a single step to compare with, it must be this much slower.
 const OUTLIER_OF_TWO: f64 = 3.0;
-/// A one-time cost of this share of a step makes it warm-up whatever its duration.
+/// A one-time cost of this share of a step makes it warm-up, whatever its duration.
 const ONE_TIME_SHARE: f64 = 0.1;
-/// Steps differ by this much without a reason.
+/// Normal variation between steps.
 const NOISE_NS: i64 = 1_000_000;
 
-/// One-time costs met within a step.
+/// One-time costs within a step.
 #[derive(Debug, Clone, Copy, Default)]
 struct Costs {
     loading: i64,
@@ -23,7 +23,7 @@ struct Costs {
     profiler: i64,
 }
 
-/// For each step, why it is warm-up. Only a run of first steps can be.
+/// For each step, why it is warm-up. Only consecutive first steps can be.
 pub(crate) fn recognise(trace: &Trace, meanings: &[Meaning], steps: &FoundSteps) -> Vec<Option<&'static str>> {
     let items = &steps.items;
     let mut reasons = vec![None; items.len()];
@@ -45,7 +45,7 @@ pub(crate) fn recognise(trace: &Trace, meanings: &[Meaning], steps: &FoundSteps)
     reasons
 }
 
-/// The one-time cost that explains most of what the step took longer, if it explains a good part of it.
+/// The one-time cost that explains most of the extra time, if it explains a quarter or more.
 fn reason(costs: Costs, excess: i64) -> &'static str {
     let named = [
         (costs.loading, "loading"),
@@ -100,7 +100,7 @@ fn costs(trace: &Trace, meanings: &[Meaning], items: &[Found]) -> Vec<Costs> {
     costs
 }
 
-/// The middle value.
+/// The median.
 pub(crate) fn median(mut values: Vec<i64>) -> Option<i64> {
     values.sort_unstable();
     values.get(values.len() / 2).copied()

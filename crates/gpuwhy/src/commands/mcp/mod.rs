@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy mcp`: an AI assistant asks.
+//! `gpuwhy mcp`: an MCP server for AI assistants.
 
 mod token;
 
@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use token::Token;
 
 pub(crate) fn run(args: Mcp) -> anyhow::Result<ExitCode> {
-    // From here on this process is its caller's, whoever it was started as.
+    // From here on this process runs as its caller, even if it was started as root.
     privileges::renounce_to_serve(Caller::from_env().as_ref())?;
     let token = args.http.map(|_| Token::find(args.token_file.as_deref())).transpose()?;
     let config = Config { folders: folders(&args), run: run_file(&args).map(Path::to_owned), check: Box::new(check) };
@@ -22,19 +22,19 @@ pub(crate) fn run(args: Mcp) -> anyhow::Result<ExitCode> {
         None => gpuwhy_serve::serve_stdio(config)?,
         Some((address, token)) => {
             let http = http(address, &args, &token);
-            let told = http.clone();
-            gpuwhy_serve::serve_http(config, http, move |address| tell(&told, &token, address))?;
+            let settings = http.clone();
+            gpuwhy_serve::serve_http(config, http, move |address| announce(&settings, &token, address))?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// The run that is meant where none is named.
+/// The run to use by default.
 fn run_file(args: &Mcp) -> Option<&Path> {
     args.file.as_deref().or(args.db.as_deref())
 }
 
-/// Those given, and the run file's; without either, the current one.
+/// The given folders and the run file's folder; without either, the current one.
 fn folders(args: &Mcp) -> Vec<PathBuf> {
     let mut folders = args.dir.clone();
     let of_run = run_file(args).and_then(Path::parent);
@@ -53,17 +53,19 @@ fn http(address: SocketAddr, args: &Mcp, token: &Token) -> Http {
     Http { address, token: token.text.clone(), tls, hosts: args.allow_host.clone() }
 }
 
-fn tell(http: &Http, token: &Token, address: SocketAddr) {
+fn announce(http: &Http, token: &Token, address: SocketAddr) {
     let scheme = if http.tls.is_some() { "https" } else { "http" };
     let loopback = address.ip().is_loopback();
-    let reach = if loopback { "this machine alone" } else { "other machines, too" };
+    let reach = if loopback { "this machine only" } else { "other machines" };
     let say = |line: &str| output::say_aside(line);
-    say(&format!("gpuwhy: MCP at {scheme}://{address}/mcp, for {reach}, with a token; Ctrl-C ends it"));
+    say(&format!(
+        "gpuwhy: MCP server at {scheme}://{address}/mcp, reachable from {reach}; token required; Ctrl-C stops it"
+    ));
     if let Some(words) = token.words() {
         say(&format!("gpuwhy: {words}"));
     }
     if !loopback && http.tls.is_none() {
-        say("gpuwhy: without --tls-cert and --tls-key the token and all answers can be read on the way");
+        say("gpuwhy: no TLS: anyone on the network can read the token and all answers; give --tls-cert and --tls-key");
     }
 }
 

@@ -13,7 +13,7 @@ const SCHEMA: &str = "gpuwhy.memory-compare/1";
 
 pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     let part = args.of.part();
-    let compared = output::patiently("looking at their memory", || memory::compare(&|| false, &args.compare, &part))?;
+    let compared = output::patiently("comparing memory", || memory::compare(&|| false, &args.compare, &part))?;
     let mut out = BufWriter::new(std::io::stdout().lock());
     if args.json {
         serde_json::to_writer_pretty(&mut out, &json(&compared)?)?;

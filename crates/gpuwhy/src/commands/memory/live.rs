@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory --live`: a run's memory while it is recorded. Every second what is new is read; the whole run is examined
-//! on a thread of its own, ever less often as that takes longer.
+//! `gpuwhy memory --live`: a run's memory while it is recorded. Reads the new rows every second. Another thread examines
+//! the whole run, less and less often as that takes longer.
 
 use super::terminal::{Terminal, pause};
 use crate::cli::Memory;
 use crate::output;
 use anyhow::Context;
-use gpuwhy_ask::memory::{Examined, Following, Look, Picture, State, examine_unless};
+use gpuwhy_ask::memory::{Examined, LiveRun, LiveUpdate, Picture, State, examine_unless};
 use gpuwhy_ask::{Error, Part};
 use gpuwhy_store::Reader;
 use gpuwhy_view::{Style, memory_live};
@@ -21,16 +21,16 @@ use std::time::{Duration, Instant};
 
 /// The JSON's name and version.
 const SCHEMA: &str = "gpuwhy.memory-live/1";
-/// How often there is something new.
+/// Time between updates.
 const EVERY: Duration = Duration::from_secs(1);
-/// Without a terminal, a line this often.
+/// Time between lines, without a terminal.
 const PLAIN_EVERY: Duration = Duration::from_secs(5);
-/// The whole run is examined after this long, and then so many times later than that took: three per cent of the time.
+/// The whole run is first examined after this long; then the pause is this many times the last examination: 3 % of the time.
 const FIRST_EXAMINATION: Duration = Duration::from_secs(5);
 const REST: u32 = 32;
-/// What a terminal sends for it.
+/// The byte a terminal sends for Ctrl-D.
 const CTRL_D: u8 = 4;
-/// Lines of what grows, without a terminal.
+/// Growing lines shown without a terminal.
 const GROWING: usize = 3;
 
 pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
@@ -40,14 +40,13 @@ pub(super) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     }
     let run = args.run();
     let mut live = Live {
-        following: Following::new(&run, args.of.pids()),
+        run: LiveRun::new(&run, args.of.pids()),
         examiner: Examiner::new(&run, args.of.pids(), &stop),
         display: Display::new(args),
         stop,
     };
     let ended = live.watch()?;
     let Live { examiner, display, stop, .. } = live;
-    // The terminal first: what is said in the end is to stay on it.
     drop(examiner);
     display.end(ended, &run, &part(args.of.pids()), &stop)?;
     Ok(ExitCode::SUCCESS)
@@ -57,7 +56,7 @@ fn part(pids: &[u32]) -> Part {
     Part { pids: pids.to_vec(), ..Part::default() }
 }
 
-/// `CLOCK_MONOTONIC`, as the run's own times.
+/// `CLOCK_MONOTONIC`, the clock of the run's own times.
 fn now_ns() -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the kernel fills the struct we own.
@@ -66,31 +65,32 @@ fn now_ns() -> u64 {
 }
 
 struct Live {
-    following: Following,
+    run: LiveRun,
     examiner: Examiner,
     display: Display,
     stop: Arc<AtomicBool>,
 }
 
 impl Live {
-    /// Until the run ends, which is returned with whether it had ended before, or somebody has seen enough.
+    /// Shows updates until the run ends or the user quits. Returns the run's end, and whether it had ended at the first
+    /// update already.
     fn watch(&mut self) -> anyhow::Result<Option<(State, bool)>> {
         loop {
             let next = Instant::now() + EVERY;
             if let Some(examined) = self.examiner.done() {
-                self.following.judged(&examined.report);
+                self.run.judged(&examined.report);
             }
             let stop = Arc::clone(&self.stop);
             let is_stopped = move || stop.load(Ordering::Relaxed);
-            let look = match self.following.look(&is_stopped, now_ns(), !self.examiner.is_busy()) {
+            let update = match self.run.update(&is_stopped, now_ns(), !self.examiner.is_busy()) {
                 Err(Error::Stopped) => return Ok(None),
                 other => other?,
             };
-            self.display.show(&look);
-            match look.state {
+            self.display.show(&update);
+            match update.state {
                 State::Waiting => {}
                 State::Running => self.examiner.start_if_due(),
-                ended => return Ok(Some((ended, look.is_first))),
+                ended => return Ok(Some((ended, update.is_first))),
             }
             if !self.wait(next) {
                 return Ok(None);
@@ -98,10 +98,10 @@ impl Live {
         }
     }
 
-    /// Waits for the next look; `false` when there is to be none.
+    /// Waits for the next update; `false` if the user quits.
     fn wait(&self, next: Instant) -> bool {
         while Instant::now() < next && !self.stop.load(Ordering::Relaxed) {
-            // Ctrl-D, too: it ends most things.
+            // Ctrl-D quits most programs, so it quits this one.
             if matches!(self.display.key_before(next), Some(b'q' | b'Q' | CTRL_D)) {
                 return false;
             }
@@ -110,12 +110,12 @@ impl Live {
     }
 }
 
-/// Examines the whole run now and then, beside the looks.
+/// Examines the whole run from time to time, on its own thread.
 struct Examiner {
     path: PathBuf,
     pids: Vec<u32>,
     stop: Arc<AtomicBool>,
-    /// Ends the one at work, whoever else goes on.
+    /// Ends the examination at work.
     give_up: Arc<AtomicBool>,
     due: Option<Instant>,
     working: Option<JoinHandle<(Option<Examined>, Duration)>>,
@@ -141,14 +141,14 @@ impl Examiner {
         let work = move || {
             let begun = Instant::now();
             let is_stopped = || stop.load(Ordering::Relaxed) || give_up.load(Ordering::Relaxed);
-            // What cannot be examined now may be next time; the looks tell what is wrong with a file.
+            // A failure may be gone next time; the updates report what is wrong with a file.
             let examined = Reader::open(&path).ok().and_then(|reader| examine_unless(&is_stopped, &reader, &part).ok());
             (examined, begun.elapsed())
         };
         self.working = std::thread::Builder::new().name("examine".into()).spawn(work).ok();
     }
 
-    /// What it found, when it is done.
+    /// The result, once there is one.
     fn done(&mut self) -> Option<Examined> {
         let working = self.working.take_if(|working| working.is_finished())?;
         let (examined, took) = working.join().ok()?;
@@ -166,14 +166,14 @@ impl Drop for Examiner {
     }
 }
 
-/// Where it is shown.
+/// The output.
 enum Display {
     Screen { terminal: Terminal, style: Style, run: String },
     Plain(Plain),
     Json { run: String, waited: bool },
 }
 
-/// What was told so far in lines.
+/// Output without a terminal, and what it has printed so far.
 #[derive(Default)]
 struct Plain {
     run: String,
@@ -196,17 +196,17 @@ impl Display {
         }
     }
 
-    fn show(&mut self, look: &Look) {
+    fn show(&mut self, update: &LiveUpdate) {
         match self {
-            Self::Screen { terminal, style, run } => terminal.draw(&screen(look, run, terminal.size(), *style)),
-            Self::Plain(plain) => plain.show(look),
-            Self::Json { run, waited } => match look.state {
+            Self::Screen { terminal, style, run } => terminal.draw(&screen(update, run, terminal.size(), *style)),
+            Self::Plain(plain) => plain.show(update),
+            Self::Json { run, waited } => match update.state {
                 State::Waiting if *waited => {}
                 State::Waiting => {
                     *waited = true;
                     output::say(&json!({ "schema": SCHEMA, "type": "waiting", "run": run }).to_string());
                 }
-                _ => output::say(&picture_json(&look.picture, &look.state, run).to_string()),
+                _ => output::say(&picture_json(&update.picture, &update.state, run).to_string()),
             },
         }
     }
@@ -214,19 +214,19 @@ impl Display {
     fn key_before(&self, next: Instant) -> Option<u8> {
         match self {
             Self::Screen { terminal, .. } => terminal.key_before(next),
-            // Nobody reads any more: as good as a key.
+            // The reader of standard output is gone: quit.
             _ => pause(next.saturating_duration_since(Instant::now())).then_some(CTRL_D),
         }
     }
 
-    /// The end: gives the terminal back and says what the whole run comes to, if that has ended.
+    /// Restores the terminal, then prints the verdict on the whole run if that has ended.
     fn end(self, ended: Option<(State, bool)>, db: &Path, part: &Part, stop: &AtomicBool) -> anyhow::Result<()> {
         let is_json = matches!(self, Self::Json { .. });
         drop(self);
         let Some((state, was_complete)) = ended else { return Ok(()) };
         let is_stopped = || stop.load(Ordering::Relaxed);
         let examine = || examine_unless(&is_stopped, &Reader::open(db)?, part);
-        let report = match output::patiently("looking at its memory", examine) {
+        let report = match output::patiently("examining memory", examine) {
             Err(Error::Stopped) => return Ok(()),
             other => other?.report,
         };
@@ -259,9 +259,9 @@ fn state_name(state: &State) -> &'static str {
 fn end_line(state: &State, was_complete: bool, db: &Path) -> String {
     match state {
         State::Left => {
-            format!("{}: nobody records this run any more; gpuwhy was killed before it could end it", db.display())
+            format!("{}: recording stopped: gpuwhy was killed before it could end the run", db.display())
         }
-        _ if was_complete => format!("{}: this run has ended already; this is all of it", db.display()),
+        _ if was_complete => format!("{}: this run has already ended", db.display()),
         _ => format!("{}: the run has ended", db.display()),
     }
 }
@@ -278,28 +278,28 @@ fn picture_json(picture: &Picture, state: &State, run: &str) -> Value {
 fn waiting(run: &str) -> [String; 2] {
     [
         format!("gpuwhy: waiting for a run at {run}"),
-        format!("start one with `gpuwhy trace --db {run} -- …`, or name another with --db"),
+        format!("start one with `gpuwhy trace --db {run} -- …`, or choose another file with --db"),
     ]
 }
 
-fn screen(look: &Look, run: &str, size: (usize, usize), style: Style) -> Vec<String> {
-    if look.state == State::Waiting {
+fn screen(update: &LiveUpdate, run: &str, size: (usize, usize), style: Style) -> Vec<String> {
+    if update.state == State::Waiting {
         let [what, how] = waiting(run);
-        return vec![what, how, style.dim("q ends")];
+        return vec![what, how, style.dim("q quits")];
     }
-    let at = gpuwhy_model::units::time(look.picture.at_ns);
-    memory_live::lines(&look.picture, &format!("gpuwhy memory  {run}  at {at}  (q ends)"), size, style)
+    let at = gpuwhy_model::units::time(update.picture.at_ns);
+    memory_live::lines(&update.picture, &format!("gpuwhy memory  {run}  at {at}  (q quits)"), size, style)
 }
 
 impl Plain {
-    fn show(&mut self, look: &Look) {
-        if look.state == State::Waiting {
+    fn show(&mut self, update: &LiveUpdate) {
+        if update.state == State::Waiting {
             if !std::mem::replace(&mut self.waited, true) {
                 output::say(&waiting(&self.run).join(": "));
             }
             return;
         }
-        let picture = &look.picture;
+        let picture = &update.picture;
         let new = usize::try_from(picture.oom_count.saturating_sub(self.ooms)).unwrap_or(usize::MAX);
         self.ooms = picture.oom_count;
         for oom in picture.ooms.iter().skip(picture.ooms.len().saturating_sub(new)) {
@@ -314,7 +314,7 @@ impl Plain {
             self.notes.clone_from(&picture.notes);
             self.notes.iter().for_each(|note| output::say(note));
         }
-        if look.state == State::Running && self.last.is_some_and(|last| last.elapsed() < PLAIN_EVERY) {
+        if update.state == State::Running && self.last.is_some_and(|last| last.elapsed() < PLAIN_EVERY) {
             return;
         }
         self.last = Some(Instant::now());

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy memory`: what GPU memory was used for, and what was wrong with it; from a run file, or from what `--bundle` made
-//! of one.
+//! `gpuwhy memory`: the memory report of a run file, or of a bundle.
 
 mod compare;
 mod live;
@@ -15,14 +14,15 @@ use anyhow::{Context, bail};
 use gpuwhy_ask::memory::{self, Report};
 use gpuwhy_model::units;
 use gpuwhy_store::Reader;
+use gpuwhy_view::finding_view::Detail;
 use gpuwhy_view::{MemorySection, MemoryView};
 use std::io::{BufWriter, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::Ordering;
 
-/// What is known, of which run.
-struct Known {
+/// A report and its run.
+struct LoadedReport {
     report: Report,
     run: String,
     start_monotonic_ns: u64,
@@ -37,45 +37,47 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
     }
     let run = args.run();
     let path = run.as_path();
-    // What cannot be looked at is taken for a run file, which says so.
+    // An unreadable file counts as a run file: opening that gives the error.
     let is_events = memory::is_events_file(path).unwrap_or(false);
     if let Some(folder) = &args.bundle {
         if is_events {
-            bail!("{} is a bundle's events already: make a bundle from the run file", path.display());
+            bail!("{} is already part of a bundle: write the bundle from the run file", path.display());
         }
         return bundle(args, path, folder);
     }
-    let known = if is_events { read_back(args, path)? } else { examine(args, path)? };
+    let loaded = if is_events { read_back(args, path)? } else { examine(args, path)? };
     if args.json {
         let mut out = BufWriter::new(std::io::stdout().lock());
-        let json = memory::report_json(&known.run, known.start_monotonic_ns, &known.report)?;
+        let json = memory::report_json(&loaded.run, loaded.start_monotonic_ns, &loaded.report)?;
         serde_json::to_writer_pretty(&mut out, &json)?;
         writeln!(out)?;
         out.flush()?;
     } else {
-        let view = MemoryView { report: &known.report, sections: &sections(args) };
+        let detail = if args.full { Detail::Full } else { Detail::Short };
+        let run = path.display().to_string();
+        let view = MemoryView { report: &loaded.report, sections: &sections(args), detail, run: &run };
         output::show(view.lines(output::stdout_columns(), output::stdout_style()))?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn examine(args: &Memory, path: &Path) -> anyhow::Result<Known> {
+fn examine(args: &Memory, path: &Path) -> anyhow::Result<LoadedReport> {
     let part = args.of.part();
-    let examined = output::patiently("looking at its memory", || memory::examine(&output::open(path)?, &part))?;
+    let examined = output::patiently("examining memory", || memory::examine(&output::open(path)?, &part))?;
     let start_monotonic_ns = examined.session.start_monotonic_ns;
-    Ok(Known { report: examined.report, run: path.display().to_string(), start_monotonic_ns })
+    Ok(LoadedReport { report: examined.report, run: path.display().to_string(), start_monotonic_ns })
 }
 
-fn read_back(args: &Memory, path: &Path) -> anyhow::Result<Known> {
+fn read_back(args: &Memory, path: &Path) -> anyhow::Result<LoadedReport> {
     if args.of.has_times() {
         bail!(
-            "{} is of one part of its run, and that is shown: for another, ask the run file with --from, --to or --since",
+            "{} covers a fixed time range: for another, use the run file with --from, --to or --since",
             path.display()
         );
     }
     let mut progress = Progress::new(path, std::fs::metadata(path).map_or(0, |found| found.len()));
     let read = memory::read_back(path, &args.of.part().pids, |done| progress.at(done))?;
-    Ok(Known { report: read.report, run: read.run.file, start_monotonic_ns: read.run.start_monotonic_ns })
+    Ok(LoadedReport { report: read.report, run: read.run.file, start_monotonic_ns: read.run.start_monotonic_ns })
 }
 
 fn bundle(args: &Memory, path: &Path, folder: &Path) -> anyhow::Result<ExitCode> {
@@ -84,19 +86,19 @@ fn bundle(args: &Memory, path: &Path, folder: &Path) -> anyhow::Result<ExitCode>
     let stop = || stopped.load(Ordering::Relaxed);
     let of = (path.display().to_string(), env!("CARGO_PKG_VERSION"));
     let write = || memory::write_bundle(&stop, &Reader::open(path)?, &part, (&of.0, of.1), folder);
-    // With the rights of the user who called sudo, as a trace makes its file.
+    // With the rights of the user who called sudo, as a trace creates its file.
     let patient = || output::patiently("writing the bundle", write);
     let bundled = privileges::with_rights_of(caller.as_ref(), patient)??;
     let size = bundled.files.iter().map(|file| file.bytes).sum();
     let (files, events) = (bundled.files.len(), units::count(bundled.events));
-    output::say(&format!("{}: {files} files, {events} events, {}", folder.display(), units::bytes(size)));
+    output::say(&format!("wrote {}: {files} files, {events} events, {}", folder.display(), units::bytes(size)));
     for file in &bundled.files {
         output::say(&format!("  {:<14} {}", file.name, units::bytes(file.bytes)));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// What was asked for; nothing is everything.
+/// The sections whose flags were given.
 fn sections(args: &Memory) -> Vec<MemorySection> {
     [
         (args.oom, MemorySection::Oom),

@@ -6,15 +6,14 @@ use gpuwhy_store::Value;
 use gpuwhy_view::{Style, TableLayout};
 use std::io::{Result, Write};
 
-/// A table's columns are as wide as these many rows at its beginning need.
+/// Column widths are fitted to this many rows at the start.
 const ROWS_FITTED: usize = 1_000;
 
-/// Writes rows, one at a time.
+/// Writes rows one at a time.
 pub(super) trait RowFormat {
-    /// The next row.
     fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()>;
 
-    /// No more rows. `columns` is used where there was none.
+    /// Called after the last row; `columns` is used if there was none.
     fn end(&mut self, columns: &[String]) -> Result<()>;
 }
 
@@ -22,7 +21,7 @@ pub(super) trait RowFormat {
 pub(super) struct TableRows<W> {
     out: W,
     style: Style,
-    /// The first rows, until the columns are fitted to them.
+    /// The first rows, kept until the columns are fitted.
     first: Vec<Vec<String>>,
     layout: Option<TableLayout>,
 }
@@ -73,7 +72,7 @@ fn shown(value: &Value<'_>) -> String {
     }
 }
 
-/// Up to six digits after the point, without the noise binary fractions leave.
+/// Up to six decimals, without the rounding noise of binary fractions.
 fn real(x: f64) -> String {
     if !x.is_finite() || x.abs() >= 1e15 {
         return x.to_string();
@@ -86,7 +85,7 @@ fn real(x: f64) -> String {
 /// An array of objects.
 pub(super) struct JsonRows<W> {
     out: W,
-    /// Each column's name as a JSON string; of columns with the same name only the last is written.
+    /// Column names as JSON strings; of columns with the same name, only the last is written.
     names: Vec<Option<String>>,
 }
 
@@ -127,8 +126,8 @@ impl<W: Write> RowFormat for JsonRows<W> {
     }
 }
 
-/// Comma-separated values as RFC 4180 has them, but for the ends of lines, which are those of every other text here. Texts are
-/// strangers' names, and made so that no spreadsheet takes one for a formula; numbers stay as they are.
+/// Comma-separated values as in RFC 4180, but with \n line ends. Text comes from traced programs, so it is escaped such
+/// that no spreadsheet evaluates it as a formula; numbers are written unchanged.
 pub(super) struct CsvRows<W> {
     out: W,
     has_heading: bool,

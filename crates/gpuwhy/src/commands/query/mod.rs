@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `gpuwhy query`: SQL on a run file, read-only. Rows are written as they are found; none is kept.
+//! `gpuwhy query`: read-only SQL on a run file. Rows are written as they are found and not kept.
 
 mod formats;
 
@@ -13,9 +13,9 @@ use std::io::{BufWriter, IsTerminal, StdoutLock, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-/// Rows of a table on a terminal, unless other is asked for.
+/// Default number of rows for a table on a terminal.
 const TERMINAL_ROWS: u64 = 1_000;
-/// Written at a time, bytes.
+/// Size of the output buffer, bytes.
 const BUFFER: usize = 64 << 10;
 
 pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
@@ -38,8 +38,8 @@ pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
     };
     if more {
         let rows = units::count(limits.rows);
-        let advice = if is_table { ": raise --rows, or pipe them (| less)" } else { "" };
-        output::say_aside(&format!("gpuwhy: these are the first {rows} rows; there are more{advice}"));
+        let advice = if is_table { ": raise --rows, or pipe to less" } else { "" };
+        output::say_aside(&format!("gpuwhy: showing the first {rows} rows; there are more{advice}"));
     }
     if let Some(note) = thinned(&reader)?.note() {
         output::say_aside(&format!("gpuwhy: {note}"));
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Standard output. Waiting for whoever reads it is no work of the query.
+/// Standard output. Time spent waiting for its reader does not count against the query's time limit.
 struct Output<'a> {
     reader: &'a Reader,
     stdout: StdoutLock<'static>,
@@ -63,8 +63,8 @@ impl Write for Output<'_> {
     }
 }
 
-/// Prints the answer; returns whether there is more of it than the limits allow. An answer that an error cuts is ended as
-/// its format demands, and the error says how far it goes.
+/// Prints the answer and returns whether the limits cut it. If an error cuts it, the output is still closed as its
+/// format requires, and the error says after how many rows.
 fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowFormat) -> anyhow::Result<bool> {
     let (mut printed, mut names, mut failed) = (0u64, Vec::new(), None);
     let outcome = reader.query(sql, limits, |columns, row| {
@@ -87,19 +87,19 @@ fn print(reader: &Reader, sql: &str, limits: &Limits, format: &mut impl RowForma
         Err(error) => {
             format.end(&names)?;
             let rows = units::count(printed);
-            Err(with_advice(error).context(format!("the answer is not complete: it ends after {rows} rows")))
+            Err(with_advice(error).context(format!("the output is incomplete: it ends after {rows} rows")))
         }
     }
 }
 
-/// What this command can do about an error.
+/// Adds what the user can do about an error.
 fn with_advice(error: gpuwhy_store::Error) -> anyhow::Error {
     let wants_memory = matches!(error, gpuwhy_store::Error::TooMuchMemory);
     let error = anyhow::Error::from(error);
-    if wants_memory { error.context("--memory raises the limit") } else { error }
+    if wants_memory { error.context("out of memory: raise the limit with --memory") } else { error }
 }
 
-/// Whether counting rows is counting events.
+/// Whether the number of rows is the number of events.
 fn thinned(reader: &Reader) -> gpuwhy_store::Result<Thinned> {
     let session = reader.session()?;
     let loss = reader.loss()?;

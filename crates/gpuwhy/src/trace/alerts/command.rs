@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The command of `--on-alert`: run by the shell, one at a time, on a thread of its own, so that tracing never waits for
-//! it. What an alert says reaches it in environment variables only; nothing of it becomes part of the shell's text.
+//! The command of `--on-alert`: run by the shell, one at a time, on its own thread, so that tracing never waits for it.
+//! Alerts reach it only as environment variables and never become part of the shell's text.
 //!
-//! It runs with sudo as the user who called it, as a job does, and without a single capability: what gpuwhy itself keeps for
-//! tracing is taken from it, and it can gain none.
+//! Under sudo it runs as the user who called sudo, as a job does. It has none of the capabilities that gpuwhy keeps for
+//! tracing and cannot gain any.
 
 use crate::trace::{limits, privileges};
 use gpuwhy_memory::alerts::Alert;
@@ -18,23 +18,23 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Alerts that may wait for their turn.
+/// Alerts that wait for their turn.
 const QUEUE: usize = 16;
-/// One that takes longer is killed.
+/// A command that runs longer is killed.
 const LONGEST: Duration = Duration::from_secs(30);
-/// How long the end of tracing waits for it.
+/// How long gpuwhy waits for it after tracing has ended.
 const AT_THE_END: Duration = Duration::from_secs(5);
-/// Between looks whether it has ended.
+/// Time between checks whether it has ended.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Characters of a variable: names in it are from the traced world.
+/// Longest variable, characters: names in it come from the traced processes.
 const MOST_TEXT: usize = 500;
 
 /// How to run the command.
 pub(crate) struct Shell {
     pub(crate) command: OsString,
-    /// What a job would have.
+    /// The environment a job would have.
     pub(crate) environment: Vec<(OsString, OsString)>,
-    /// Files it may have open: gpuwhy's own limit is raised.
+    /// Its limit of open files: gpuwhy has raised its own.
     pub(crate) open_files: u64,
 }
 
@@ -43,8 +43,8 @@ type Variables = Vec<(&'static str, OsString)>;
 /// The thread, from outside.
 pub(super) struct Commands {
     queue: SyncSender<Variables>,
-    words: Receiver<String>,
-    /// When tracing has ended: until then the command may take its time.
+    warnings: Receiver<String>,
+    /// Set when tracing has ended; until then only [`LONGEST`] limits the command.
     deadline: Arc<OnceLock<Instant>>,
     thread: JoinHandle<()>,
     run_file: PathBuf,
@@ -52,14 +52,14 @@ pub(super) struct Commands {
 }
 
 impl Commands {
-    /// Starts it.
+    /// Starts the thread.
     pub(super) fn start(shell: Shell, run_file: &Path) -> std::io::Result<Self> {
         let (queue, waiting) = sync_channel(QUEUE);
-        let (tell, words) = channel();
+        let (warn, warnings) = channel();
         let deadline = Arc::new(OnceLock::new());
         let theirs = Arc::clone(&deadline);
         let thread = std::thread::Builder::new().name("on-alert".into()).spawn(move || {
-            let mut runner = Runner { shell, deadline: theirs, tell, has_failed: false };
+            let mut runner = Runner { shell, deadline: theirs, warn, has_failed: false };
             let mut not_run = 0;
             for variables in waiting {
                 if runner.is_over() {
@@ -68,41 +68,42 @@ impl Commands {
                     runner.run(variables);
                 }
             }
-            runner.say_left_out(not_run);
+            runner.warn_left_out(not_run);
         })?;
-        Ok(Self { queue, words, deadline, thread, run_file: run_file.to_owned(), left_out: 0 })
+        Ok(Self { queue, warnings, deadline, thread, run_file: run_file.to_owned(), left_out: 0 })
     }
 
-    /// Runs it for an alert, when its turn comes.
+    /// Queues the command for an alert.
     pub(super) fn run(&mut self, alert: &Alert) {
         self.left_out += u64::from(self.queue.try_send(variables(alert, &self.run_file)).is_err());
     }
 
-    /// What is to be said about it.
-    pub(super) fn words(&mut self) -> Vec<String> {
-        self.words.try_iter().chain(left_out(std::mem::take(&mut self.left_out))).collect()
+    /// New warnings for the user.
+    pub(super) fn warnings(&mut self) -> Vec<String> {
+        self.warnings.try_iter().chain(left_out(std::mem::take(&mut self.left_out))).collect()
     }
 
-    /// Lets it end what it does, for a while.
+    /// Waits up to [`AT_THE_END`] for the command; returns the last warnings.
     pub(super) fn finish(mut self) -> Vec<String> {
-        let mut words = self.words();
-        let Self { queue, words: last, deadline, thread, .. } = self;
+        let mut warnings = self.warnings();
+        let Self { queue, warnings: last, deadline, thread, .. } = self;
         // Set once, here.
         let _ = deadline.set(Instant::now() + AT_THE_END);
         drop(queue);
         let _ = thread.join();
-        words.extend(last.try_iter());
-        words
+        warnings.extend(last.try_iter());
+        warnings
     }
 }
 
 fn left_out(alerts: u64) -> Option<String> {
     (alerts > 0).then(|| {
-        format!("the command of --on-alert was not run for {} alerts: earlier ones took too long", units::count(alerts))
+        let noun = if alerts == 1 { "alert" } else { "alerts" };
+        format!("the --on-alert command was not run for {} {noun}: earlier runs took too long", units::count(alerts))
     })
 }
 
-/// What the command is told.
+/// The command's environment variables.
 fn variables(alert: &Alert, run_file: &Path) -> Variables {
     let text = |text: &str| OsString::from(units::safe(text, MOST_TEXT));
     let number = |number: Option<u32>| OsString::from(number.map(|n| n.to_string()).unwrap_or_default());
@@ -124,8 +125,8 @@ fn variables(alert: &Alert, run_file: &Path) -> Variables {
 struct Runner {
     shell: Shell,
     deadline: Arc<OnceLock<Instant>>,
-    tell: std::sync::mpsc::Sender<String>,
-    /// It is said once.
+    warn: std::sync::mpsc::Sender<String>,
+    /// A failure is reported once.
     has_failed: bool,
 }
 
@@ -136,7 +137,7 @@ impl Runner {
 
     fn run(&mut self, variables: Variables) {
         let failed = match self.spawn(variables) {
-            Err(error) => Some(format!("could not be run: {error}")),
+            Err(error) => Some(format!("could not be started: {error}")),
             Ok(child) => match self.wait(child) {
                 Ok(status) if status.success() => None,
                 Ok(status) => Some(format!("failed ({status})")),
@@ -145,7 +146,7 @@ impl Runner {
         };
         if let Some(why) = failed.filter(|_| !self.has_failed) {
             self.has_failed = true;
-            self.say(format!("the command of --on-alert {why}; that is said once"));
+            self.warn(format!("the --on-alert command {why}; further failures are not reported"));
         }
     }
 
@@ -153,11 +154,11 @@ impl Runner {
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(&self.shell.command).env_clear();
         command.envs(self.shell.environment.iter().map(|(name, value)| (name, value))).envs(variables);
-        // gpuwhy's stdout may carry JSON. A group of its own: Ctrl-C is not for it, and it can be killed whole.
+        // gpuwhy's stdout may carry JSON. Its own process group: Ctrl-C does not reach it, and it can be killed as a whole.
         let stderr = std::io::stderr().as_fd().try_clone_to_owned()?;
         command.stdin(Stdio::null()).stdout(Stdio::from(stderr)).process_group(0);
         let open_files = self.shell.open_files;
-        // SAFETY: runs between fork and exec and makes async-signal-safe calls only.
+        // SAFETY: runs between fork and exec and makes only async-signal-safe calls.
         unsafe {
             command.pre_exec(move || {
                 limits::restore_open_files(open_files);
@@ -167,7 +168,7 @@ impl Runner {
         command.spawn()
     }
 
-    /// Waits for its end, or makes one.
+    /// Waits for the command; kills it if it takes too long.
     fn wait(&self, mut child: Child) -> Result<ExitStatus, String> {
         let began = Instant::now();
         loop {
@@ -179,31 +180,31 @@ impl Runner {
             let too_long = began.elapsed() >= LONGEST;
             if too_long || self.is_over() {
                 let group = -child.id().cast_signed();
-                // SAFETY: it has not been waited for, so the number is still its own group's.
+                // SAFETY: the child has not been reaped, so the group id is still its own.
                 unsafe { libc::kill(group, libc::SIGKILL) };
                 let _ = child.wait();
                 let limit = if too_long { LONGEST } else { AT_THE_END };
-                let when = if too_long { "" } else { " after the end of tracing" };
-                return Err(format!("was killed: it had not ended {} s{when}", limit.as_secs()));
+                let when = if too_long { "for more than" } else { "after tracing ended, for" };
+                return Err(format!("was killed: it ran {when} {} s", limit.as_secs()));
             }
             std::thread::sleep(PAUSE);
         }
     }
 
-    fn say_left_out(&self, alerts: u64) {
-        left_out(alerts).into_iter().for_each(|words| self.say(words));
+    fn warn_left_out(&self, alerts: u64) {
+        left_out(alerts).into_iter().for_each(|warning| self.warn(warning));
     }
 
-    fn say(&self, words: String) {
-        // Nobody listens any more: then nobody wants to know.
-        let _ = self.tell.send(words);
+    fn warn(&self, warning: String) {
+        // Without a receiver there is no one to warn.
+        let _ = self.warn.send(warning);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gpuwhy_memory::alerts::{Kind, Level};
+    use gpuwhy_memory::alerts::{AlertKind, Level};
 
     fn alert(text: &str) -> Alert {
         Alert {
@@ -211,7 +212,7 @@ mod tests {
             at_ns: 5,
             cleared_ns: None,
             level: Level::Critical,
-            kind: Kind::Leak,
+            kind: AlertKind::Leak,
             rule: "leak".into(),
             pid: Some(7),
             device: None,
@@ -232,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_alert_says_is_never_part_of_the_shells_text() {
+    fn an_alert_never_becomes_part_of_the_shells_text() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
         let command = format!(
@@ -250,10 +251,10 @@ mod tests {
     }
 
     #[test]
-    fn it_has_no_rights_beyond_its_users_whoever_that_is() {
+    fn it_has_no_rights_beyond_those_of_its_user() {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
-        // Root's own program would have all that is in the bounding set again.
+        // Otherwise a program of root's would get back every capability in the bounding set.
         let mut commands =
             commands(&format!("grep -E '^(Cap(Inh|Prm|Eff|Amb)|NoNewPrivs)' /proc/self/status > {}", out.display()));
         commands.run(&alert("a"));
@@ -268,40 +269,40 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_said_once() {
+    fn a_failure_is_reported_once() {
         let mut commands = commands("exit 3");
         (0..3).for_each(|_| commands.run(&alert("a")));
-        let words = commands.finish();
-        assert!(words.len() == 1 && words[0].contains("exit status: 3"), "{words:?}");
+        let warnings = commands.finish();
+        assert!(warnings.len() == 1 && warnings[0].contains("exit status: 3"), "{warnings:?}");
     }
 
     #[test]
-    fn one_that_does_not_end_ends_with_the_trace_and_so_do_its_children() {
+    fn a_command_that_does_not_end_is_killed_with_its_children_after_the_trace() {
         let folder = tempfile::tempdir().unwrap();
         let pid_file = folder.path().join("pid");
         let mut commands = commands(&format!("sleep 1000 & echo $! > {}; wait", pid_file.display()));
         commands.run(&alert("a"));
         commands.run(&alert("b"));
-        let words = commands.finish();
-        assert!(words[0].contains("killed") && words[1].contains("not run for 1 alerts"), "{words:?}");
+        let warnings = commands.finish();
+        assert!(warnings[0].contains("killed") && warnings[1].contains("not run for 1 alert:"), "{warnings:?}");
         let pid = std::fs::read_to_string(pid_file).unwrap();
-        // It was sent a signal that nothing survives; when it is gone, the kernel decides.
+        // SIGKILL was sent; the kernel decides when the process is gone.
         let is_there = || {
             let state = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim()));
             state.is_ok_and(|state| !state.contains(") Z "))
         };
         let began = Instant::now();
         while is_there() {
-            assert!(began.elapsed() < Duration::from_secs(60), "its child is there");
+            assert!(began.elapsed() < Duration::from_secs(60), "its child is still there");
             std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     #[test]
-    fn alerts_that_come_too_fast_do_not_wait() {
+    fn alerts_that_come_too_fast_are_skipped() {
         let mut commands = commands("sleep 1000");
         (0..40).for_each(|_| commands.run(&alert("a")));
-        assert!(commands.words().iter().any(|words| words.contains("not run for")));
+        assert!(commands.warnings().iter().any(|warning| warning.contains("not run for")));
         drop(commands.finish());
     }
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking for leaks in the run that is still recorded: the examination of `gpuwhy memory`, on a thread that gives way to
-//! everybody and stops when it has taken the CPU time it may.
+//! Searches the run that is being recorded for leaks, with the examination of `gpuwhy memory`, on a thread of the lowest
+//! priority that stops when it has used its share of CPU time.
 
 use gpuwhy_ask::{Error, Part, memory};
-use gpuwhy_memory::alerts::Look;
+use gpuwhy_memory::alerts::Examination;
 use gpuwhy_memory::report::Leak;
 use gpuwhy_store::Reader;
 use std::path::Path;
@@ -13,18 +13,18 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// While the run file is read its -wal cannot be folded into it: not for longer than this, however little CPU there is.
+/// The longest examination. While the run file is read, its -wal cannot be merged into it.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Events between two looks at the clock, which costs as much as a few of them.
-const EVENTS_BETWEEN_LOOKS: u64 = 512;
+/// Events between two readings of the clock, which costs as much as a few events.
+const EVENTS_BETWEEN_CLOCKS: u64 = 512;
 
-/// What came of looking.
+/// The result of an examination.
 pub(super) struct Answer {
     /// CPU time it took, ns.
     pub(super) cpu_ns: u64,
     /// Whether it was not cut short.
     pub(super) finished: bool,
-    /// What was found; `None` where nothing can be said.
+    /// The leaks; `None` if the examination failed or was cut short.
     pub(super) leaks: Option<Vec<Leak>>,
 }
 
@@ -37,66 +37,66 @@ struct Shared {
 /// The thread, from outside.
 pub(super) struct LeakWatch {
     shared: Arc<Shared>,
-    ask: SyncSender<Look>,
+    ask: SyncSender<Examination>,
     answers: Receiver<Answer>,
     thread: JoinHandle<()>,
-    is_asked: bool,
+    is_busy: bool,
 }
 
 impl LeakWatch {
-    /// Starts it, for this run file.
+    /// Starts the thread for this run file.
     pub(super) fn start(path: &Path) -> std::io::Result<Self> {
         let (ask, asked) = sync_channel(1);
         let (tell, answers) = sync_channel(1);
         let shared = Arc::new(Shared::default());
         let (path, theirs) = (path.to_owned(), Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("leaks".into()).spawn(move || {
-            // SAFETY: a plain system call with numbers, for this thread alone. Refused, the thread is like others.
+            // SAFETY: a plain system call with numbers, for this thread only. If it fails, the thread has normal priority.
             unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
-            for look in asked {
-                let answer = examine(&path, look, &theirs);
+            for examination in asked {
+                let answer = examine(&path, examination, &theirs);
                 if tell.send(answer).is_err() {
                     return;
                 }
             }
         })?;
-        Ok(Self { shared, ask, answers, thread, is_asked: false })
+        Ok(Self { shared, ask, answers, thread, is_busy: false })
     }
 
-    /// Whether a look is under way.
-    pub(super) fn is_asked(&self) -> bool {
-        self.is_asked
+    /// Whether an examination is under way.
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
     }
 
-    /// Asks for one.
-    pub(super) fn ask(&mut self, look: Look) {
-        self.is_asked = self.is_asked || self.ask.try_send(look).is_ok();
+    /// Requests an examination.
+    pub(super) fn ask(&mut self, examination: Examination) {
+        self.is_busy = self.is_busy || self.ask.try_send(examination).is_ok();
     }
 
-    /// The answer, when it is there.
+    /// The result, once there is one.
     pub(super) fn answer(&mut self) -> Option<Answer> {
         let answer = self.answers.try_recv().ok();
-        self.is_asked = self.is_asked && answer.is_none();
+        self.is_busy = self.is_busy && answer.is_none();
         answer
     }
 
-    /// CPU time so far, ns; of a look that is under way, as of its last look at the clock.
+    /// CPU time so far, ns, as of the last reading of the clock.
     pub(super) fn spent_ns(&self) -> u64 {
         self.shared.spent_ns.load(Ordering::Relaxed)
     }
 
-    /// Stops it, and waits until it has; an answer that was just ready is not lost.
+    /// Stops the thread and waits for it. Returns a result that was just ready.
     pub(super) fn end(self) -> Option<Answer> {
         let Self { shared, ask, answers, thread, .. } = self;
         shared.stop.store(true, Ordering::Relaxed);
         drop(ask);
-        // A thread that panicked has said so, and has nothing to answer.
+        // A thread that panicked has reported it already and has no result.
         let _ = thread.join();
         answers.try_recv().ok().filter(|answer| answer.finished)
     }
 }
 
-fn examine(path: &Path, look: Look, shared: &Shared) -> Answer {
+fn examine(path: &Path, examination: Examination, shared: &Shared) -> Answer {
     let (began, began_cpu) = (Instant::now(), cpu_ns());
     let before = shared.spent_ns.load(Ordering::Relaxed);
     let spent = || {
@@ -106,13 +106,13 @@ fn examine(path: &Path, look: Look, shared: &Shared) -> Answer {
     };
     let (events, too_long) = (AtomicU64::new(0), AtomicBool::new(false));
     let stop = || {
-        if events.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVENTS_BETWEEN_LOOKS) {
-            let over = spent() > look.cpu_ns || began.elapsed() > LONGEST;
+        if events.fetch_add(1, Ordering::Relaxed).is_multiple_of(EVENTS_BETWEEN_CLOCKS) {
+            let over = spent() > examination.cpu_ns || began.elapsed() > LONGEST;
             too_long.store(over, Ordering::Relaxed);
         }
         too_long.load(Ordering::Relaxed) || shared.stop.load(Ordering::Relaxed)
     };
-    let part = Part { to: Some(Duration::from_nanos(look.to_ns)), ..Part::default() };
+    let part = Part { to: Some(Duration::from_nanos(examination.to_ns)), ..Part::default() };
     let examined = || memory::examine_unless(&stop, &Reader::open(path)?, &part);
     let outcome = examined();
     let finished = !matches!(outcome, Err(Error::Stopped));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Alerts while tracing: figures on their way to the engine of `gpuwhy-memory`, and what it raises on its way to the
-//! terminal, the run file and a command.
+//! Alerts while tracing: feeds figures to the engine of `gpuwhy-memory`, and passes its alerts to the terminal, the run
+//! file and the command of `--on-alert`.
 
 mod command;
 mod leak_watch;
@@ -20,7 +20,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// What to be alerted of, and how.
+/// The rules, and the command to run.
 #[derive(Debug, Clone)]
 pub(crate) struct AlertSettings {
     pub(crate) rules: Vec<Rule>,
@@ -35,14 +35,14 @@ impl Default for AlertSettings {
 }
 
 impl AlertSettings {
-    /// The shell that runs the command, with the environment a job would have. With sudo only root can tell what that
-    /// is: to be asked before rights are given up.
+    /// The shell for the command, with the environment a job would have. Call it before giving up rights: with sudo, only
+    /// root can find that environment.
     pub(crate) fn shell(&self, caller: Option<&Caller>, open_files: u64) -> Option<Shell> {
         let command = self.command.clone()?;
         Some(Shell { command, environment: sudo::job_environment(caller), open_files })
     }
 
-    /// A rule that was asked for and cannot be followed.
+    /// A rule that was given but cannot work.
     fn blind_rule(&self, samples: bool) -> Option<&Rule> {
         let usual = Rule::defaults();
         let percent = |rule: &&Rule| matches!(rule.condition, Condition::MemoryPercent(_)) && !usual.contains(rule);
@@ -50,7 +50,7 @@ impl AlertSettings {
     }
 }
 
-/// The alerts of the run that is recorded.
+/// The alerts of the run that is being recorded.
 pub(crate) struct Alerting {
     engine: Engine,
     schedule: Schedule,
@@ -62,7 +62,7 @@ pub(crate) struct Alerting {
 }
 
 impl Alerting {
-    /// Begins, after rights were given up: threads inherit what is left.
+    /// Call it after giving up rights: threads inherit those that are left.
     pub(crate) fn start(
         settings: &Settings,
         shell: Option<Shell>,
@@ -71,12 +71,12 @@ impl Alerting {
         progress: &Progress,
     ) -> Self {
         if let Some(rule) = settings.alerts.blind_rule(settings.samples) {
-            progress.warn(&format!("{} cannot be followed: it needs --host samples, which asks NVML", rule.text));
+            progress.warn(&format!("alert {} cannot work without NVML: add --host samples", rule.text));
         }
         let commands = shell.and_then(|shell| {
             let started = Commands::start(shell, path);
             if let Err(error) = &started {
-                progress.warn(&format!("the command of --on-alert cannot be run: {error}"));
+                progress.warn(&format!("cannot run the --on-alert command: {error}"));
             }
             started.ok()
         });
@@ -84,26 +84,26 @@ impl Alerting {
         Self { engine, schedule: Schedule::default(), watch: None, commands, path: path.to_owned(), start_ns }
     }
 
-    /// Takes note of what the allocator reported. Called for every batch: see [`Engine::tensor`].
+    /// Takes the allocator's reports of a batch: see [`Engine::tensor`].
     pub(crate) fn note(&mut self, batch: &Batch) {
         if !self.engine.is_idle() {
             batch.tensors.iter().for_each(|event| self.engine.tensor(event));
         }
     }
 
-    /// The allocator's reports of a process are given up, to stay within the budget.
-    pub(crate) fn lose_reports(&mut self, pid: u32, now_ns: u64) {
-        self.engine.lose_reports(pid, now_ns);
+    /// gpuwhy paused the allocator's reports of a process to stay within the budget.
+    pub(crate) fn pause_reports(&mut self, pid: u32, now_ns: u64) {
+        self.engine.pause_reports(pid, now_ns);
     }
 
-    /// Takes note of what NVML said.
+    /// Takes NVML's samples.
     pub(crate) fn samples(&mut self, samples: &Samples, processes: &BTreeSet<u32>) {
         if !self.engine.is_idle() {
-            self.engine.look(&samples.gpus, &samples.gpu_processes, |pid| processes.contains(&pid));
+            self.engine.sample(&samples.gpus, &samples.gpu_processes, |pid| processes.contains(&pid));
         }
     }
 
-    /// Four times a second: looks at the figures, and tells what has changed.
+    /// Checks the figures and passes on what has changed. Call it four times a second.
     pub(crate) fn tick(&mut self, now_ns: u64, processes: &BTreeSet<u32>, writer: &WriterThread, progress: &Progress) {
         if self.engine.is_idle() {
             return;
@@ -111,10 +111,10 @@ impl Alerting {
         self.engine.tick(now_ns);
         self.engine.keep_processes(|pid| processes.contains(&pid), now_ns);
         self.watch_for_leaks(now_ns);
-        self.tell(writer, progress);
+        self.pass_on(writer, progress);
     }
 
-    /// CPU time that looking for leaks has taken so far, ns. It gives way to everybody and keeps to its own schedule.
+    /// CPU time spent on the search for leaks so far, ns. It has the lowest priority and its own limit.
     pub(crate) fn aside_ns(&self) -> u64 {
         self.watch.as_ref().map_or(0, LeakWatch::spent_ns)
     }
@@ -131,22 +131,22 @@ impl Alerting {
             return;
         }
         if self.schedule.is_partial() {
-            self.engine.cannot_look_closer(now_ns);
+            self.engine.cannot_examine(now_ns);
         }
-        if self.watch.as_ref().is_some_and(LeakWatch::is_asked) {
+        if self.watch.as_ref().is_some_and(LeakWatch::is_busy) {
             return;
         }
-        if let Some(look) = self.schedule.due(elapsed) {
+        if let Some(examination) = self.schedule.due(elapsed) {
             if self.watch.is_none() {
                 self.watch = LeakWatch::start(&self.path).ok();
             }
             if let Some(watch) = &mut self.watch {
-                watch.ask(look);
+                watch.ask(examination);
             }
         }
     }
 
-    fn tell(&mut self, writer: &WriterThread, progress: &Progress) {
+    fn pass_on(&mut self, writer: &WriterThread, progress: &Progress) {
         for alert in self.engine.take_changes() {
             writer.alert(row(&alert));
             if let Some(commands) = self.commands.as_mut().filter(|_| alert.cleared_ns.is_none()) {
@@ -155,22 +155,22 @@ impl Alerting {
             let since = |ns: u64| ns.saturating_sub(self.start_ns);
             progress.alert(&Alert { at_ns: since(alert.at_ns), cleared_ns: alert.cleared_ns.map(since), ..alert });
         }
-        let words = self.commands.as_mut().map(Commands::words).unwrap_or_default();
-        words.iter().for_each(|words| progress.warn(words));
+        let warnings = self.commands.as_mut().map(Commands::warnings).unwrap_or_default();
+        warnings.iter().for_each(|warning| progress.warn(warning));
     }
 
-    /// The last figures are in: tells what they come to, and stops reading the run file, which is about to be closed.
+    /// The last figures are in: passes on the last alerts and stops reading the run file, which is about to be closed.
     pub(crate) fn end(&mut self, now_ns: u64, writer: &WriterThread, progress: &Progress) {
         if let Some(leaks) = self.watch.take().and_then(LeakWatch::end).and_then(|answer| answer.leaks) {
             self.engine.leaks(&leaks, now_ns);
         }
-        self.tell(writer, progress);
+        self.pass_on(writer, progress);
     }
 
-    /// Waits for the command, a little.
+    /// Waits a short time for the command.
     pub(crate) fn finish(self, progress: &Progress) {
-        let words = self.commands.map(Commands::finish).unwrap_or_default();
-        words.iter().for_each(|words| progress.warn(words));
+        let warnings = self.commands.map(Commands::finish).unwrap_or_default();
+        warnings.iter().for_each(|warning| progress.warn(warning));
     }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asks every thread of the trace where its launches were made from and what filled the devices' idle time.
+//! Sweeps every thread of the trace: where its launches came from, and what it did while devices were idle.
 
 use super::idle::{self, Gap, IdleTable};
 use super::names::Meaning;
@@ -7,39 +7,39 @@ use super::timeline::{self, Cause, ForwardOrigins, Label, Listener, Origin, Quer
 use crate::trace::rows::{Rows, Span, ThreadId, Trace};
 use std::cmp::Reverse;
 
-/// What the threads tell.
+/// The result of all sweeps.
 #[derive(Default)]
-pub(crate) struct Told {
+pub(crate) struct Attribution {
     pub(crate) idle: IdleTable,
-    /// For each call, where it was made from.
+    /// For each call, where it came from.
     pub(crate) origins: Vec<Origin>,
     pub(crate) forward: ForwardOrigins,
 }
 
-/// One thread to be asked.
-struct Job<'a> {
+/// A thread to sweep.
+struct ThreadSweep<'a> {
     rows: ThreadRows<'a>,
-    asked: Vec<Query>,
+    queries: Vec<Query>,
     origins: &'a mut [Origin],
-    /// Whether what it cannot explain is put to the main thread.
+    /// Whether time it cannot explain is passed on to the main thread.
     pass_on: bool,
 }
 
-impl Job<'_> {
+impl ThreadSweep<'_> {
     fn size(&self) -> usize {
         self.rows.ops.len() + self.rows.calls.len() + self.rows.python.len() + self.rows.annotations.len()
     }
 }
 
-/// What some threads told.
-struct Part {
+/// The result of some threads' sweeps.
+struct Swept {
     idle: IdleTable,
     forward: ForwardOrigins,
     left: Vec<Query>,
 }
 
-/// Asks all threads, on two threads of our own.
-pub(crate) fn tell(trace: &Trace, meanings: &[Meaning], gaps: &[Gap], steady_from: i64) -> Told {
+/// Sweeps all threads of the trace, on two threads of our own.
+pub(crate) fn attribute(trace: &Trace, meanings: &[Meaning], gaps: &[Gap], steady_from: i64) -> Attribution {
     let rows = &trace.rows;
     let mut idle = IdleTable::new(steady_from);
     let mut queries = idle::plan(gaps, rows, meanings, &mut idle);
@@ -51,10 +51,10 @@ pub(crate) fn tell(trace: &Trace, meanings: &[Meaning], gaps: &[Gap], steady_fro
         let mine = of_thread(rows, thread);
         let (own, others) = rest.split_at_mut(mine.calls.len());
         rest = others;
-        let asked = queries.remove(&thread).unwrap_or_default();
-        jobs.push(Job { rows: mine, asked, origins: own, pass_on: Some(thread) != main });
+        let queries = queries.remove(&thread).unwrap_or_default();
+        jobs.push(ThreadSweep { rows: mine, queries, origins: own, pass_on: Some(thread) != main });
     }
-    // The longest goes to one side, and to the other as many as make up for it.
+    // Balance the two sides: always give the next largest to the smaller one.
     jobs.sort_by_key(|job| Reverse(job.size()));
     let (mut one, mut two, mut ahead) = (Vec::new(), Vec::new(), 0);
     for job in jobs {
@@ -67,32 +67,32 @@ pub(crate) fn tell(trace: &Trace, meanings: &[Meaning], gaps: &[Gap], steady_fro
         }
     }
     let (one, two) = std::thread::scope(|scope| {
-        let two = scope.spawn(|| ask(two, meanings, gaps, steady_from));
-        (ask(one, meanings, gaps, steady_from), two.join().ok())
+        let two = scope.spawn(|| sweep_all(two, meanings, gaps, steady_from));
+        (sweep_all(one, meanings, gaps, steady_from), two.join().ok())
     });
     let mut forward = ForwardOrigins::default();
     let mut left = Vec::new();
-    for part in [Some(one), two].into_iter().flatten() {
-        idle.absorb(part.idle);
-        forward.extend(part.forward);
-        left.extend(part.left);
+    for swept in [Some(one), two].into_iter().flatten() {
+        idle.absorb(swept.idle);
+        forward.extend(swept.forward);
+        left.extend(swept.left);
     }
-    // Where the launching thread did nothing it may have waited for the main one: ask that.
+    // Where the launching thread did nothing, it may have waited for the main thread: sweep that for the rest.
     left.sort_by_key(|query: &Query| (query.from, query.gap));
     let mine = main.map(|thread| of_thread(rows, thread)).unwrap_or_default();
-    let mut heard = Heard { origins: &mut [], gaps, idle: &mut idle, left: None };
-    timeline::sweep(mine, meanings, &left, &mut ForwardOrigins::default(), &mut heard);
-    Told { idle, origins, forward }
+    let mut collector = Collector { origins: &mut [], gaps, idle: &mut idle, left: None };
+    timeline::sweep(mine, meanings, &left, &mut ForwardOrigins::default(), &mut collector);
+    Attribution { idle, origins, forward }
 }
 
-fn ask(jobs: Vec<Job<'_>>, meanings: &[Meaning], gaps: &[Gap], steady_from: i64) -> Part {
-    let mut part = Part { idle: IdleTable::new(steady_from), forward: ForwardOrigins::default(), left: Vec::new() };
+fn sweep_all(jobs: Vec<ThreadSweep<'_>>, meanings: &[Meaning], gaps: &[Gap], steady_from: i64) -> Swept {
+    let mut swept = Swept { idle: IdleTable::new(steady_from), forward: ForwardOrigins::default(), left: Vec::new() };
     for job in jobs {
-        let left = job.pass_on.then_some(&mut part.left);
-        let mut heard = Heard { origins: job.origins, gaps, idle: &mut part.idle, left };
-        timeline::sweep(job.rows, meanings, &job.asked, &mut part.forward, &mut heard);
+        let left = job.pass_on.then_some(&mut swept.left);
+        let mut collector = Collector { origins: job.origins, gaps, idle: &mut swept.idle, left };
+        timeline::sweep(job.rows, meanings, &job.queries, &mut swept.forward, &mut collector);
     }
-    part
+    swept
 }
 
 /// The thread that runs the training loop: most annotations, Python and forward ops.
@@ -122,16 +122,16 @@ fn of_thread(rows: &Rows, thread: ThreadId) -> ThreadRows<'_> {
     }
 }
 
-/// Puts what a sweep finds where it belongs.
-struct Heard<'a> {
+/// Collects the results of a sweep.
+struct Collector<'a> {
     origins: &'a mut [Origin],
     gaps: &'a [Gap],
     idle: &'a mut IdleTable,
-    /// Where time goes that the thread cannot explain; to the table when there is nobody else to ask.
+    /// Takes time that the thread cannot explain; `None`: it goes to the table as unknown.
     left: Option<&'a mut Vec<Query>>,
 }
 
-impl Listener for Heard<'_> {
+impl Listener for Collector<'_> {
     fn call(&mut self, index: usize, origin: Origin) {
         if let Some(slot) = self.origins.get_mut(index) {
             *slot = origin;

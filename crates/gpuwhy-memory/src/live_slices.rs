@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was live in each part of a timeline, by site: at the moment in which most was in use in that part.
+//! Live memory by site in each slice of a timeline, at the slice's peak.
 //!
-//! As with the peak, nothing is copied at a new maximum but sites that changed since the one before; and of a part only
-//! the sites are kept whose bytes differ from the part before. So all parts together cost no more than the events did.
+//! As with the overall peak, only sites that changed since the last maximum are copied, and a slice keeps only sites whose
+//! bytes differ from the previous slice. So all slices together cost no more than the events.
 
 use crate::lines::{LineKey, Lines};
 use crate::report::{LiveLine, LivePoint, LiveTimeline, TimelinePoint};
@@ -10,35 +10,35 @@ use crate::space::Site;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Lines told of at each point; the others are one sum.
+/// Lines listed at each point; the others are summed up.
 const MOST_LINES: usize = 8;
 
 #[derive(Debug, Clone, Default)]
-struct One {
+struct SiteSlices {
     now: u64,
-    at_most: u64,
-    /// Bytes from a part on, where they differ from the part before.
+    at_peak: u64,
+    /// Slices at which the bytes changed, and the bytes.
     changes: Vec<(u32, u64)>,
     moved: bool,
     differs: bool,
 }
 
-/// Live bytes of every site in every part.
+/// Live bytes of every site in every slice.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Parts {
-    sites: Vec<One>,
-    part: u32,
-    /// The most that was in use in this part so far.
+pub(crate) struct LiveSlices {
+    sites: Vec<SiteSlices>,
+    slice: u32,
+    /// The peak of this slice so far.
     most: u64,
     moved: Vec<u32>,
     differ: Vec<u32>,
 }
 
-impl Parts {
-    /// A site holds so much from now on.
+impl LiveSlices {
+    /// Sets the bytes a site holds from now on.
     pub(crate) fn moved(&mut self, site: u32, bytes: u64) {
         if self.sites.len() <= site as usize {
-            self.sites.resize(site as usize + 1, One::default());
+            self.sites.resize(site as usize + 1, SiteSlices::default());
         }
         let Some(one) = self.sites.get_mut(site as usize) else { return };
         one.now = bytes;
@@ -47,28 +47,28 @@ impl Parts {
         }
     }
 
-    /// The span begins with what is live now.
+    /// Starts the time range with the memory live now.
     pub(crate) fn begin(&mut self, allocated: u64) {
         self.most = allocated;
         self.capture();
     }
 
-    /// Something is about to change in this part. What is live now is so in every part since the last change.
-    pub(crate) fn enter(&mut self, part: usize, allocated: u64) {
-        let part = u32::try_from(part).unwrap_or(u32::MAX);
-        if part <= self.part {
+    /// Call it before a change in this slice. Memory live now is so in every slice since the last change.
+    pub(crate) fn enter(&mut self, slice: usize, allocated: u64) {
+        let slice = u32::try_from(slice).unwrap_or(u32::MAX);
+        if slice <= self.slice {
             return;
         }
-        self.note(self.part);
+        self.note(self.slice);
         self.most = allocated;
         self.capture();
-        if part > self.part + 1 {
-            self.note(self.part + 1);
+        if slice > self.slice + 1 {
+            self.note(self.slice + 1);
         }
-        self.part = part;
+        self.slice = slice;
     }
 
-    /// It has changed.
+    /// Call it after a change, with the new total.
     pub(crate) fn total(&mut self, allocated: u64) {
         if allocated > self.most {
             self.most = allocated;
@@ -76,19 +76,19 @@ impl Parts {
         }
     }
 
-    /// No more will. What is live then is so in the parts that follow.
+    /// Call it after the last change. Memory live then is so in all later slices.
     pub(crate) fn finish(&mut self) {
-        self.note(self.part);
+        self.note(self.slice);
         self.capture();
-        self.note(self.part + 1);
+        self.note(self.slice + 1);
     }
 
     fn capture(&mut self) {
         for site in std::mem::take(&mut self.moved) {
             let Some(one) = self.sites.get_mut(site as usize) else { continue };
             one.moved = false;
-            if one.at_most != one.now {
-                one.at_most = one.now;
+            if one.at_peak != one.now {
+                one.at_peak = one.now;
                 if !std::mem::replace(&mut one.differs, true) {
                     self.differ.push(site);
                 }
@@ -96,24 +96,24 @@ impl Parts {
         }
     }
 
-    fn note(&mut self, part: u32) {
+    fn note(&mut self, slice: u32) {
         for site in std::mem::take(&mut self.differ) {
             let Some(one) = self.sites.get_mut(site as usize) else { continue };
             one.differs = false;
-            if one.changes.last().map_or(0, |last| last.1) != one.at_most {
-                one.changes.push((part, one.at_most));
+            if one.changes.last().map_or(0, |last| last.1) != one.at_peak {
+                one.changes.push((slice, one.at_peak));
             }
         }
     }
 
-    /// By line, at the points of a timeline; `parts` says which part each is. One line after the other, so that no table
-    /// of all lines and parts is made.
-    pub(crate) fn told(
+    /// Live memory by line at the points of a timeline; `slices` are the points' slices. Works line by line, so that no
+    /// table of all lines and slices is needed.
+    pub(crate) fn timeline(
         &self,
         sites: &[Site],
         lines: &Lines,
         points: &[TimelinePoint],
-        parts: &[usize],
+        slices: &[usize],
     ) -> LiveTimeline {
         let mut by_line: BTreeMap<LineKey, Vec<usize>> = BTreeMap::new();
         for (place, site) in sites.iter().enumerate().take(self.sites.len()) {
@@ -123,20 +123,20 @@ impl Parts {
         let mut heads = Vec::new();
         for (number, places) in by_line.values().enumerate() {
             let mut series = vec![0_u64; points.len()];
-            places.iter().for_each(|place| self.add(*place, parts, &mut series));
+            places.iter().for_each(|place| self.add(*place, slices, &mut series));
             tops.iter_mut().zip(series).for_each(|(top, bytes)| top.take(number, bytes));
             let most = |place: &&usize| self.sites.get(**place).and_then(|one| one.changes.iter().map(|c| c.1).max());
             heads.push(places.iter().max_by_key(most).and_then(|place| sites.get(*place)?.stack));
         }
-        finish_told(&heads, lines, points, &tops)
+        finish_timeline(&heads, lines, points, &tops)
     }
 
-    fn add(&self, place: usize, parts: &[usize], series: &mut [u64]) {
+    fn add(&self, place: usize, slices: &[usize], series: &mut [u64]) {
         let Some(one) = self.sites.get(place) else { return };
         let mut changes = one.changes.iter().peekable();
         let mut now = 0;
-        for (sum, part) in series.iter_mut().zip(parts) {
-            while let Some((_, bytes)) = changes.next_if(|(at, _)| *at as usize <= *part) {
+        for (sum, slice) in series.iter_mut().zip(slices) {
+            while let Some((_, bytes)) = changes.next_if(|(at, _)| *at as usize <= *slice) {
                 now = *bytes;
             }
             *sum = sum.saturating_add(now);
@@ -144,7 +144,7 @@ impl Parts {
     }
 }
 
-/// The lines that held most at a point, most first, by their numbers; and what all lines held.
+/// The lines that held most at a point, most first, by number; and the sum of all lines.
 #[derive(Debug, Clone, Default)]
 struct Top {
     held: Vec<(u64, usize)>,
@@ -165,8 +165,8 @@ impl Top {
     }
 }
 
-/// Names the lines that are told of, those that held most first. `heads` are the stacks that held most of each line.
-fn finish_told(heads: &[Option<u64>], lines: &Lines, points: &[TimelinePoint], tops: &[Top]) -> LiveTimeline {
+/// Names the listed lines, those that held most first. `heads` are the stacks that held most of each line.
+fn finish_timeline(heads: &[Option<u64>], lines: &Lines, points: &[TimelinePoint], tops: &[Top]) -> LiveTimeline {
     let mut most: BTreeMap<usize, u64> = BTreeMap::new();
     for (bytes, number) in tops.iter().flat_map(|top| &top.held) {
         let known = most.entry(*number).or_default();
@@ -196,35 +196,35 @@ fn finish_told(heads: &[Option<u64>], lines: &Lines, points: &[TimelinePoint], t
 mod tests {
     use super::*;
 
-    fn series(parts: &Parts, site: usize, upto: usize) -> Vec<u64> {
+    fn series(slices: &LiveSlices, site: usize, upto: usize) -> Vec<u64> {
         let mut all = vec![0; upto];
-        parts.add(site, &(0..upto).collect::<Vec<_>>(), &mut all);
+        slices.add(site, &(0..upto).collect::<Vec<_>>(), &mut all);
         all
     }
 
     #[test]
-    fn a_part_has_what_was_live_when_most_was_and_quiet_parts_what_was_left() {
-        let mut parts = Parts::default();
-        parts.begin(0);
-        let change = |parts: &mut Parts, part, before, site, bytes, after| {
-            parts.enter(part, before);
-            parts.moved(site, bytes);
-            parts.total(after);
+    fn a_slice_has_the_memory_at_its_peak_and_quiet_slices_what_was_left() {
+        let mut slices = LiveSlices::default();
+        slices.begin(0);
+        let change = |slices: &mut LiveSlices, slice, before, site, bytes, after| {
+            slices.enter(slice, before);
+            slices.moved(site, bytes);
+            slices.total(after);
         };
-        change(&mut parts, 1, 0, 0, 10, 10);
-        change(&mut parts, 1, 10, 1, 30, 40);
-        change(&mut parts, 1, 40, 1, 0, 10);
-        change(&mut parts, 1, 10, 2, 5, 15);
-        // Nothing in parts 2 and 3. In part 4 most was in use before anything changed.
-        change(&mut parts, 4, 15, 0, 0, 5);
-        parts.finish();
-        assert_eq!(series(&parts, 0, 7), [0, 10, 10, 10, 10, 0, 0]);
-        assert_eq!(series(&parts, 1, 7), [0, 30, 0, 0, 0, 0, 0]);
-        assert_eq!(series(&parts, 2, 7), [0, 0, 5, 5, 5, 5, 5]);
+        change(&mut slices, 1, 0, 0, 10, 10);
+        change(&mut slices, 1, 10, 1, 30, 40);
+        change(&mut slices, 1, 40, 1, 0, 10);
+        change(&mut slices, 1, 10, 2, 5, 15);
+        // Nothing happens in slices 2 and 3. The peak of slice 4 is before its first change.
+        change(&mut slices, 4, 15, 0, 0, 5);
+        slices.finish();
+        assert_eq!(series(&slices, 0, 7), [0, 10, 10, 10, 10, 0, 0]);
+        assert_eq!(series(&slices, 1, 7), [0, 30, 0, 0, 0, 0, 0]);
+        assert_eq!(series(&slices, 2, 7), [0, 0, 5, 5, 5, 5, 5]);
     }
 
     #[test]
-    fn only_so_many_lines_are_kept_of_a_point() {
+    fn the_lines_of_a_point_are_bounded() {
         let mut top = Top::default();
         (0..20).for_each(|number| top.take(number, 100 - (number as u64 * 37) % 50));
         assert_eq!(top.held.len(), MOST_LINES);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What libraries tell beside their calls: tensors' memory, communicators and transfers, names of functions; and when
-//! nobody was listening. Times are `CLOCK_MONOTONIC` nanoseconds, in a run file since the run began.
+//! Events from libraries other than calls: tensors' memory, communicators and transfers, names of functions; and times in
+//! which a library was not watched. Times are `CLOCK_MONOTONIC` nanoseconds, in a run file since the run began.
 
 use crate::event::Call;
 use crate::ops::{Library, OpId};
@@ -16,34 +16,34 @@ pub struct TensorEvent {
     pub pid: u32,
     /// Thread.
     pub tid: u32,
-    /// Which of [`crate::ops::TorchOp`].
+    /// One of [`crate::ops::TorchOp`].
     pub op: OpId,
     /// PyTorch's index of the device, which is CUDA's ordinal.
     pub device: u8,
-    /// Bytes that were taken, given back or refused.
+    /// Bytes allocated, freed or refused.
     pub bytes: u64,
-    /// Where they are; 0 where they were refused.
+    /// Their address; 0 if refused.
     pub address: u64,
-    /// Bytes that tensors have on the device, in this process, after it.
+    /// Bytes allocated by tensors on the device, in this process, after the event.
     pub allocated: u64,
-    /// Bytes that PyTorch has from the driver.
+    /// Bytes that PyTorch has reserved from the driver.
     pub reserved: u64,
     /// The stack it was made from, as [`Call::stack`].
     pub stack: Option<u64>,
 }
 
-/// How a transfer stands among those of its communicator.
+/// A transfer and its place among those of its communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
     /// The call: `arg0` is its bytes, `arg1` the communicator.
     pub call: Call,
-    /// This rank's transfers on the communicator before it; `None` when it was not seen being made.
+    /// Number of this rank's earlier transfers on the communicator; `None` if its creation was not seen.
     pub sequence: Option<u32>,
     /// The other rank of a send, or the root.
     pub peer: Option<u32>,
 }
 
-/// A communicator of NCCL, as one rank made it.
+/// An NCCL communicator, as created by one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Communicator {
     /// When.
@@ -52,43 +52,43 @@ pub struct Communicator {
     pub pid: u32,
     /// Thread.
     pub tid: u32,
-    /// The function that made it.
+    /// The function that created it.
     pub op: OpId,
     /// CUDA's ordinal of the device that was current.
     pub device: Option<u8>,
-    /// The handle, this process's own.
+    /// The handle, valid in this process.
     pub handle: u64,
-    /// A number for the unique id: the same in every rank. `None` for one that was split off.
+    /// A number derived from the unique id: the same in every rank. `None` if split off.
     pub id: Option<u64>,
-    /// How many ranks it has; not told for one that was split off.
+    /// Number of ranks; unknown if split off.
     pub ranks: Option<u32>,
-    /// Which of them this one is.
+    /// This rank.
     pub rank: Option<u32>,
-    /// What it was split off from.
+    /// Its origin, if split off.
     pub split: Option<Split>,
 }
 
 /// How a communicator was split off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Split {
-    /// The handle of the one before.
+    /// The handle of the original communicator.
     pub parent: u64,
-    /// Ranks of one color are together.
+    /// Ranks with the same color share the new communicator.
     pub color: i32,
-    /// What orders them.
+    /// Orders the ranks.
     pub key: i32,
 }
 
-/// A function's handle was looked up.
+/// A lookup of a function's handle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FunctionName {
     /// When.
     pub at_ns: u64,
     /// Process.
     pub pid: u32,
-    /// The handle, as launches have it.
+    /// The handle, as in launches.
     pub handle: u64,
-    /// Its name, as the compiler spelled it.
+    /// Its mangled name.
     pub name: String,
 }
 
@@ -103,6 +103,6 @@ pub struct Unwatched {
     pub path: String,
     /// When it was mapped, or tracing began if that was later.
     pub from_ns: u64,
-    /// When it was watched; the last moment there can be if it never was.
+    /// When it was watched; `u64::MAX` if never.
     pub to_ns: u64,
 }
