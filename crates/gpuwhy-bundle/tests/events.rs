@@ -103,7 +103,7 @@ fn header() -> Header {
         run: Run { file: "run.db".into(), start_unix_ns: 1_800_000_000_000_000_001, ..Run::default() },
         part: Selection { from_ns: 0, to_ns: 10_000, pids: vec![] },
         lost: 3,
-        unreported: vec![Unreported { from_ns: 9_500, to_ns: 9_600 }],
+        unreported: vec![Unreported { from_ns: 9_500, to_ns: 9_600, pid: Some(PID) }],
         notes: vec!["a note".into()],
         processes: vec![Process { pid: PID, name: EVIL.into(), ended_ns: Some(7) }],
         steps: vec![Steps::new(PID, &steps, |stack| Some(stack as u32 - 7))],

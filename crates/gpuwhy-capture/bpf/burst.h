@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-2-Clause */
-/* Launches that are only counted. Under the governor's hand, of a burst of launches by one function on one stream only the
+/* Launches that are only counted. In a process that is over its budget, of a burst of launches by one function on one stream only the
  * first is followed to its return; the others pay for one trap instead of two. They are told together, as one call of
  * that weight at the time of the last: a burst's beginning and end stay known, which is what idle times hang on. */
 #pragma once
@@ -55,14 +55,13 @@ static __always_inline void end_burst(struct thread *t, __u32 tgid, __u32 tid)
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
-/* Whether a call is one more of a burst: then it is counted, and that is all. */
+/* Whether a call of a sampled op is one more of a burst: then it is counted, and that is all. */
 static __always_inline bool only_counted(struct thread *t, const struct input *in, __u64 cookie, __u32 op)
 {
 	struct burst *b = &t->burst;
 	__u64 now;
 
-	if (modes[COOKIE_OP(cookie) & (LOSS_OPS - 1)] != MODE_SAMPLED || b->cookie != cookie || b->op != op ||
-	    b->counted >= MOST_COUNTED || stream_at_entry(in, cookie) != b->stream)
+	if (b->cookie != cookie || b->op != op || b->counted >= MOST_COUNTED || stream_at_entry(in, cookie) != b->stream)
 		return false;
 	now = bpf_ktime_get_ns();
 	if (now - b->start_ns > BURST_NS + b->duration_ns || now - b->first_ns > LONGEST_BURST_NS)

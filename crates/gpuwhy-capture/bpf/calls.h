@@ -175,10 +175,10 @@ static __always_inline bool tells_more(__u32 shape)
 	return (shape >= SET_DEVICE && shape <= DROP_CONTEXT) || shape == NAMED;
 }
 
-/* Whether the call's function was let go while it was open: then its return is not seen. */
+/* Whether the call's probe was removed while it was open: then its return is not seen. */
 static __always_inline bool is_gone(const struct frame *f)
 {
-	return modes[COOKIE_OP(f->cookie) & (LOSS_OPS - 1)] == MODE_GONE;
+	return gone[COOKIE_OP(f->cookie) & (LOSS_OPS - 1)];
 }
 
 /* Forgets calls that cannot be open any more because the stack is already back above them: the program
@@ -264,11 +264,17 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 cookie = bpf_get_attach_cookie(ctx), sp;
 	__u32 op = COOKIE_OP(cookie), depth, flags;
-	struct thread *t = thread_state(task, op);
+	struct limit *limit = limit_of(task->tgid, op);
 	enum caller caller = CALLER_OTHER;
 	struct frame *f, *outer;
 	struct input in = {};
+	struct thread *t;
+	bool sampled;
 
+	if (is_muted(limit))
+		return 1;
+	sampled = limit && limit->mode == MODE_SAMPLED;
+	t = thread_state(task, op);
 	if (!t || stopping)
 		return 1;
 	read_registers(ctx, &in);
@@ -288,7 +294,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	t->called = true;
 	if ((flags & FLAG_INNER) && !(flags & FLAG_CALLER) && !all_layers) {
 		if (!tells_more(COOKIE_SHAPE(cookie))) {
-			count_trap(COOKIE_OP(cookie), false);
+			count_trap(task->tgid, COOKIE_OP(cookie), false);
 			return 1;
 		}
 		flags |= FLAG_QUIET;
@@ -296,13 +302,13 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 	/* The runtime that is built into another library asks for functions' handles at every launch. */
 	if (rare && !all_layers && asks_again(cookie)) {
 		if (is_named(&in, t, cookie, task->tgid)) {
-			count_trap(COOKIE_OP(cookie), false);
+			count_trap(task->tgid, COOKIE_OP(cookie), false);
 			return 1;
 		}
 		flags |= FLAG_QUIET;
 	}
-	if (!rare && !depth && !flags && only_counted(t, &in, cookie, op)) {
-		count_trap(COOKIE_OP(cookie), false);
+	if (!rare && sampled && !depth && !flags && only_counted(t, &in, cookie, op)) {
+		count_trap(task->tgid, COOKIE_OP(cookie), false);
 		return 1;
 	}
 	if (!(flags & (FLAG_INNER | FLAG_QUIET)))
@@ -331,7 +337,7 @@ static __always_inline int enter(struct pt_regs *ctx, const bool rare)
 		read_rare_at_entry(&in, t, f, task->tgid);
 	else
 		read_at_entry(&in, f, outer, task->tgid);
-	count_trap(COOKIE_OP(cookie), true);
+	count_trap(task->tgid, COOKIE_OP(cookie), true);
 	t->depth = depth + 1;
 	f->start_ns = bpf_ktime_get_ns();
 	return 0;

@@ -364,7 +364,7 @@ static __always_inline int switched(struct task_struct *prev, struct task_struct
 	if (c->waiting)
 		c->wanted = 1;
 	if (p || w) {
-		count_trap(NO_OP, false);
+		count_entry(NO_OP);
 		time_trap(NO_OP, now);
 	}
 	return 0;

@@ -177,9 +177,10 @@ const volatile __u32 kernel_ops = 0;
 /* Op number of the first thing PyTorch's allocator tells. */
 const volatile __u32 torch_ops = 0;
 
-/* How much of an op is followed, as the governor says: see burst.h. */
-enum mode { MODE_FULL = 0, MODE_SAMPLED = 1, MODE_GONE = 2 };
-volatile __u8 modes[LOSS_OPS];
+/* Ops whose probes are removed: calls that were open then are not seen to return. */
+volatile __u8 gone[LOSS_OPS];
+/* How many limits there are: while there are none, no probe pays for looking one up. */
+volatile __u32 limited = 0;
 /* Whether switches and samples get no Python stacks. */
 volatile bool no_switch_stacks = false;
 
@@ -247,6 +248,43 @@ struct {
 	__type(key, __u32);
 	__type(value, struct traps);
 } traps SEC(".maps");
+
+/* What concerns one op of one process. */
+struct process_op {
+	__u32 tgid;
+	__u32 op; /* that has the probe */
+};
+
+/* How closely an op of a process is followed where that is less than fully, as its governor says: see burst.h. User space
+ * writes and removes them; 256 processes have room for 64 ops each. */
+enum mode { MODE_FULL = 0, MODE_SAMPLED = 1, MODE_MUTED = 2 };
+struct limit {
+	__u32 mode;
+	__u32 unused;
+	__u64 muted; /* calls that were not followed: the trap was paid for all the same */
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct process_op);
+	__type(value, struct limit);
+} limits SEC(".maps");
+
+/* Whose traps they are: every 16th counts here, too. User space takes them out, so that they cannot fill up for long. */
+struct share {
+	__u64 entered;
+	__u64 followed;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct process_op);
+	__type(value, struct share);
+} shares SEC(".maps");
 
 /* Transfers so far of a communicator that was seen being made. */
 struct {

@@ -27,11 +27,11 @@ struct tensor_record {
 #define BYTES_A_STACK (1 << 20)
 
 /* Whether to ask where it was. A free needs no answer: what it frees was allocated somewhere. */
-static __always_inline bool wants_python(struct thread *t, __u32 op, __u64 bytes)
+static __always_inline bool wants_python(struct thread *t, __u32 op, __u64 bytes, bool sampled)
 {
 	if (op != torch_ops)
 		return op != torch_ops + TORCH_FREE;
-	if (modes[torch_ops & (LOSS_OPS - 1)] == MODE_FULL)
+	if (!sampled)
 		return true;
 	t->unseen_bytes += bytes;
 	if (t->unseen_bytes < BYTES_A_STACK)
@@ -47,11 +47,17 @@ static __always_inline int tensor_reported(struct pt_regs *ctx)
 	bool refused = op != torch_ops;
 	struct tensor_record *r;
 	struct input in = {};
+	struct limit *limit;
 	struct thread *t;
 	__u64 now, stack = 0;
 	__s64 bytes;
 	__u32 device;
+	bool sampled;
 
+	limit = limit_of(task->tgid, op);
+	if (is_muted(limit))
+		return 0;
+	sampled = limit && limit->mode == MODE_SAMPLED;
 	read_registers(ctx, &in);
 	device = refused ? in.reg[3] : in.reg[4];
 	if ((device & 0xff) != TORCH_CUDA)
@@ -65,8 +71,8 @@ static __always_inline int tensor_reported(struct pt_regs *ctx)
 		bytes = -bytes;
 		op = torch_ops + TORCH_FREE;
 	}
-	count_trap(refused ? op : torch_ops, false);
-	if (wants_python(t, op, bytes))
+	count_trap(task->tgid, refused ? op : torch_ops, false);
+	if (wants_python(t, op, bytes, sampled))
 		stack = stack_of_call(&t->python, task, now);
 	r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
 	if (!r) {

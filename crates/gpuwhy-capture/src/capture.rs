@@ -2,16 +2,19 @@
 //! The whole of capturing behind one type: start, take what came in, stop.
 
 mod costs;
+mod limits;
 mod looking;
 mod mappings;
 
 pub use costs::{OpTraps, ProbePrices};
+pub use limits::Missed;
 
 use crate::attach::{self, Probes};
 use crate::batch::Batch;
 use crate::callers::Callers;
 use crate::confined;
 use crate::error::{CaptureError, Result};
+use crate::governor::Agreement;
 use crate::host::HostOptions;
 use crate::libraries::AttachedLibrary;
 use crate::lookups::{Answer, Lookups, ProcessNames, Question};
@@ -31,6 +34,7 @@ use looking::Purpose;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::rc::Rc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Processes whose names are remembered from when their libraries were found, at most.
@@ -115,6 +119,13 @@ pub struct Capture {
     names_when_found: HashMap<u32, ProcessNames>,
     sockets: Sockets,
     pythons: Option<Pythons>,
+    /// What each process that makes calls gave up to stay within its budget.
+    agreement: Agreement,
+    /// Probes that are being removed.
+    detaching: Vec<(OpId, JoinHandle<()>)>,
+    missed: Vec<Missed>,
+    /// Whether Python stacks are read at switches.
+    switch_stacks: bool,
     began_ns: u64,
     /// When mappings were last looked at.
     looked_ns: u64,
@@ -169,6 +180,10 @@ impl Capture {
             names_when_found: HashMap::new(),
             sockets: Sockets::default(),
             pythons: options.stacks.then(Pythons::default),
+            agreement: Agreement::default(),
+            detaching: Vec::new(),
+            missed: Vec::new(),
+            switch_stacks: true,
             began_ns: now_ns(),
             looked_ns: now_ns(),
             warnings: Vec::new(),
@@ -235,6 +250,7 @@ impl Capture {
         }
         // Those whose end was not told, because the ring was full.
         self.processes.retain(|pid| std::path::Path::new(&format!("/proc/{pid}")).exists());
+        self.forget_lost_callers();
         if let Err(error) = self.programs.report_threads() {
             self.warnings.push(format!("cannot read per-thread times: {error}"));
         }
@@ -280,9 +296,11 @@ impl Capture {
         for raw in batch.raw_names.drain(..) {
             batch.names.extend(self.names.take(raw));
         }
+        self.meet_callers(batch);
         for life in batch.life.iter().filter(is_end) {
             self.follow_life(life);
         }
+        self.settle_probes();
         self.find_owners(&mut batch.calls);
         if batch.unknown > 0 {
             self.warnings.push(format!("dropped {} malformed records from the kernel", batch.unknown));
@@ -334,6 +352,7 @@ impl Capture {
                 }
             }
             LifeEvent::Exec => {
+                self.forget_caller(life.pid);
                 self.callers.forget_process(life.pid);
                 self.names.forget_process(life.pid);
                 if self.pythons.is_some() {
@@ -342,6 +361,7 @@ impl Capture {
                 self.expect_python(life.pid);
             }
             LifeEvent::Exit => {
+                self.forget_caller(life.pid);
                 self.callers.forget_process(life.pid);
                 self.names.forget_process(life.pid);
                 self.lookups.forget(life.pid);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps what tracing costs the job within a budget: says, from what was hit and what that costs, which functions to follow
-//! less closely, and when to follow them closely again. Pure: it is fed with counts and answers with actions.
+//! Keeps what tracing costs a process within a budget: says, from what it hit and what that costs, which functions to follow
+//! less closely in it, and when to follow them closely again. Pure: it is fed with counts and answers with actions. Each
+//! process has a governor of its own; [`Agreement`] says when a function has been given up by all.
 //!
 //! - In the first ten seconds up to three times the budget is borne: most is learnt then.
 //! - Over the budget, returns of the hottest functions are sampled at once, far enough that the estimate is at nine tenths.
@@ -11,12 +12,14 @@
 //!   waits twice as long the next time.
 //! - Estimates are made from smoothed rates; a jump is taken as it is.
 
+mod agreement;
 mod budget;
 mod load;
 mod op;
 #[cfg(test)]
 mod tests;
 
+pub use agreement::Agreement;
 pub use budget::{Budget, BudgetError};
 pub use load::{Cost, Counted, Load, OpHits, Prices, ProbePrice};
 pub use op::Following;
@@ -52,9 +55,11 @@ const JUMP: f64 = 1.5;
 /// What was taken back this many seconds ago is the first to go again.
 const BLAMED_FOR: f64 = 5.0;
 /// How often to be fed: usually, and at the beginning, after a jump and after acting (for [`ALERT_FOR`] seconds).
-const PERIOD: Duration = Duration::from_secs(1);
-const ALERT_PERIOD: Duration = Duration::from_millis(100);
-const ALERT_FOR: f64 = 3.0;
+pub const PERIOD: Duration = Duration::from_secs(1);
+/// See [`PERIOD`].
+pub const ALERT_PERIOD: Duration = Duration::from_millis(100);
+/// See [`PERIOD`].
+pub const ALERT_FOR: f64 = 3.0;
 
 /// How long a run begins with more than the budget, seconds, and how many times it.
 const LEARNING: f64 = 10.0;
@@ -67,9 +72,9 @@ pub enum Action {
     Sample(OpId),
     /// Follow every return again.
     Unsample(OpId),
-    /// Take its probe away.
+    /// Follow none of its calls. Its probe is removed, unless another process wants it: then a call still pays for the trap.
     Detach(OpId),
-    /// Put it back; `sampled` as with [`Action::Sample`].
+    /// Follow its calls again; `sampled` as with [`Action::Sample`].
     Attach {
         /// Which.
         op: OpId,
@@ -153,6 +158,18 @@ impl Governor {
             last_back: None,
             begun: false,
         }
+    }
+
+    /// Of a process that is so old already: the first seconds, in which it may cost more, can be over.
+    pub fn at_age(mut self, age: Duration) -> Self {
+        self.now = age.as_secs_f64();
+        self.alert_until = self.now + ALERT_FOR;
+        self
+    }
+
+    /// Whether everything is followed, so that nothing is lost when the governor is forgotten.
+    pub fn is_idle(&self) -> bool {
+        !self.stacks_off && self.ops.values().all(|state| state.following == Following::Full)
     }
 
     /// What things cost, as is known now.
@@ -239,10 +256,12 @@ impl Governor {
         let cost = |state: &OpState| state.cost(state.following, &self.prices, self.own_ns);
         let ops: f64 = self.ops.values().filter(|state| !state.is_stuck()).map(cost).sum();
         let stuck: f64 = self.ops.values().filter(|state| state.is_stuck()).map(cost).sum();
+        let muted: f64 = self.ops.values().map(OpState::muted_cost).sum();
         Estimate {
             ops: (ops + self.stack_cost()) / 1e9,
-            // gpuwhy's own time, but for what its records cost it, is on other CPUs, and no probe's to save.
-            fixed: (self.switches * self.prices.switch_ns + stuck) / 1e9,
+            // gpuwhy's own time, but for what its records cost it, is on other CPUs, and no probe's to save. What is muted has
+            // been given up already.
+            fixed: (self.switches * self.prices.switch_ns + stuck + muted) / 1e9,
         }
     }
 
@@ -358,12 +377,15 @@ impl Governor {
     fn next_to_take_back(&self, budget: f64, total: f64) -> Option<Action> {
         let now = self.now;
         let blind = total < budget * CALM_BLIND;
+        // Where other processes kept the probe, it is known what following it would add.
+        let affordable = |state: &&OpState| {
+            let adds = (state.cost_if_followed(&self.prices, self.own_ns) - state.muted_cost()) / 1e9;
+            total + adds < budget * CALM
+        };
         // What is not counted at all is missed most.
-        let detached = self
-            .ops
-            .values()
-            .find(|state| state.following == Following::Detached && blind && state.detached.is_over(now));
-        if let Some(state) = detached {
+        let detached =
+            |state: &&OpState| state.following == Following::Detached && blind && state.detached.is_over(now);
+        if let Some(state) = self.ops.values().filter(detached).find(affordable) {
             return Some(Action::Attach { op: state.op, sampled: state.can_be_sampled() });
         }
         let adds = |state: &OpState| {

@@ -45,10 +45,10 @@ pub mod system;
 mod told_record;
 
 pub use arch::FirstInstruction;
-pub use capture::{Capture, OpTraps, Options, ProbePrices, Targets};
+pub use capture::{Capture, Missed, OpTraps, Options, ProbePrices, Targets};
 pub use error::{CaptureError, Result};
 pub use host::{HostOptions, SAMPLE_NS};
 pub use libraries::AttachedLibrary;
 pub use lookups::ProcessNames;
-pub use programs::{Flavour, Refusal, StackCounts, Traps};
+pub use programs::{Flavour, Refusal, Share, StackCounts, Traps};
 pub use record::{Life, LifeEvent, Record};

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The BPF object: loading the flavour this kernel has, attaching probes, reading counters.
 
+mod limits;
 pub(crate) mod parts;
 mod probes;
 mod refusal;
 
+pub(crate) use limits::Limit;
+use limits::Limits;
+pub use limits::Share;
 use parts::{GivenUp, Part, without};
 pub(crate) use probes::same_program;
 pub use refusal::Refusal;
@@ -143,6 +147,7 @@ pub(crate) struct Programs {
     /// Counters as of the last [`Programs::take_loss`].
     last_lost: Box<[[u64; LOSS_OPS]; LOSS_CAUSES]>,
     last_recursion: u64,
+    limits: Limits,
 }
 
 const LOSS_OPS: usize = 512;
@@ -233,8 +238,18 @@ impl Programs {
         warnings.append(&mut refused);
         let report = if host.has(Part::Threads) { Some(skel.progs.report_threads.attach_trace()?) } else { None };
         let last_lost = Box::new([[0; LOSS_OPS]; LOSS_CAUSES]);
-        let refusals = Vec::new();
-        Ok(Self { skel, flavour, tracepoints, report, host, warnings, refusals, last_lost, last_recursion: 0 })
+        Ok(Self {
+            skel,
+            flavour,
+            tracepoints,
+            report,
+            host,
+            warnings,
+            refusals: Vec::new(),
+            last_lost,
+            last_recursion: 0,
+            limits: Limits::new(),
+        })
     }
 
     /// Begins to watch the threads that the targets, and their children, have already.
@@ -315,12 +330,17 @@ impl Programs {
         let calls: Vec<f64> = sites.iter().map(OwnSite::added_ns).collect();
         let spent = self.traps(op.id);
         // Sampled, all calls but the first are only counted.
-        self.set_sampled(op.id, true);
+        let own = std::process::id();
+        let is_sampled = self.limit(own, op.id, Limit::Sampled);
         let price = |(own, call_ns): (&OwnSite, f64)| (own.first, ProbePrice { call_ns, entry_ns: own.added_ns() });
         let prices = sites.iter().zip(calls).map(price).collect();
-        self.set_sampled(op.id, false);
+        self.unlimit(own, op.id);
         self.set_calibrating(false);
         self.forget_traps(op.id)?;
+        self.take_shares();
+        if !is_sampled {
+            return Err("the kernel has no room for limits".into());
+        }
         Ok(Calibrated { prices, leave_ns: spent.average_ns().unwrap_or(0.0), links: attached? })
     }
 
@@ -334,24 +354,6 @@ impl Programs {
         if let Some(bss) = self.skel.maps.bss_data.as_deref_mut() {
             // SAFETY: as in `set_ready`.
             unsafe { std::ptr::write_volatile(&raw mut bss.calibrating, on) };
-        }
-    }
-
-    /// Has calls of a function in bursts only counted, or all followed; of the allocator's reports, without their stacks.
-    pub(crate) fn set_sampled(&mut self, op: OpId, on: bool) {
-        self.set_mode(op, u8::from(on));
-    }
-
-    /// Says that a function is let go: calls of it that are open will not be seen to return.
-    pub(crate) fn set_gone(&mut self, op: OpId) {
-        self.set_mode(op, 2);
-    }
-
-    fn set_mode(&mut self, op: OpId, to: u8) {
-        let mode = self.skel.maps.bss_data.as_deref_mut().and_then(|bss| bss.modes.get_mut(usize::from(op.0)));
-        if let Some(mode) = mode {
-            // SAFETY: as in `set_ready`.
-            unsafe { std::ptr::write_volatile(mode, to) };
         }
     }
 
@@ -562,6 +564,8 @@ fn configure(
         for map in [&mut maps.targets, &mut maps.live, &mut maps.contexts, &mut maps.transfers] {
             map.set_map_flags(0)?;
         }
+        maps.limits.set_map_flags(0)?;
+        maps.shares.set_map_flags(0)?;
     }
     open.maps.ring.set_max_entries(options.ring_bytes)?;
     let progs = &mut open.progs;

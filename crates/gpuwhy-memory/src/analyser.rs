@@ -75,7 +75,7 @@ impl Analyser {
     fn space(&mut self, key: SpaceKey) -> &mut Space {
         let (from, to, steps, detailed) = (self.facts.from_ns, self.facts.to_ns, &self.steps, self.detailed);
         // Without reports, nothing is known about growth.
-        let reported_to = self.facts.unreported_from().unwrap_or(to);
+        let reported_to = self.facts.unreported_of(key.pid).unwrap_or(to);
         self.spaces.entry(key).or_insert_with(|| {
             let until = if key.source == Source::Torch { reported_to } else { to };
             let grid = steps.get(&key.pid).map_or_else(Grid::default, |steps| Grid::new(steps, from, until));
@@ -188,7 +188,7 @@ impl Analyser {
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
         let unreported = if self.has_torch(pid) { self.facts.unreported.as_slice() } else { &[] };
-        for one in known_direct(taken, unreported, now_ns) {
+        for one in known_direct(pid, taken, unreported, now_ns) {
             // Without a known device, it is the one on which the thread has tensors.
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid)).unwrap_or(UNKNOWN_DEVICE);
             let key = SpaceKey { pid, device, source: Source::Driver };

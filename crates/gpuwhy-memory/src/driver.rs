@@ -43,8 +43,10 @@ pub(crate) struct Pending {
 }
 
 /// Of the unclaimed allocations, those that are certainly not PyTorch's. While its reports are paused, none is certain.
-pub(crate) fn known_direct(taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
-    let is_in = |at_ns: u64| unreported.iter().any(|time| (time.from_ns..time.to_ns).contains(&at_ns));
+pub(crate) fn known_direct(pid: u32, taken: Vec<Pending>, unreported: &[Unreported], now_ns: u64) -> Vec<Pending> {
+    let is_in = |at_ns: u64| {
+        unreported.iter().filter(|time| time.is_of(pid)).any(|time| (time.from_ns..time.to_ns).contains(&at_ns))
+    };
     taken.into_iter().filter(|one| !is_in(one.at_ns) && !is_in(now_ns)).collect()
 }
 

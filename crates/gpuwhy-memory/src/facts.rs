@@ -24,6 +24,16 @@ pub struct Unreported {
     pub from_ns: u64,
     /// Its end.
     pub to_ns: u64,
+    /// The process; absent: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
+}
+
+impl Unreported {
+    /// Whether reports of this process were paused.
+    pub fn is_of(&self, pid: u32) -> bool {
+        self.pid.is_none_or(|of| of == pid)
+    }
 }
 
 /// Everything the analysis needs before the first event.
@@ -57,9 +67,20 @@ impl Facts {
         self.processes.get(&pid).map_or_else(|| format!("pid {pid}"), |process| process.name.clone())
     }
 
-    /// The first time in the range at which reports were paused: from then on PyTorch's memory is unknown.
+    /// The first time in the range at which reports of a selected process were paused: from then on PyTorch's memory is
+    /// unknown.
     pub fn unreported_from(&self) -> Option<u64> {
-        let first = self.unreported.iter().find(|time| time.to_ns > self.from_ns && time.from_ns <= self.to_ns)?;
+        self.first_unreported(|time| time.pid.is_none_or(|pid| self.wants(pid)))
+    }
+
+    /// The same for one process.
+    pub fn unreported_of(&self, pid: u32) -> Option<u64> {
+        self.first_unreported(|time| time.is_of(pid))
+    }
+
+    fn first_unreported(&self, is_about: impl Fn(&Unreported) -> bool) -> Option<u64> {
+        let in_span = |time: &&Unreported| time.to_ns > self.from_ns && time.from_ns <= self.to_ns;
+        let first = self.unreported.iter().filter(|time| is_about(time)).find(in_span)?;
         Some(first.from_ns.max(self.from_ns))
     }
 

@@ -7,7 +7,7 @@ mod synth;
 use gpuwhy_memory::report::Source;
 use gpuwhy_memory::{Facts, Unreported};
 use gpuwhy_model::MemoryEvent;
-use synth::{Job, MB, step};
+use synth::{Job, MB, PID, step};
 
 /// From step 60 on the budget is tight and small tensors have no line: they are not a second leak.
 #[test]
@@ -73,15 +73,22 @@ fn memory_taken_while_reports_are_paused_does_not_count_as_outside_pytorch() {
     job.events.retain(|event| matches!(event, MemoryEvent::Call(_)) || event.at_ns() < from_ns);
     let seen = job.examine();
     assert!(seen.spaces.iter().any(|space| space.source == Source::Driver), "without that knowledge they seem to be");
-    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1 }], ..job.facts() };
+    let facts = Facts { unreported: vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }], ..job.facts() };
     let known = job.examine_with(facts);
     assert!(known.spaces.iter().all(|space| space.source == Source::Torch), "{:#?}", known.fragmentation);
+    // What another process does not report means nothing for this one.
+    let all_torch = |pid| {
+        let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: Some(pid) }];
+        let report = job.examine_with(Facts { unreported, ..job.facts() });
+        report.spaces.iter().all(|space| space.source == Source::Torch)
+    };
+    assert!(all_torch(PID) && !all_torch(PID + 1));
     // Live memory is constant from then on; that does not mean a full cache.
     let [leak] = known.leaks.as_slice() else { panic!("{:#?}", known.growths) };
     assert_eq!((leak.line.as_deref(), leak.bytes_per_step), (Some("job.py:7"), Some(4.0 * MB as f64)));
     assert!(known.verdict.contains("up to") && known.verdict.contains("--budget"), "{}", known.verdict);
     // In a range before that nothing is missing; after it, little is known.
-    let unreported = vec![Unreported { from_ns, to_ns: job.now + 1 }];
+    let unreported = vec![Unreported { from_ns, to_ns: job.now + 1, pid: None }];
     let before = job.examine_with(Facts { unreported: unreported.clone(), to_ns: from_ns - 1, ..job.facts() });
     assert!(!before.verdict.contains("--budget") && before.leaks.len() == 1, "{}", before.verdict);
     let after = job.examine_with(Facts { unreported, from_ns: from_ns + 1, ..job.facts() });

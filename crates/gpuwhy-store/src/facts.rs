@@ -19,18 +19,34 @@ const LOSSY_SECONDS: &str = "SELECT DISTINCT l.second FROM loss_ AS l JOIN cause
     LEFT JOIN op_ AS o ON o.id = l.op WHERE c.loses_event AND l.count > 0 AND COALESCE(o.layer, '') NOT IN ('kernel', 'torch')
     ORDER BY l.second";
 
-const UNWATCHED: &str = "SELECT from_ns, to_ns FROM unwatched_ WHERE library IN ('runtime', 'driver')";
+const UNWATCHED: &str = "SELECT from_ns, to_ns, NULL FROM unwatched_ WHERE library IN ('runtime', 'driver')";
 
-/// From when probes of an op were removed until they were attached again, within one of the merged runs.
+/// From when calls of an op in a process were not followed until they were again, within one of the merged runs, or the
+/// process ended. Before version 6 that was done to all processes.
 fn let_go(version: i32) -> String {
     let input = |of: &str| if version < 4 { "0".to_owned() } else { format!("{of}.input") };
-    let (mine, same) = (input("b"), input("g"));
+    let pid = |of: &str| if version < 6 { "NULL".to_owned() } else { format!("{of}.pid") };
+    let (mine, same, my_pid, same_pid) = (input("b"), input("g"), pid("b"), pid("g"));
     format!(
-        "SELECT g.at, COALESCE((SELECT MIN(b.at) FROM governor_ AS b
-             WHERE b.op = g.op AND b.action = 'attach' AND b.at > g.at AND {mine} = {same}), 9223372036854775807)
+        "SELECT g.at, MIN(
+             COALESCE((SELECT MIN(b.at) FROM governor_ AS b WHERE b.op = g.op AND b.action = 'attach' AND b.at > g.at
+                 AND {mine} = {same} AND {my_pid} IS {same_pid}), 9223372036854775807),
+             COALESCE((SELECT p.ended FROM process_ AS p WHERE p.pid = {same_pid} AND p.ended >= g.at), 9223372036854775807)),
+             {same_pid}
          FROM governor_ AS g JOIN op_ AS o ON o.id = g.op
          WHERE g.action = 'detach' AND o.class IN ('launch', 'copy', 'fill', 'collective')"
     )
+}
+
+/// A time in which functions that launch work were not watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct UnwatchedSpan {
+    /// From when on.
+    pub from_ns: u64,
+    /// Until when.
+    pub to_ns: u64,
+    /// In which process; `None`: what any of them did may be missing.
+    pub pid: Option<u32>,
 }
 
 /// Nanoseconds in a second.
@@ -70,7 +86,7 @@ pub struct RunFacts {
     /// The seconds of the whole run in which CUDA calls were lost, in order.
     pub lossy_seconds: Vec<u64>,
     /// Times in which functions that launch work were not watched, in order.
-    pub unwatched: Vec<(u64, u64)>,
+    pub unwatched: Vec<UnwatchedSpan>,
 }
 
 /// Sums over a process's outermost calls of one function.
@@ -191,14 +207,17 @@ impl Reader {
     }
 
     /// Times when libraries were not watched yet, or launches were paused to stay within the budget.
-    fn unwatched(&self) -> Result<Vec<(u64, u64)>> {
+    fn unwatched(&self) -> Result<Vec<UnwatchedSpan>> {
         let version = self.rows("PRAGMA user_version", [], |row| row.get::<_, i32>(0))?.into_iter().max().unwrap_or(0);
         // Files of earlier versions do not have these tables.
         if version < 3 {
             return Ok(Vec::new());
         }
-        let mut spans = self.rows(UNWATCHED, [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?;
-        spans.extend(self.rows(&let_go(version), [], |row| Ok((unsigned(row, 0)?, unsigned(row, 1)?)))?);
+        let span = |row: &Row<'_>| {
+            Ok(UnwatchedSpan { from_ns: unsigned(row, 0)?, to_ns: unsigned(row, 1)?, pid: row.get(2)? })
+        };
+        let mut spans = self.rows(UNWATCHED, [], span)?;
+        spans.extend(self.rows(&let_go(version), [], span)?);
         spans.sort_unstable();
         Ok(spans)
     }

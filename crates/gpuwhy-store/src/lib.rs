@@ -59,7 +59,7 @@ pub use aggregate::OpTotals;
 pub use alerts::AlertRow;
 pub use buckets::{Bucket, Cut, LongEvent};
 pub use error::{Error, Result};
-pub use facts::{ProcessOpTotals, RunFacts};
+pub use facts::{ProcessOpTotals, RunFacts, UnwatchedSpan};
 pub use findings::add_findings;
 pub use guarded::{Limits, Outcome, Value, limit_memory};
 pub use index::TimeIndex;

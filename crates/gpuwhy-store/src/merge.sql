@@ -30,14 +30,10 @@ SELECT
     gpu, cpu, cores, memory_bytes, kernel, version, events_stored, events_lost, thinned
 FROM merged_;
 
--- The two that name no process, CPU or GPU: input says of which run they are.
+-- It names no process, CPU or GPU: input says of which run a row is.
 CREATE VIEW system_seconds AS
 SELECT
     at / 1000000000 AS second, at AS timestamp, span_ns, user_ns, system_ns, iowait_ns, idle_ns, steal_ns, cores,
     load1, runnable, memory_total, memory_available, swap_used, swap_in, swap_out, pressure_cpu_ns,
     pressure_memory_some_ns, pressure_memory_full_ns, pressure_io_some_ns, pressure_io_full_ns, input
 FROM system_second_;
-
-CREATE VIEW governor AS
-SELECT g.at AS timestamp, o.name AS op, g.action AS action, g.reason AS reason, g.input AS input
-FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op;

@@ -4,7 +4,7 @@
 //! `schema.sql` and `host.sql` hold the base tables; `calls.sql` (with `switches.sql` and `tensors.sql`), `views.sql` and
 //! `host_views.sql` the public interface; `told.sql` has both of what libraries tell beside their calls, `findings.sql` of
 //! what analysis adds, `merge.sql` of which runs a file was made, `alerts.sql` of what people were alerted of,
-//! `source_lines.sql` of lines of source.
+//! `source_lines.sql` of lines of source. `governor.sql` has the view of a table in `told.sql`.
 
 use gpuwhy_model::ops::{self, Class};
 use gpuwhy_model::{LossCause, OpId};
@@ -17,7 +17,8 @@ pub const APPLICATION_ID: i32 = 0x6770_7579;
 ///
 /// 1: the first. 2: `ledger`, and whole findings in `causal_chains`. 3: what libraries tell beside their calls; rows may
 /// stand for others, `thinned` and `max_size` in `sessions`. 4: `merged`, and `input` in
-/// `system_seconds` and `governor`. 5: `alerts`. 6: `source_lines`.
+/// `system_seconds` and `governor`. 5: `alerts`. 6: `source_lines`, and `pid` in
+/// `governor`.
 pub const VERSION: i32 = 6;
 
 /// The public views, in the order people meet them.
@@ -74,6 +75,7 @@ pub(crate) fn create(db: &Connection) -> rusqlite::Result<()> {
     db.execute_batch(include_str!("host_views.sql"))?;
     db.execute_batch(include_str!("findings.sql"))?;
     db.execute_batch(include_str!("merge.sql"))?;
+    db.execute_batch(include_str!("governor.sql"))?;
     db.execute_batch(include_str!("alerts.sql"))?;
     db.execute_batch(include_str!("source_lines.sql"))?;
     for op in ops::table() {
@@ -114,9 +116,13 @@ pub(crate) fn upgrade(db: &Connection) -> rusqlite::Result<()> {
         create_events(db)?;
         db.execute_batch(include_str!("upgrade_3.sql"))?;
         db.execute_batch(include_str!("sessions.sql"))?;
-    } else if version < 4 {
-        db.execute_batch("ALTER TABLE governor_ ADD COLUMN input INTEGER NOT NULL DEFAULT 0; DROP VIEW governor")?;
+    } else {
+        if version < 4 {
+            db.execute_batch("ALTER TABLE governor_ ADD COLUMN input INTEGER NOT NULL DEFAULT 0")?;
+        }
+        db.execute_batch("DROP VIEW governor; ALTER TABLE governor_ ADD COLUMN pid INTEGER")?;
     }
+    db.execute_batch(include_str!("governor.sql"))?;
     if version < 4 {
         db.execute_batch(include_str!("upgrade_4.sql"))?;
         db.execute_batch(include_str!("merge.sql"))?;

@@ -62,6 +62,8 @@ pub(crate) fn insert_tensors(
 pub struct GovernorRow {
     /// When, `CLOCK_MONOTONIC` ns.
     pub at_ns: u64,
+    /// The process affected; `None` for all.
+    pub pid: Option<u32>,
     /// The op affected; `None` if the action does not affect one op.
     pub op: Option<OpId>,
     /// `sample`, `detach`, `attach`, …
@@ -133,10 +135,14 @@ impl Told {
             let to = if row.to_ns == u64::MAX { i64::MAX } else { since(row.to_ns) };
             insert.execute(params![row.pid, row.library.name(), row.path, since(row.from_ns), to])?;
         }
-        let mut insert = db.prepare_cached("INSERT INTO governor_ (at, op, action, reason) VALUES (?1, ?2, ?3, ?4)")?;
+        let mut insert =
+            db.prepare_cached("INSERT INTO governor_ (at, op, action, reason, pid) VALUES (?1, ?2, ?3, ?4, ?5)")?;
         for row in &self.governor {
+            if let Some(pid) = row.pid {
+                know_process(db, pid)?;
+            }
             let op = row.op.map_or(-1, |op| i32::from(op.0));
-            insert.execute(params![since(row.at_ns), op, row.action, row.reason])?;
+            insert.execute(params![since(row.at_ns), op, row.action, row.reason, row.pid])?;
         }
         alerts::write(db, &self.alerts, since)
     }

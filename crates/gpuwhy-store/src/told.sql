@@ -53,14 +53,15 @@ CREATE TABLE unwatched_ (
     to_ns INTEGER NOT NULL
 );
 
--- What was done to keep within the budget. op -1: what is no op. input: in which of the merged runs. The view is in
--- merge.sql.
+-- What was done to keep within the budget. op -1: what is no op. input: in which of the merged runs. pid NULL: all
+-- processes. The view is in governor.sql.
 CREATE TABLE governor_ (
     at INTEGER NOT NULL,
     op INTEGER NOT NULL,
     action TEXT NOT NULL,
     reason TEXT NOT NULL,
-    input INTEGER NOT NULL DEFAULT 0
+    input INTEGER NOT NULL DEFAULT 0,
+    pid INTEGER
 );
 
 CREATE VIEW allocations AS

@@ -6,9 +6,9 @@
 
 mod common;
 
-use common::{Place, can_trace, number, one_at_a_time, sim, succeed, text};
+use common::{HeldSimjob, Place, Tracing, can_trace, number, one_at_a_time, sim, succeed, text, until};
 use serde_json::Value;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 
 /// Rounds that `simjob windows` did in each of its windows, and what it says in the end.
 struct Windows {
@@ -119,6 +119,95 @@ fn calls_that_are_only_counted_are_all_counted() {
     let sampled = number(&db, "SELECT COUNT(*) FROM governor WHERE action = 'sample'");
     let rows = number(&db, "SELECT COUNT(*) FROM events WHERE op = 'cudaLaunchKernel'");
     assert!(sampled == 0 || rows < counted, "sampled, calls are told together: {rows} rows for {counted} calls");
+}
+
+/// A loop of nothing but launches, by another user.
+struct Noisy(Child);
+
+impl Noisy {
+    fn start(milliseconds: &str) -> Self {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&sim().simjob);
+        command.args(["windows", "--window-ms", "100", "--for-ms", milliseconds, "--cudart"]).arg(&sim().cudart);
+        Self(command.env("SIMGPU_LOG_LEVEL", "counts").stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Waits until its launches have been given up.
+    fn wait_until_given_up(&self, place: &Place) {
+        let sql = self.given_up();
+        until("the launches are given up", || number(&place.run_file(), &sql) > 0);
+    }
+
+    fn given_up(&self) -> String {
+        let pid = self.0.id();
+        format!("SELECT COUNT(*) FROM governor WHERE action = 'detach' AND op = 'cuLaunchKernel' AND pid = {pid}")
+    }
+}
+
+impl Drop for Noisy {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+const MODEST: [&str; 6] = ["--mix", "mixed", "--calls", "4000", "--rate", "1000"];
+
+/// What one user's process costs itself must not hide another one.
+#[test]
+fn a_process_over_its_budget_blinds_no_other() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let mut modest = HeldSimjob::start(&mut place.simjob(&MODEST));
+    let tracing = Tracing::start(place.trace().args(["--budget", "2%"]), &place, 2);
+    tracing.wait_for_process(modest.parent());
+    modest.go();
+    let noisy = Noisy::start("60000");
+    let (ended, said) = modest.end();
+    assert!(ended.success(), "{said}");
+    noisy.wait_until_given_up(&place);
+    let output = tracing.interrupt();
+    assert!(output.status.success(), "{}", text(&output));
+    let (db, truth) = (place.run_file(), place.truth());
+    assert_eq!(common::compare::recorded_sums(&db, &truth), common::compare::true_sums(&truth));
+    let own = format!("SELECT COUNT(*) FROM governor WHERE pid IN ({})", common::compare::list(&truth.pids()));
+    assert_eq!(number(&db, &own), 0, "it is not limited");
+    assert!(number(&db, &noisy.given_up()) > 0);
+    assert!(text(&output).contains("not all calls were seen of cuLaunchKernel"), "{}", text(&output));
+}
+
+/// While one process makes calls its probes can be removed. A process that starts later needs them.
+#[test]
+fn probes_that_one_process_gave_up_come_back_for_the_next() {
+    if !can_trace() {
+        return;
+    }
+    let (_lock, place) = (one_at_a_time(), Place::new());
+    let tracing = Tracing::start(place.trace().args(["--budget", "2%"]), &place, 0);
+    let noisy = Noisy::start("60000");
+    noisy.wait_until_given_up(&place);
+    let modest = place.simjob(&MODEST).output().unwrap();
+    assert!(modest.status.success(), "{}", text(&modest));
+    let output = tracing.interrupt();
+    assert!(output.status.success(), "{}", text(&output));
+    let (db, truth) = (place.run_file(), place.truth());
+    let (recorded, made) = (common::compare::recorded_sums(&db, &truth), common::compare::true_sums(&truth));
+    let pids = common::compare::list(&truth.pids());
+    let missed = |action: &str| {
+        number(&db, &format!("SELECT COUNT(*) FROM governor WHERE pid IN ({pids}) AND action = '{action}'"))
+    };
+    assert_eq!(missed("detach"), missed("attach"), "what was missed is over: {}", text(&output));
+    for (function, made) in made {
+        let seen = recorded.get(&function).map_or(0, |sums| sums.calls);
+        let is_launch = function.ends_with("LaunchKernel");
+        assert!(
+            seen == made.calls || is_launch && missed("detach") > 0 && seen > made.calls / 2,
+            "{function}: {seen} of {made:?}"
+        );
+    }
+    assert!(number(&db, &noisy.given_up()) > 0);
 }
 
 #[test]

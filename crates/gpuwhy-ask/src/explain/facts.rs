@@ -23,6 +23,7 @@ pub(super) fn gather(run: &RunFacts, from_ns: u64, to_ns: u64, job: Option<&Job>
         count: row.count,
         loses_event: row.loses_event,
     };
+    let unwatched = run.unwatched.iter().filter(|span| span.pid.is_none_or(is_of_job));
     let (own, others) = run.processes.iter().map(|one| (one.pid, process(one))).partition(|(pid, _)| is_of_job(*pid));
     Facts {
         from_ns,
@@ -40,7 +41,23 @@ pub(super) fn gather(run: &RunFacts, from_ns: u64, to_ns: u64, job: Option<&Job>
         gpu_errors: run.gpu_errors.clone(),
         loss: run.loss.iter().map(loss).collect(),
         lossy_seconds: run.lossy_seconds.clone(),
-        unwatched: run.unwatched.clone(),
+        unwatched: unwatched.map(|span| (span.from_ns, span.to_ns)).collect(),
         cores: sampled.unwrap_or(cores),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_store::UnwatchedSpan;
+
+    #[test]
+    fn what_was_not_followed_in_one_process_counts_for_its_job() {
+        let span = |from_ns, pid| UnwatchedSpan { from_ns, to_ns: from_ns + 5, pid };
+        let unwatched = vec![span(10, Some(7)), span(20, Some(8)), span(30, None)];
+        let run = RunFacts { unwatched, ..RunFacts::default() };
+        let job = Job { pids: [7].into() };
+        assert_eq!(gather(&run, 0, 100, Some(&job)).unwatched, [(10, 15), (30, 35)]);
+        assert_eq!(gather(&run, 0, 100, None).unwatched.len(), 3);
     }
 }

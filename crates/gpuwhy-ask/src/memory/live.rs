@@ -104,7 +104,7 @@ impl LiveRun {
         }
         let state = self.state(&session, is_left);
         let at_ns = if state == State::Running { self.horizon(&session, now_ns) } else { session.duration_ns };
-        let pauses = reader.memory_let_go()?;
+        let pauses = super::about(reader.memory_let_go()?, &self.pids);
         self.tracker.set_unreported(super::unreported(&pauses, u64::MAX - 1));
         if state != State::Running && !is_first {
             // From the beginning again, so that late rows are counted, too.

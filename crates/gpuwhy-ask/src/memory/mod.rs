@@ -87,7 +87,8 @@ impl RunInput {
         let (from, to) = part.span(session.duration_ns)?;
         let mut run = reader.facts(from, Some(to))?;
         let gpus = std::mem::take(&mut run.gpus);
-        let facts = gather(run, from, to, &part.pids, &reader.memory_let_go()?);
+        let let_go = about(reader.memory_let_go()?, &part.pids);
+        let facts = gather(run, from, to, &part.pids, &let_go);
         let facts = Facts { alerts: alerts(reader, from, to, &part.pids)?, ..facts };
         match part.pids.iter().find(|pid| !facts.processes.contains_key(pid)) {
             Some(pid) => Err(Error::UnknownProcess { pid: *pid }),
@@ -173,6 +174,12 @@ fn is_memory(row: &LossRow) -> bool {
     row.loses_event && row.op.as_deref().is_none_or(memory)
 }
 
+/// What was given up in the processes that are asked about; without any, in all.
+fn about(let_go: Vec<LetGo>, pids: &[u32]) -> Vec<LetGo> {
+    let wanted = |pid: Option<u32>| pids.is_empty() || pid.is_none_or(|pid| pids.contains(&pid));
+    let_go.into_iter().filter(|one| wanted(one.pid)).collect()
+}
+
 /// The name of the allocator's reports.
 fn report_name() -> Option<&'static str> {
     ops::torch_op(ops::TorchOp::Alloc).get().map(|op| op.name.as_str())
@@ -184,9 +191,12 @@ fn unreported(pauses: &[LetGo], to_ns: u64) -> Vec<Unreported> {
     for one in pauses.iter().filter(|one| one.op.as_deref() == report_name()) {
         match one.action.as_str() {
             "detach" if one.at_ns <= to_ns => {
-                times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1) })
+                times.push(Unreported { from_ns: one.at_ns, to_ns: to_ns.saturating_add(1), pid: one.pid })
             }
-            "attach" => times.iter_mut().for_each(|time| time.to_ns = time.to_ns.min(one.at_ns)),
+            "attach" => {
+                let same = times.iter_mut().filter(|time| time.pid == one.pid);
+                same.for_each(|time| time.to_ns = time.to_ns.min(one.at_ns));
+            }
             _ => {}
         }
     }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What capturing costs the job, and following functions less closely where that is too much.
+//! What capturing costs the job.
 
 use super::Capture;
 use crate::arch::FirstInstruction;
-use crate::attach;
-use crate::governor::{Action, ProbePrice};
+use crate::governor::ProbePrice;
 use crate::programs::{CALIBRATED, Calibrated, Traps};
 use gpuwhy_model::OpId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -75,29 +74,5 @@ impl Capture {
     /// What following the scheduler has cost so far.
     pub fn switch_traps(&self) -> Traps {
         self.programs.switch_traps()
-    }
-
-    /// Does what the governor says. Returns whether it could be done: not every function can be let go by itself.
-    pub fn follow(&mut self, action: Action) -> bool {
-        match action {
-            Action::Sample(op) => self.programs.set_sampled(op, true),
-            Action::Unsample(op) => self.programs.set_sampled(op, false),
-            Action::Detach(op) => {
-                let Some(links) = self.probes.let_go(op) else { return false };
-                self.programs.set_gone(op);
-                // The kernel takes its time: the ring must not wait for that. Where there is no thread to be had, it does.
-                let _ = std::thread::Builder::new().name("detach".into()).spawn(move || attach::detach(links));
-            }
-            Action::Attach { op, sampled } => {
-                self.programs.set_sampled(op, sampled);
-                if !self.probes.take_back(&self.programs, op) {
-                    self.programs.set_gone(op);
-                    return false;
-                }
-            }
-            Action::StacksOff => self.programs.set_switch_stacks(false),
-            Action::StacksOn => self.programs.set_switch_stacks(true),
-        }
-        true
     }
 }

@@ -72,15 +72,18 @@ pub struct OpHits {
     pub full: u64,
     /// Of those, the ones for which a Python stack was read.
     pub stacks: u64,
+    /// Entries that were not followed at all and paid for the trap, because other processes keep the probe. Not in `hits`.
+    pub muted: u64,
     /// What its probe costs.
     pub price: ProbePrice,
 }
 
 impl OpHits {
-    /// What its probe cost, without stacks, ns.
+    /// What its probe cost, without stacks, ns. A muted call pays a little less than a counted one, whose price stands for it.
     pub fn probe_ns(&self) -> f64 {
         let full = self.full.min(self.hits);
-        (self.hits - full) as f64 * self.price.entry_ns + full as f64 * self.price.followed_ns(self.op)
+        let counted = self.hits - full + self.muted;
+        counted as f64 * self.price.entry_ns + full as f64 * self.price.followed_ns(self.op)
     }
 }
 
@@ -138,7 +141,8 @@ impl Cost {
         self.probes + self.switches + self.own
     }
 
-    pub(super) fn of(load: &Load, prices: &Prices) -> Self {
+    /// Of a load at these prices.
+    pub fn of(load: &Load, prices: &Prices) -> Self {
         let op_ns = |op: &OpHits| op.probe_ns() + op.stacks as f64 * prices.stack_ns;
         let probes: f64 = load.ops.iter().map(op_ns).sum();
         let switches = load.switches as f64 * prices.switch_ns + load.switch_stacks as f64 * prices.stack_ns;

@@ -11,7 +11,7 @@ pub enum Following {
     Full,
     /// The returns of some calls only. Counts stay exact.
     Sampled,
-    /// Not at all: how often it is called from now on is unknown.
+    /// Not at all. How often it is called from now on is unknown, unless another process keeps the probe.
     Detached,
 }
 
@@ -74,6 +74,8 @@ pub(super) struct OpState {
     pub(super) rate: f64,
     /// The most it was lately.
     peak: f64,
+    /// Of calls that are not followed and hit a probe that is there for other processes, smoothed.
+    muted: f64,
     /// The part of full calls for which a stack is read.
     stacks: f64,
     /// The same of the allocator's reports while few have one.
@@ -99,6 +101,7 @@ impl OpState {
             probe: ProbePrice::default(),
             rate: 0.0,
             peak: 0.0,
+            muted: 0.0,
             stacks: 0.0,
             sampled_stacks: 0.0,
             followed: 1.0,
@@ -114,8 +117,11 @@ impl OpState {
     /// Takes note of a period of `seconds`; `weight` of the new is mixed into the old.
     pub(super) fn note(&mut self, hits: Option<&OpHits>, seconds: f64, weight: f64) {
         if self.following == Following::Detached {
+            let muted = hits.map_or(0.0, |hits| hits.muted as f64 / seconds);
+            self.muted += (muted - self.muted) * weight;
             return;
         }
+        self.muted = 0.0;
         let (count, full, stacks) = hits.map_or((0, 0, 0), |h| (h.hits, h.full.min(h.hits), h.stacks));
         self.probe = hits.map_or(self.probe, |hits| hits.price);
         let now = count as f64 / seconds;
@@ -170,6 +176,17 @@ impl OpState {
     /// The same at the highest rate it had lately.
     pub(super) fn cost_at_peak(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {
         self.peak * self.price(following, prices, own_ns)
+    }
+
+    /// What calls cost that are not followed and hit a probe all the same, ns a second.
+    pub(super) fn muted_cost(&self) -> f64 {
+        self.muted * self.probe.entry_ns
+    }
+
+    /// What they would cost if they were followed again, as it would be at first, ns a second.
+    pub(super) fn cost_if_followed(&self, prices: &Prices, own_ns: f64) -> f64 {
+        let following = if self.can_be_sampled() { Following::Sampled } else { Following::Full };
+        self.muted * self.price(following, prices, own_ns)
     }
 
     fn price(&self, following: Following, prices: &Prices, own_ns: f64) -> f64 {

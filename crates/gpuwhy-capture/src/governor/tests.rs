@@ -39,6 +39,8 @@ struct Job {
     noise: f64,
     random: u64,
     stacks_off: bool,
+    /// Whether other processes keep the probes.
+    shared: bool,
     now: f64,
     next: Duration,
     /// Time, cost and actions of every period.
@@ -63,6 +65,7 @@ impl Job {
             noise: 0.0,
             random: 1,
             stacks_off: false,
+            shared: false,
             now: 0.0,
             next: ALERT_PERIOD,
             history: Vec::new(),
@@ -86,12 +89,17 @@ impl Job {
             let full = match self.governor.following(id(calls.function)) {
                 Following::Full => count,
                 Following::Sampled => count * (1.0 - calls.boring),
+                Following::Detached if self.shared => {
+                    let (op, price) = (id(calls.function), calls.price);
+                    hits.push(OpHits { op, hits: 0, full: 0, stacks: 0, muted: count as u64, price });
+                    continue;
+                }
                 Following::Detached => continue,
             };
             records += full;
             let stacks = (full * calls.python) as u64;
             let (op, price) = (id(calls.function), calls.price);
-            hits.push(OpHits { op, hits: count as u64, full: full as u64, stacks, price });
+            hits.push(OpHits { op, hits: count as u64, full: full as u64, stacks, muted: 0, price });
         }
         let switches = self.switches * wall;
         let verdict = self.governor.feed(&Load {
@@ -346,7 +354,7 @@ fn without_a_budget_nothing_is_given_up() {
 fn totals_are_spread_over_busy_threads() {
     let load = |counted| Load {
         wall: Duration::from_secs(1),
-        ops: vec![OpHits { op: id("cuLaunchKernel"), hits: 80_000, full: 80_000, stacks: 0, price: CHEAP }],
+        ops: vec![OpHits { op: id("cuLaunchKernel"), hits: 80_000, full: 80_000, stacks: 0, muted: 0, price: CHEAP }],
         switches: 0,
         switch_stacks: 0,
         counted,
@@ -389,4 +397,29 @@ fn a_function_whose_probe_is_expensive_costs_its_own_price_and_goes_first() {
     job.run(20.0);
     assert_eq!(job.actions(), [Action::Detach(id("cuMemsetD8Async"))]);
     assert!(job.last_cost() < 0.02);
+}
+
+#[test]
+fn a_muted_call_costs_its_trap_and_is_not_tried_again_while_there_are_many() {
+    let ends = |t: f64| if t < 600.0 { 500_000.0 } else { 1_000.0 };
+    let mut job = Job::new("2%", vec![calls("cuLaunchKernel", ends), calls("cuStreamSynchronize", |_| 500.0)]);
+    job.shared = true;
+    job.run(590.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Detached, "{:?}", job.words());
+    assert_eq!(job.following("cuStreamSynchronize"), Following::Full, "{:?}", job.words());
+    // 500,000 times half a microsecond.
+    assert!((0.24..0.27).contains(&job.last_cost()), "{}", job.last_cost());
+    assert_eq!(job.actions().len(), 2, "sampled, then given up: {:?}", job.words());
+    job.run(300.0);
+    assert_eq!(job.following("cuLaunchKernel"), Following::Full, "{:?}", job.words());
+}
+
+#[test]
+fn a_process_that_is_met_late_has_no_first_seconds() {
+    let mut job = Job::young("2%", vec![calls("cuLaunchKernel", |_| 30_000.0)]);
+    job.governor = Governor::new("2%".parse().unwrap(), PRICES).at_age(Duration::from_secs(60));
+    assert!(job.governor.is_idle());
+    job.step();
+    assert_eq!(job.actions(), [Action::Sample(id("cuLaunchKernel"))]);
+    assert!(!job.governor.is_idle());
 }

@@ -13,6 +13,7 @@ use crate::report::Leak;
 use gpuwhy_model::ops::{TorchOp, torch_op};
 use gpuwhy_model::sample::{GpuProcess, GpuSample};
 use gpuwhy_model::{OpId, TensorEvent, units};
+use std::collections::BTreeMap;
 
 /// An alert ends when its figure has stayed clearly below the limit for this long, ns.
 pub const STAY_NS: u64 = 5_000_000_000;
@@ -106,8 +107,8 @@ pub struct Engine {
     first_tick_ns: Option<u64>,
     /// Up to here, growth was reported for a process that has ended since.
     growth_reported_ns: u64,
-    /// When reports were last paused.
-    paused_ns: u64,
+    /// When the reports of a process were last paused.
+    paused: BTreeMap<u32, u64>,
     active: Vec<Active>,
     refusals: Vec<Refusal>,
     /// Leaks that the previous examination found, and those that raised an alert.
@@ -129,7 +130,7 @@ impl Engine {
             last_sample_ns: 0,
             first_tick_ns: None,
             growth_reported_ns: 0,
-            paused_ns: 0,
+            paused: BTreeMap::new(),
             active: Vec::new(),
             refusals: Vec::new(),
             found: Vec::new(),
@@ -155,7 +156,7 @@ impl Engine {
             return self.refusal(event);
         }
         // Made before reports were paused: too old to stand for the present.
-        if event.at_ns < self.paused_ns {
+        if self.paused.get(&event.pid).is_some_and(|paused_ns| event.at_ns < *paused_ns) {
             return;
         }
         let is_its = |space: &Space| space.pid == event.pid && space.device == event.device;
@@ -297,6 +298,7 @@ impl Engine {
     pub fn keep_processes(&mut self, is_traced: impl Fn(u32) -> bool, now_ns: u64) {
         self.spaces.retain(|space| is_traced(space.pid));
         self.refusals.retain(|refusal| is_traced(refusal.pid));
+        self.paused.retain(|pid, _| is_traced(*pid));
         let is_gone = |scope: Scope| matches!(scope, Scope::Space { pid, .. } if !is_traced(pid));
         let gone: Vec<Active> = self.active.extract_if(.., |active| is_gone(active.scope)).collect();
         for active in gone {
@@ -309,11 +311,11 @@ impl Engine {
         }
     }
 
-    /// gpuwhy paused the allocator's reports: the processes' figures are stale and are dropped. With a single GPU, alerts
-    /// about growth go on with NVML's figures; all others end.
-    pub fn pause_reports(&mut self, now_ns: u64) {
-        self.spaces.clear();
-        self.paused_ns = now_ns;
+    /// gpuwhy paused the allocator's reports of a process: its figures are stale and are dropped. With a single GPU, alerts
+    /// about its growth go on with NVML's figures; its others end.
+    pub fn pause_reports(&mut self, of: u32, now_ns: u64) {
+        self.spaces.retain(|space| space.pid != of);
+        self.paused.insert(of, now_ns);
         let only = self.gpus.first().filter(|_| self.gpus.len() == 1).map(|gpu| gpu.gpu);
         let growth: Vec<bool> = self.active.iter().map(|active| self.is(active.rule, AlertKind::Growth)).collect();
         let mut growth = growth.into_iter();
@@ -321,6 +323,9 @@ impl Engine {
         self.active.retain_mut(|active| {
             let is_growth = growth.next().unwrap_or(false);
             let Scope::Space { pid, .. } = active.scope else { return true };
+            if pid != of {
+                return true;
+            }
             let Some(gpu) = only.filter(|_| is_growth) else {
                 // Nothing follows it any more.
                 changes.extend(active.alert.take().map(|alert| Alert { cleared_ns: Some(now_ns), ..alert }));

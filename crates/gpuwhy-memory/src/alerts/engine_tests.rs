@@ -181,7 +181,7 @@ fn an_alert_about_growth_outlives_paused_reports() {
             engine.tick(tick * TICK_NS);
         }
         if second == 20 {
-            engine.pause_reports(20 * SECOND);
+            engine.pause_reports(9, 20 * SECOND);
         }
         let used = 3_000 * MB + second.min(40) * 400 * MB;
         raised.extend(nvml(&mut engine, second, used));
@@ -196,7 +196,7 @@ fn an_alert_about_growth_outlives_paused_reports() {
 fn without_nvml_paused_reports_end_an_alert() {
     let mut engine = engine(&["none", "growth>100MB/s"]);
     assert_eq!(grow(&mut engine, 100, |tick| 1_000 * MB + tick * 50 * MB).len(), 1);
-    engine.pause_reports(200 * TICK_NS);
+    engine.pause_reports(9, 200 * TICK_NS);
     let over = engine.take_changes();
     assert_eq!((over.len(), over[0].id, over[0].cleared_ns), (1, 1, Some(200 * TICK_NS)));
     assert_eq!(grow(&mut engine, 100, |tick| 9_000 * MB + tick * 50 * MB), [], "older than that");

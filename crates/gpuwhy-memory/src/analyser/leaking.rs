@@ -114,7 +114,7 @@ impl Analyser {
             let torch = self.spaces.iter().find(|(key, _)| (key.pid, key.device()) == (leak.pid, leak.device));
             let Some((key, space)) = torch else { continue };
             // Not at the very end: the process may be gone by then. Checks end where reports do.
-            let last = match self.facts.unreported_from() {
+            let last = match self.facts.unreported_of(leak.pid) {
                 None => space.grid.at.last().copied(),
                 Some(_) => self.steps.get(&leak.pid).map(|steps| steps.active_ns.1),
             };

@@ -245,7 +245,7 @@ impl Tracker {
 
     fn take_direct(&mut self, pid: u32, taken: Vec<Pending>, now_ns: u64) {
         let unreported = if self.torch.contains(&pid) { self.unreported.as_slice() } else { &[] };
-        for one in known_direct(taken, unreported, now_ns) {
+        for one in known_direct(pid, taken, unreported, now_ns) {
             let device = one.device.or_else(|| self.drivers.get(&pid)?.device_of(one.tid));
             let key = self.driver_key(pid, device);
             let space = self.space(key);

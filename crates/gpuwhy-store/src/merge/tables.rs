@@ -420,7 +420,7 @@ pub(crate) const TABLES: [Table; 29] = [
     table(
         "governor_",
         3,
-        &[("at", Time), ("op", Op), ("action", Text(Word)), ("reason", Text(Sentence)), ("input", Input)],
+        &[("at", Time), ("op", Op), ("action", Text(Word)), ("reason", Text(Sentence)), ("input", Input), ("pid", Pid)],
     ),
     table(
         "alert_",
@@ -506,6 +506,7 @@ pub(crate) fn read_as(table: &str, column: &'static str, version: i32) -> &'stat
     match (table, column) {
         ("gpu_process_", "sm_percent" | "name") if version < 2 => "NULL",
         ("system_second_" | "governor_", "input") if version < 4 => "0",
+        ("governor_", "pid") if version < 6 => "NULL",
         ("session_", "thinned") if version < 3 => "0",
         ("session_", "max_size") if version < 3 => "NULL",
         _ => column,

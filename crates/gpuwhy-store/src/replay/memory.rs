@@ -62,6 +62,8 @@ pub struct MemoryFollow {
 pub struct LetGo {
     /// When, nanoseconds since the run began.
     pub at_ns: u64,
+    /// Of which process; `None`: of all.
+    pub pid: Option<u32>,
     /// What.
     pub op: Option<String>,
     /// `detach`: calls or reports are missing from then on; `attach`: they are recorded again; `sample`: only a few
@@ -76,10 +78,17 @@ impl Reader {
         if known.is_empty() {
             return Ok(Vec::new());
         }
-        let sql = "SELECT g.at, o.name, g.action FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op
+        let pid = "SELECT 1 FROM pragma_table_info('governor_') WHERE name = 'pid'";
+        // Before version 6 things were let go in all processes.
+        let pid = if self.rows(pid, [], |_| Ok(()))?.is_empty() { "NULL" } else { "g.pid" };
+        let sql = format!(
+            "SELECT g.at, o.name, g.action, {pid} FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op
             WHERE g.action = 'sample' OR (g.action IN ('detach', 'attach') AND o.class IN ('tensor', 'alloc', 'free'))
-            ORDER BY g.at";
-        self.rows(sql, [], |row| Ok(LetGo { at_ns: unsigned(row, 0)?, op: row.get(1)?, action: row.get(2)? }))
+            ORDER BY g.at"
+        );
+        self.rows(&sql, [], |row| {
+            Ok(LetGo { at_ns: unsigned(row, 0)?, op: row.get(1)?, action: row.get(2)?, pid: row.get(3)? })
+        })
     }
 }
 

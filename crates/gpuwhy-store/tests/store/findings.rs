@@ -231,10 +231,20 @@ pub(crate) fn make_version_2(path: &Path) {
     .unwrap();
 }
 
+/// Makes a file what version 5 wrote.
+fn make_version_5(path: &Path) {
+    let sql = "DROP VIEW source_lines; DROP TABLE source_line_;
+               DROP VIEW governor; ALTER TABLE governor_ DROP COLUMN pid; CREATE VIEW governor AS SELECT g.at AS timestamp,
+                   o.name AS op, g.action AS action, g.reason AS reason, g.input AS input
+                   FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op;
+               PRAGMA user_version = 5;";
+    Connection::open(path).unwrap().execute_batch(sql).unwrap();
+}
+
 /// Makes a file what version 4 wrote.
 fn make_version_4(path: &Path) {
-    let sql = "DROP VIEW source_lines; DROP TABLE source_line_; DROP VIEW alerts; DROP TABLE alert_;
-               PRAGMA user_version = 4;";
+    make_version_5(path);
+    let sql = "DROP VIEW alerts; DROP TABLE alert_; PRAGMA user_version = 4;";
     Connection::open(path).unwrap().execute_batch(sql).unwrap();
 }
 
@@ -310,7 +320,7 @@ fn a_file_of_version_3_is_read_and_takes_findings() {
     assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT COUNT(input) FROM system_seconds"), 0);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM merged"), 0);
-    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0 AND pid IS NULL"), 5);
     assert_eq!(reader.facts(0, None).unwrap(), facts);
 }
 
@@ -328,7 +338,7 @@ fn a_file_of_version_4_is_read_and_takes_findings() {
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
     assert_eq!(number(&reader, "PRAGMA user_version"), 6);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM alerts"), 0);
-    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE input = 0 AND pid IS NULL"), 5);
     assert_eq!(reader.facts(0, None).unwrap(), facts);
 }
 
@@ -337,8 +347,7 @@ fn a_file_of_version_5_takes_findings() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.db");
     write(&path, &mut any_calls(500, 3));
-    let sql = "DROP VIEW source_lines; DROP TABLE source_line_; PRAGMA user_version = 5;";
-    Connection::open(&path).unwrap().execute_batch(sql).unwrap();
+    make_version_5(&path);
     assert_eq!(add_findings(&path, 1, 2, 3, &[finding()]).unwrap(), 1);
     let reader = Reader::open(&path).unwrap();
     assert_eq!(number(&reader, "PRAGMA user_version"), 6);

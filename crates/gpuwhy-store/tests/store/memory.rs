@@ -68,7 +68,13 @@ fn calls_and_reports_are_played_in_order() {
         ("attach", "cudaMalloc"),
     ] {
         let op = by_function(function).map(|op| op.id);
-        writer.add_governor(GovernorRow { at_ns: ORIGIN + 5, op, action: action.into(), reason: "hot".into() });
+        writer.add_governor(GovernorRow {
+            at_ns: ORIGIN + 5,
+            pid: Some(7),
+            op,
+            action: action.into(),
+            reason: "hot".into(),
+        });
     }
     assert!(writer.finish(&end()).problem.is_none());
 
@@ -86,7 +92,7 @@ fn calls_and_reports_are_played_in_order() {
         ControlFlow::Break(())
     });
     assert_eq!((once.unwrap(), first), (1, 1));
-    let let_go = |op: &str, action: &str| LetGo { at_ns: 5, op: Some(op.into()), action: action.into() };
+    let let_go = |op: &str, action: &str| LetGo { at_ns: 5, pid: Some(7), op: Some(op.into()), action: action.into() };
     let expected =
         [let_go("cudaMalloc", "detach"), let_go("cudaLaunchKernel", "sample"), let_go("cudaMalloc", "attach")];
     assert_eq!(reader.memory_let_go().unwrap(), expected);

@@ -8,7 +8,8 @@ use crate::told::tell;
 use gpuwhy_model::{CpuRun, LossCause, MovedWait, OffCpu, Reason};
 use gpuwhy_store::schema::VIEWS;
 use gpuwhy_store::{
-    Error, LedgerRow, LibraryRow, MergeRequest, Merged, NewRun, Reader, Result, StackText, Writer, add_findings, merge,
+    Error, LedgerRow, LibraryRow, MergeRequest, Merged, NewRun, Reader, Result, StackText, UnwatchedSpan, Writer,
+    add_findings, merge,
 };
 use rusqlite::Connection;
 use std::ops::ControlFlow;
@@ -213,14 +214,18 @@ fn the_run_and_its_origin_are_told() {
     assert_eq!(replayed(&reader), inputs.iter().map(replayed).sum::<u64>());
     // What was not watched in the one run does not end because of what was taken back in the other.
     let never = i64::MAX as u64;
-    let unwatched = |reader: &Reader, later: u64| {
-        let moved = |(from, to): (u64, u64)| (from + later, if to == never { never } else { to + later });
+    let unwatched = |reader: &Reader, later: u64, pids: u64| {
+        let moved = |span: UnwatchedSpan| UnwatchedSpan {
+            from_ns: span.from_ns + later,
+            to_ns: if span.to_ns == never { never } else { span.to_ns + later },
+            pid: span.pid.map(|pid| pid + pids as u32),
+        };
         reader.facts(0, None).unwrap().unwatched.into_iter().map(moved).collect::<Vec<_>>()
     };
-    let mut expected = unwatched(&inputs[0], 0);
-    expected.extend(unwatched(&inputs[1], LATER));
+    let mut expected = unwatched(&inputs[0], 0, 0);
+    expected.extend(unwatched(&inputs[1], LATER, PIDS));
     expected.sort_unstable();
-    assert_eq!(unwatched(&reader, 0), expected);
+    assert_eq!(unwatched(&reader, 0, 0), expected);
     assert_eq!(reader.ledger().unwrap().len(), 4);
     assert_eq!(reader.processes().unwrap().len(), 2 * inputs[0].processes().unwrap().len());
 }

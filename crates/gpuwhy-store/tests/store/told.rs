@@ -4,7 +4,7 @@
 use crate::support::{ORIGIN, SmallDisk, ask, end, new_run, number};
 use gpuwhy_model::ops::{TorchOp, by_function, torch_op};
 use gpuwhy_model::{Call, CallFlags, Communicator, FunctionName, Library, Split, TensorEvent, Transfer, Unwatched};
-use gpuwhy_store::{AlertRow, GovernorRow, Reader, Writer};
+use gpuwhy_store::{AlertRow, GovernorRow, Reader, UnwatchedSpan, Writer};
 use std::path::Path;
 
 fn tensor(i: u64, op: TorchOp) -> TensorEvent {
@@ -80,8 +80,10 @@ pub(crate) fn tell(writer: &mut Writer) {
     let op = by_function("cuLaunchKernel").map(|op| op.id);
     for (at, action) in [(100, "sample"), (200, "detach"), (300, "attach"), (400, "detach")] {
         let (action, reason) = (action.to_owned(), "too much".to_owned());
-        writer.add_governor(GovernorRow { at_ns: ORIGIN + at, op, action, reason });
+        writer.add_governor(GovernorRow { at_ns: ORIGIN + at, pid: Some(7), op, action, reason });
     }
+    let (action, reason) = ("stacks_off".to_owned(), "too much".to_owned());
+    writer.add_governor(GovernorRow { at_ns: ORIGIN + 450, pid: None, op: None, action, reason });
     for row in [alert(1, Some(7), None), alert(2, None, Some(1)), alert(3, Some(7), None)] {
         writer.add_alert(row);
     }
@@ -163,7 +165,8 @@ fn everything_told_is_in_its_view() {
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM functions WHERE handle IN (1, -1)"), 2);
     assert_eq!(number(&reader, "SELECT duration_ns FROM unwatched WHERE to_ns = 30"), 20);
     assert_eq!(number(&reader, "SELECT COUNT(*) FROM unwatched WHERE to_ns IS NULL AND duration_ns IS NULL"), 1);
-    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE op = 'cuLaunchKernel'"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE op = 'cuLaunchKernel' AND pid = 7"), 4);
+    assert_eq!(number(&reader, "SELECT COUNT(*) FROM governor WHERE op IS NULL AND pid IS NULL"), 1);
 }
 
 #[test]
@@ -173,7 +176,9 @@ fn times_without_launches_are_facts() {
     write(&path);
     let never = i64::MAX as u64;
     let unwatched = Reader::open(&path).unwrap().facts(0, None).unwrap().unwatched;
-    assert_eq!(unwatched, [(10, 30), (10, never), (200, 300), (400, never)]);
+    let span = |from_ns, to_ns, pid| UnwatchedSpan { from_ns, to_ns, pid };
+    let (all, one) = (None, Some(7));
+    assert_eq!(unwatched, [span(10, 30, all), span(10, never, all), span(200, 300, one), span(400, never, one)]);
 }
 
 #[test]

@@ -1,12 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps tracing within its budget: counts what it costs, asks the governor, does what that says and tells of it.
+//! Keeps tracing within its budget: counts what it costs each process, asks its governor, does what that says and tells of
+//! it.
+
+mod loads;
 
 use crate::trace::cost::OwnCost;
 use gpuwhy_capture::batch::Batch;
-use gpuwhy_capture::governor::{Action, Budget, Cost, Counted, Decision, Governor, Load, OpHits, Prices, ProbePrice};
-use gpuwhy_capture::{Capture, FirstInstruction, OpTraps, ProbePrices, Traps};
-use gpuwhy_model::{Class, OpId};
+use gpuwhy_capture::capture::now_ns;
+use gpuwhy_capture::governor::{
+    ALERT_FOR, ALERT_PERIOD, Action, Budget, Cost, Counted, Decision, Governor, Load, PERIOD, Prices, ProbePrice,
+};
+use gpuwhy_capture::{Capture, FirstInstruction, Missed, OpTraps, ProbePrices, Traps};
+use gpuwhy_model::OpId;
 use gpuwhy_store::GovernorRow;
+use loads::{Counts, Probed, ProcessLoad};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -17,31 +24,18 @@ const AROUND_A_SWITCH_NS: f64 = 150.0;
 /// A probe in a job costs this many times what it costs in a tight loop, where all it touches is in the cache.
 const COLD: f64 = 1.6;
 
-/// Events since the last time, by process and thread.
-///
-/// A process's threads take turns more often than not: backward waits for forward, and the interpreter's lock lets one go on
-/// at a time. So what calls cost each of them adds up. Switches are mostly those of threads that wait beside the work: of
-/// them the busiest thread's count.
-#[derive(Debug, Default)]
-struct Counts {
-    /// What calls cost by process, ns.
-    calls: HashMap<u32, f64>,
-    switches: HashMap<(u32, u32), u64>,
-}
+/// A process gets a governor when it costs this part of the budget.
+const WATCHED: f64 = 0.25;
+/// Governors there are at most: a process beyond them is followed whole.
+const MOST_GOVERNORS: usize = 256;
 
-impl Counts {
-    /// Of the process that has most to pay: the part of what all calls cost that is its own, and its switches.
-    fn busiest(&self, prices: &Prices) -> (f64, u64) {
-        let mut by_process: HashMap<u32, (f64, u64)> = self.calls.iter().map(|(pid, ns)| (*pid, (*ns, 0))).collect();
-        for ((pid, _), switches) in &self.switches {
-            let of = by_process.entry(*pid).or_default();
-            of.1 = of.1.max(*switches);
-        }
-        let ns = |of: &(f64, u64)| of.0 + of.1 as f64 * prices.switch_ns;
-        let most = by_process.values().copied().max_by(|a, b| ns(a).total_cmp(&ns(b))).unwrap_or_default();
-        let all: f64 = self.calls.values().sum();
-        (if all > 0.0 { most.0 / all } else { 1.0 }, most.1)
-    }
+/// A process with a governor.
+struct Governed {
+    governor: Governor,
+    /// Since when it makes calls, `CLOCK_MONOTONIC` ns: another process with its number has another.
+    since_ns: u64,
+    /// What it cost last, as a part of its time.
+    cost: f64,
 }
 
 /// What probes that stand on one kind of instruction have cost the job.
@@ -77,21 +71,23 @@ pub(crate) struct JobCost {
 
 /// The budget of a run.
 pub(crate) struct Budgeting {
-    governor: Governor,
+    budget: Budget,
+    governors: BTreeMap<u32, Governed>,
     measured: ProbePrices,
     prices: Prices,
     traps: HashMap<OpId, Traps>,
+    /// Calls that were not followed, by process and function, as of the last time.
+    muted: HashMap<(u32, OpId), u64>,
     /// What a call of each function costs, ns, by its number.
     call_ns: Vec<f64>,
     by_instruction: BTreeMap<FirstInstruction, InstructionCost>,
     switch_traps: Traps,
     counts: Counts,
-    /// Records of calls, and those of them with a stack.
-    records: u64,
-    stacks: u64,
     own_cpu_ns: u64,
     ring_bytes: u32,
     cpus: u32,
+    /// `CLOCK_MONOTONIC` ns.
+    began_ns: u64,
     last: Instant,
     next: Instant,
     /// Costs so far, each times the seconds it was for.
@@ -108,19 +104,20 @@ impl Budgeting {
         let prices = Prices { record_ns: 500.0, ..Prices::default() };
         let now = Instant::now();
         Self {
-            governor: Governor::new(budget, prices),
+            budget,
+            governors: BTreeMap::new(),
             measured,
             prices,
             traps: HashMap::new(),
+            muted: HashMap::new(),
             call_ns: Vec::new(),
             by_instruction: BTreeMap::new(),
             switch_traps: Traps::default(),
             counts: Counts::default(),
-            records: 0,
-            stacks: 0,
             own_cpu_ns: OwnCost::so_far(ring_bytes, capture.looking_ns()).cpu_ns,
             ring_bytes,
             cpus: std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            began_ns: now_ns(),
             last: now,
             next: now + Duration::from_millis(100),
             sums: (0.0, 0.0),
@@ -131,86 +128,139 @@ impl Budgeting {
 
     /// Counts a batch.
     pub(crate) fn note(&mut self, batch: &Batch) {
-        // Most come in rows of one process.
-        let mut last = (0, 0.0);
-        let usual_ns = ProbePrice::default().call_ns;
-        let call_ns = &self.call_ns;
-        let mut add = |counts: &mut Counts, pid: u32, op: OpId, calls: u64| {
-            if pid != last.0 {
-                *counts.calls.entry(last.0).or_default() += last.1;
-                last = (pid, 0.0);
-            }
-            last.1 += calls as f64 * call_ns.get(usize::from(op.0)).copied().unwrap_or(usual_ns);
-        };
-        for call in batch.calls.iter().filter(|call| call.op.is_cuda()) {
-            add(&mut self.counts, call.pid, call.op, call.calls());
-            self.records += 1;
-            self.stacks += u64::from(call.stack.is_some());
-        }
-        for event in &batch.tensors {
-            add(&mut self.counts, event.pid, event.op, 1);
-            self.records += 1;
-            self.stacks += u64::from(event.stack.is_some());
-        }
-        *self.counts.calls.entry(last.0).or_default() += last.1;
-        for off in &batch.off {
-            *self.counts.switches.entry((off.pid, off.tid)).or_default() += 1;
-        }
+        self.counts.note(batch, &self.call_ns);
     }
 
-    /// To be called often. When it is time, sees what tracing costs and does something about it; says what.
+    /// To be called often. When it is time, sees what tracing costs each process and does something about it; says what.
     /// `aside_ns`: CPU time so far of a thread of gpuwhy's that gives way to everybody and has a budget of its own.
     pub(crate) fn tick(&mut self, capture: &mut Capture, now_ns: u64, aside_ns: u64) -> Vec<GovernorRow> {
+        let mut rows = self.tell_missed(capture.take_missed());
         if Instant::now() < self.next {
-            return Vec::new();
+            return rows;
         }
-        let load = self.load(capture, aside_ns);
-        self.governor.set_prices(self.prices);
-        let verdict = self.governor.feed(&load);
-        self.add_up(&verdict.cost, load.wall);
-        self.next = self.last + verdict.next_in;
+        let loads = self.loads(capture, aside_ns);
+        self.forget_ended(capture);
+        let is_new =
+            |pid| capture.calls_since(pid).is_some_and(|since| now_ns.saturating_sub(since) < (ALERT_FOR * 1e9) as u64);
+        let is_young = now_ns.saturating_sub(self.began_ns) < (ALERT_FOR * 1e9) as u64;
+        let mut next_in = if is_young || capture.callers().any(is_new) { ALERT_PERIOD } else { PERIOD };
+        for (pid, load) in loads {
+            let prices = self.prices;
+            let Some(governed) = self.governed(pid, &load, capture) else { continue };
+            governed.governor.set_prices(prices);
+            let verdict = governed.governor.feed(&load);
+            governed.cost = verdict.cost.total();
+            next_in = next_in.min(verdict.next_in);
+            for decision in verdict.decisions {
+                rows.extend(self.act(capture, pid, decision, now_ns));
+            }
+        }
+        self.next = self.last + next_in;
+        rows
+    }
+
+    /// Does what the governor of a process decided.
+    fn act(&mut self, capture: &mut Capture, pid: u32, decision: Decision, now_ns: u64) -> Option<GovernorRow> {
+        let Decision { action, words } = decision;
+        let stacks_before = capture.reads_switch_stacks();
+        if !capture.follow(pid, action) {
+            self.governors.get_mut(&pid)?.governor.failed(action);
+            return None;
+        }
+        let op = op_of(action);
+        if let Action::Detach(op) = action {
+            self.incomplete.extend(op.get().map(|op| op.name.as_str()));
+        }
+        // Stacks at switches are read for all processes or for none: what one of them wants may change nothing.
+        let changes = op.is_some() || capture.reads_switch_stacks() != stacks_before;
+        let pid = op.map(|_| pid);
+        changes.then(|| GovernorRow { at_ns: now_ns, pid, op, action: name(action).into(), reason: words })
+    }
+
+    /// What new processes did before the probes were back that others had given up.
+    fn tell_missed(&mut self, missed: Vec<Missed>) -> Vec<GovernorRow> {
         let mut rows = Vec::new();
-        for Decision { action, words } in verdict.decisions {
-            if !capture.follow(action) {
-                self.governor.failed(action);
-                continue;
-            }
-            if let Action::Detach(op) = action {
-                self.incomplete.extend(op.get().map(|op| op.name.as_str()));
-            }
-            rows.push(GovernorRow { at_ns: now_ns, op: op_of(action), action: name(action).into(), reason: words });
+        for Missed { pid, op, from_ns, to_ns } in missed {
+            let name = op.get().map_or("a function", |op| op.name.as_str());
+            self.incomplete.extend(op.get().map(|op| op.name.as_str()));
+            let row = |at_ns, action: &str, reason| GovernorRow {
+                at_ns,
+                pid: Some(pid),
+                op: Some(op),
+                action: action.into(),
+                reason,
+            };
+            rows.push(row(
+                from_ns,
+                "detach",
+                format!("{name}: not followed at first, because the other processes had given it up"),
+            ));
+            rows.extend(
+                to_ns.map(|to_ns| row(to_ns, "attach", format!("{name}: followed; its calls until now are unknown"))),
+            );
         }
         rows
     }
 
-    /// Takes what came since the last tick into account: a short job may have had none.
-    pub(crate) fn finish(&mut self, capture: &Capture, aside_ns: u64) {
-        let load = self.load(capture, aside_ns);
-        let cost = self.governor.feed(&load).cost;
-        self.add_up(&cost, load.wall);
+    /// The governor of a process, if it costs enough to need one.
+    fn governed(&mut self, pid: u32, load: &Load, capture: &Capture) -> Option<&mut Governed> {
+        let Budget::Share(share) = self.budget else { return None };
+        // One that has ended since, or whose every record was lost, is not met.
+        let since_ns = capture.calls_since(pid)?;
+        if !self.governors.contains_key(&pid) {
+            let cost = Cost::of(load, &self.prices);
+            let cost = cost.probes + cost.switches;
+            if cost < share * WATCHED || !self.has_room(cost) {
+                return None;
+            }
+            let age = Duration::from_nanos(now_ns().saturating_sub(since_ns));
+            let governor = Governor::new(self.budget, self.prices).at_age(age);
+            self.governors.insert(pid, Governed { governor, since_ns, cost });
+        }
+        self.governors.get_mut(&pid)
     }
 
-    fn load(&mut self, capture: &Capture, aside_ns: u64) -> Load {
-        // Calls that gpuwhy is not told of, inner ones and lost ones, are where the others are.
-        let (share, switches) = std::mem::take(&mut self.counts).busiest(&self.prices);
-        let records = std::mem::take(&mut self.records).max(1);
-        let with_stack = std::mem::take(&mut self.stacks) as f64 / records as f64;
-        let (mut ops, mut spent) = (Vec::new(), Traps::default());
+    /// Whether one more process can have a governor: where there are many, one that follows everything gives way to one that
+    /// costs more.
+    fn has_room(&mut self, cost: f64) -> bool {
+        if self.governors.len() < MOST_GOVERNORS {
+            return true;
+        }
+        let idle = self.governors.iter().filter(|(_, of)| of.governor.is_idle() && of.cost < cost);
+        let least = idle.min_by(|a, b| a.1.cost.total_cmp(&b.1.cost)).map(|(pid, _)| *pid);
+        least.is_some_and(|pid| self.governors.remove(&pid).is_some())
+    }
+
+    /// The kernel forgets limits with their process; one that became another program is a new one.
+    fn forget_ended(&mut self, capture: &Capture) {
+        self.governors.retain(|pid, governed| capture.calls_since(*pid) == Some(governed.since_ns));
+        let is_alive = |pid: u32| capture.calls_since(pid).is_some();
+        self.muted.retain(|(pid, _), _| is_alive(*pid));
+    }
+
+    /// Takes what came since the last tick into account: a short job may have had none.
+    pub(crate) fn finish(&mut self, capture: &Capture, aside_ns: u64) {
+        self.loads(capture, aside_ns);
+    }
+
+    /// What each process did since the last time; those with a governor are among them, even if they did nothing.
+    fn loads(&mut self, capture: &Capture, aside_ns: u64) -> BTreeMap<u32, Load> {
+        let counts = std::mem::take(&mut self.counts);
+        let with_stack = counts.with_stack();
+        let (mut probed, mut spent) = (Vec::new(), Traps::default());
         for OpTraps { op, first, traps } in capture.traps() {
-            let since = traps.since(self.traps.insert(op, traps).unwrap_or_default());
-            spent.timed += since.timed;
-            spent.spent_ns += since.spent_ns;
-            let part = |n: u64| (n as f64 * share).round() as u64;
-            // The allocator's reports are followed as far as they ever are.
-            let is_report = op.get().is_some_and(|op| op.class == Class::Tensor);
-            let full = if is_report { since.entered } else { since.followed };
-            let stacks = (full as f64 * share * with_stack.min(1.0)).round() as u64;
+            let traps = traps.since(self.traps.insert(op, traps).unwrap_or_default());
+            spent.timed += traps.timed;
+            spent.spent_ns += traps.spent_ns;
             let (first, price) = self.price_of(&first);
-            let hits = OpHits { op, hits: part(since.entered), full: part(full), stacks, price };
-            self.note_price(first, &hits);
-            ops.push(hits);
+            self.note_price(op, &price);
+            probed.push(Probed { op, first, price, traps });
         }
         self.price(spent, with_stack);
+        let mut loads = counts.split(&probed, &capture.take_shares(), &self.muted(capture));
+        for pid in self.governors.keys() {
+            loads.entry(*pid).or_default();
+        }
         let traps = capture.switch_traps();
         let switched = traps.since(std::mem::replace(&mut self.switch_traps, traps));
         if let Some(ns) = switched.average_ns() {
@@ -220,8 +270,18 @@ impl Budgeting {
         let (now, all) = (Instant::now(), OwnCost::so_far(self.ring_bytes, capture.looking_ns()).cpu_ns);
         let own = all.saturating_sub(aside_ns);
         let wall = now.duration_since(std::mem::replace(&mut self.last, now));
-        let own_cpu = Duration::from_nanos(own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own)));
-        Load { wall, ops, switches, switch_stacks: 0, counted: Counted::BusiestThread, own_cpu, cpus: self.cpus }
+        let own_ns = own.saturating_sub(std::mem::replace(&mut self.own_cpu_ns, own));
+        self.add_up(loads, wall, own_ns)
+    }
+
+    /// Calls since the last time that were not followed and paid for the trap.
+    fn muted(&mut self, capture: &Capture) -> Vec<(u32, OpId, u64)> {
+        let since = |(pid, op, calls): (u32, OpId, u64)| {
+            let before = self.muted.insert((pid, op), calls).unwrap_or(0);
+            // Each limit counts from its beginning.
+            (pid, op, calls.checked_sub(before).unwrap_or(calls))
+        };
+        capture.muted().into_iter().map(since).filter(|(.., calls)| *calls > 0).collect()
     }
 
     /// Of a function whose copies begin differently, nobody knows which is called: the most that it may cost.
@@ -233,25 +293,31 @@ impl Budgeting {
         (first, ProbePrice { entry_ns: COLD * measured.entry_ns, call_ns: COLD * measured.call_ns })
     }
 
-    /// Remembers what a function's calls cost, and what these did.
-    fn note_price(&mut self, first: FirstInstruction, hits: &OpHits) {
-        let at = usize::from(hits.op.0);
+    /// Remembers what a function's calls cost.
+    fn note_price(&mut self, op: OpId, price: &ProbePrice) {
+        let at = usize::from(op.0);
         if self.call_ns.len() <= at {
             self.call_ns.resize(at + 1, ProbePrice::default().call_ns);
         }
-        self.call_ns[at] = hits.price.followed_ns(hits.op);
-        let measured = self.measured.on(first);
-        let of = self.by_instruction.entry(first).or_insert_with(|| InstructionCost {
-            first_instruction: first.name(),
-            call_ns: measured.call_ns.round(),
-            counted_ns: measured.entry_ns.round(),
-            functions: BTreeSet::new(),
-            calls: 0,
-            cost_ns: 0.0,
-        });
-        of.functions.extend(hits.op.get().map(|op| op.function.as_str()));
-        of.calls += hits.hits;
-        of.cost_ns += hits.probe_ns();
+        self.call_ns[at] = price.followed_ns(op);
+    }
+
+    /// Remembers what these calls did, by what the probes stand on.
+    fn note_cost(&mut self, load: &ProcessLoad) {
+        for (first, hits) in &load.ops {
+            let measured = self.measured.on(*first);
+            let of = self.by_instruction.entry(*first).or_insert_with(|| InstructionCost {
+                first_instruction: first.name(),
+                call_ns: measured.call_ns.round(),
+                counted_ns: measured.entry_ns.round(),
+                functions: BTreeSet::new(),
+                calls: 0,
+                cost_ns: 0.0,
+            });
+            of.functions.extend(hits.op.get().map(|op| op.function.as_str()));
+            of.calls += hits.hits + hits.muted;
+            of.cost_ns += hits.probe_ns();
+        }
     }
 
     /// What the program does at a return beyond what it did when it was measured is the stack's price.
@@ -261,11 +327,33 @@ impl Budgeting {
         }
     }
 
-    fn add_up(&mut self, cost: &Cost, wall: Duration) {
+    /// Adds what the busiest process paid to what it costs so far.
+    fn add_up(&mut self, loads: BTreeMap<u32, ProcessLoad>, wall: Duration, own_ns: u64) -> BTreeMap<u32, Load> {
+        let records: u64 = loads.values().map(ProcessLoad::followed).sum();
+        let cpus = self.cpus;
+        let mut busiest: Option<(f64, Cost, &ProcessLoad)> = None;
+        let mut of_processes = BTreeMap::new();
+        for (pid, of) in &loads {
+            // gpuwhy's own time goes into records, whosever they are.
+            let part = if records > 0 { of.followed() as f64 / records as f64 } else { 1.0 / loads.len() as f64 };
+            let own_cpu = Duration::from_nanos((own_ns as f64 * part) as u64);
+            let (ops, switches) = (of.ops.iter().map(|(_, hits)| *hits).collect(), of.switches);
+            let load = Load { wall, ops, switches, switch_stacks: 0, counted: Counted::BusiestThread, own_cpu, cpus };
+            let cost = Cost::of(&load, &self.prices);
+            let sum = cost.probes + cost.switches;
+            if busiest.is_none_or(|(most, ..)| sum > most) {
+                busiest = Some((sum, cost, of));
+            }
+            of_processes.insert(*pid, load);
+        }
         let seconds = wall.as_secs_f64();
         self.seconds += seconds;
-        self.sums.0 += cost.probes * seconds;
-        self.sums.1 += cost.switches * seconds;
+        if let Some((_, cost, load)) = busiest {
+            self.sums.0 += cost.probes * seconds;
+            self.sums.1 += cost.switches * seconds;
+            self.note_cost(load);
+        }
+        of_processes
     }
 
     /// Functions that were let go for a while: how often they were called is not known.

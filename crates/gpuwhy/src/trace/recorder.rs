@@ -312,9 +312,13 @@ impl Recorder {
 
     fn keep_to_budget(&mut self) {
         for row in self.budgeting.tick(&mut self.capture, now_ns(), self.alerts.aside_ns()) {
-            self.progress.note(&row.reason);
-            if row.action == "detach" && row.op.and_then(OpId::get).is_some_and(|op| op.class == Class::Tensor) {
-                self.alerts.pause_reports(row.at_ns);
+            match row.pid.filter(|_| self.capture.callers().nth(1).is_some()) {
+                Some(pid) => self.progress.note(&format!("process {pid}: {}", row.reason)),
+                None => self.progress.note(&row.reason),
+            }
+            let are_reports = row.op.and_then(OpId::get).is_some_and(|op| op.class == Class::Tensor);
+            if let Some(pid) = row.pid.filter(|_| are_reports && row.action == "detach") {
+                self.alerts.pause_reports(pid, row.at_ns);
             }
             self.writer.governor(row);
         }

@@ -91,9 +91,9 @@ impl Alerting {
         }
     }
 
-    /// gpuwhy paused the allocator's reports to stay within the budget.
-    pub(crate) fn pause_reports(&mut self, now_ns: u64) {
-        self.engine.pause_reports(now_ns);
+    /// gpuwhy paused the allocator's reports of a process to stay within the budget.
+    pub(crate) fn pause_reports(&mut self, pid: u32, now_ns: u64) {
+        self.engine.pause_reports(pid, now_ns);
     }
 
     /// Takes NVML's samples.
