@@ -425,7 +425,7 @@ impl Of {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FailOn {
-    /// 1 % of the time or more
+    /// Anything that costs time
     Low,
     /// 3 % of the time or more
     Medium,
