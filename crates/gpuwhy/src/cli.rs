@@ -89,16 +89,15 @@ pub(crate) struct Check {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-With neither --pid nor a command, gpuwhy traces every process that uses CUDA, including those started later.
-The command runs as the user who called sudo; gpuwhy exits with its exit code, or 125 if gpuwhy itself fails.
+With neither --pid nor a command, gpuwhy traces every process that uses CUDA, including those started later. The \
+command runs as the user who called sudo; gpuwhy exits with its exit code, or 125 if gpuwhy itself fails.
 
 Examples:
   sudo gpuwhy trace -- python3 train.py --epochs 1
   sudo gpuwhy trace --pid 4821 --pid 4822 --duration 60s
   sudo gpuwhy trace --host sched,samples -- ./train
   sudo gpuwhy trace --max-size 500MB --db night.db
-  sudo gpuwhy trace --alert 'memory>90%' --alert 'growth>500MB/s' \
-      --on-alert 'logger \"$GPUWHY_ALERT_TEXT\"' -- python3 train.py
+  sudo gpuwhy trace --alert 'memory>90%' --on-alert 'logger \"$GPUWHY_ALERT_TEXT\"' -- python3 train.py
   sudo gpuwhy trace --db night.db --json > progress.jsonl")]
 pub(crate) struct Trace {
     /// Trace this process and its children (repeatable)
@@ -264,10 +263,10 @@ pub(crate) enum StacksSort {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Prints the verdict, then the findings that cost most: what each costs, who waited for whom, and what to do.
-If the run has several jobs, they are listed worst first; --pid shows the job of one process.
-Explaining a whole run that has ended stores its findings in the file (view causal_chains).
-Exits with 3 if --fail-on finds something. docs/explain-json.md describes the JSON.
+Prints the verdict, then the findings that cost most: what each costs, who waited for whom, and what to do. If the \
+run has several jobs, they are listed worst first; --pid shows the job of one process. Explaining a whole run that \
+has ended stores its findings in the file (view causal_chains). Exits with 3 if --fail-on finds something. \
+docs/explain-json.md describes the JSON.
 
 Examples:
   gpuwhy explain
@@ -293,13 +292,11 @@ pub(crate) struct Explain {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Without a section option, prints the verdict and the findings that matter most; --full adds all sections.
-A leak is a line whose allocations stay alive step after step. A cache that fills up, warm-up, and memory
-that is freed later are not leaks.
---json has everything (docs/memory-json.md). --bundle writes a folder with every allocation and free
-(JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows who held memory when),
-figures, alerts and a manifest (docs/memory-bundle.md). Its events.json gives the same answers as the
-run file.
+Without a section option, prints the verdict and the findings that matter most; --full adds all sections. A leak is \
+a line whose allocations stay alive step after step. A cache that fills up, warm-up, and memory that is freed later \
+are not leaks. --json has everything (docs/memory-json.md). --bundle writes a folder with every allocation and free \
+(JSON, CSV), the timeline (JSON, PNG, and an HTML page that zooms and shows who held memory when), figures, alerts \
+and a manifest (docs/memory-bundle.md). Its events.json gives the same answers as the run file.
 
 Examples:
   gpuwhy memory
@@ -428,7 +425,7 @@ impl Of {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FailOn {
-    /// 1 % of the time or more
+    /// Anything that costs time
     Low,
     /// 3 % of the time or more
     Medium,
@@ -440,9 +437,9 @@ pub(crate) enum FailOn {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Read-only: SQLite itself refuses to write. docs/run-file.md describes the views, docs/sql.md has
-ready-made queries. In addition to SQLite's functions there are p50, p95, p99, quantile, human_time
-and human_bytes. --schema lists all views and functions.
+Read-only: SQLite itself refuses to write. docs/run-file.md describes the views, docs/sql.md has ready-made queries. \
+In addition to SQLite's functions there are p50, p95, p99, quantile, human_time and human_bytes. --schema lists all \
+views and functions.
 
 Examples:
   gpuwhy query \"SELECT op, COUNT(*) AS calls, SUM(duration_ns)/1e6 AS ms FROM events GROUP BY op ORDER BY ms DESC\"
@@ -479,8 +476,8 @@ pub(crate) struct Query {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-In a folder, gpuwhy reads all profiler traces (.json, .json.gz) and memory snapshots (.pickle).
-It never executes anything in a pickle. docs/profile-json.md describes the JSON.
+In a folder, gpuwhy reads all profiler traces (.json, .json.gz) and memory snapshots (.pickle). It never executes \
+anything in a pickle. docs/profile-json.md describes the JSON.
 
 Examples:
   gpuwhy profile outputs/run/
@@ -522,11 +519,11 @@ pub(crate) struct Profile {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Reads run files, profiler traces and memory snapshots in the given folders, and writes nothing. (To
-choose the fix for a leak it reads the line of a .py file that a stack names, but never shows it.)
-With --http, :PORT listens on this machine only, and clients must send `Authorization: Bearer TOKEN`.
-The token comes from GPUWHY_TOKEN or --token-file; without either, gpuwhy makes one and prints it. The
-server is at /mcp. docs/mcp.md describes the tools and how to set up assistants.
+Reads run files, profiler traces and memory snapshots in the given folders, and writes nothing. (To choose the fix \
+for a leak it reads the line of a .py file that a stack names, but never shows it.) With --http, :PORT listens on \
+this machine only, and clients must send `Authorization: Bearer TOKEN`. The token comes from GPUWHY_TOKEN or \
+--token-file; without either, gpuwhy makes one and prints it. The server is at /mcp. docs/mcp.md describes the tools \
+and how to set up assistants.
 
 Examples:
   gpuwhy mcp                                        started by an assistant: the newest run here

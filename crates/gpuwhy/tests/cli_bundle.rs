@@ -299,7 +299,7 @@ fn folders_of_others_are_left_alone(bundle: &Bundle) {
     let said = refusal(&mut bundled(bundle.place.dir.path()), 1);
     assert!(said.contains("not part of a memory bundle"), "{said}");
     let said = refusal(bundled(&bundle.place.dir.path().join("new")).args(["--pid", "1"]), 1);
-    assert!(said.contains("process 1 is not in this run"), "{said}");
+    assert!(said.contains("--pid 1: not in this run"), "{said}");
     assert!(!bundle.place.dir.path().join("new").exists());
     let said = refusal(Command::new(GPUWHY).arg("memory").arg(bundle.path("events.json")).args(["--bundle", "x"]), 1);
     assert!(said.contains("from the run file"), "{said}");

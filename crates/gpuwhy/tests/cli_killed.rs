@@ -77,7 +77,7 @@ fn the_file_of_a_killed_gpuwhy_is_worth_copying() {
     assert!(aside.contains("run.db-wal is missing") && aside.contains("last two seconds"), "{aside}");
     let stored_alone = {
         let said = text(&succeed(&mut gpuwhy(&["repair"], &alone)));
-        assert!(said.contains("run.db-wal is not here") && said.contains("the run has no end"), "{said}");
+        assert!(said.contains("run.db-wal is missing") && said.contains("the run is incomplete"), "{said}");
         number(&open(&alone), "SELECT COUNT(*) FROM events")
     };
     assert!(stored_alone > 1_000, "{stored_alone}");

@@ -130,7 +130,7 @@ fn what_an_error_cuts_is_still_json_and_the_error_is_said() {
     let rows: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(rows, serde_json::json!([{ "x": 1 }, { "x": 2 }, { "x": 3 }, { "x": 4 }]));
     let told = said(&output);
-    assert!(told.contains("is not complete: it ends after 4 rows") && told.contains("integer overflow"), "{told}");
+    assert!(told.contains("is incomplete: it ends after 4 rows") && told.contains("integer overflow"), "{told}");
     let output = query(&db, &["--csv", BREAKS]).output().unwrap();
     assert_eq!((output.status.code(), output.stdout.as_slice()), (Some(1), &b"x\n1\n2\n3\n4\n"[..]));
     assert!(said(&output).contains("it ends after 4 rows"), "{}", said(&output));

@@ -246,7 +246,7 @@ fn a_run_that_comes_later_is_served_then() {
         [Served::run(&place.db()), Served::start(Command::new(GPUWHY).arg("mcp").current_dir(place.dir.path()))]
     {
         let why = served.refused("get_trace_stats", json!({}));
-        assert!(why.contains(".db is not there (yet)") && why.contains("list_runs"), "{why}");
+        assert!(why.contains(".db does not exist (yet)") && why.contains("list_runs"), "{why}");
         made_run(&place.db(), 1_000, 5, "train");
         assert_eq!(calls(&mut served), Ok(5));
         std::fs::remove_file(place.db()).unwrap();

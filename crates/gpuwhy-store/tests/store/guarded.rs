@@ -71,8 +71,8 @@ fn a_refusal_says_what_was_refused() {
     let folder = tempfile::tempdir().unwrap();
     let reader = sample(&folder.path().join("run.db"));
     for (sql, said) in [
-        ("DELETE FROM call_", "DELETE is refused"),
-        ("PRAGMA journal_mode = OFF", "PRAGMA journal_mode is refused"),
+        ("DELETE FROM call_", "DELETE is not allowed"),
+        ("PRAGMA journal_mode = OFF", "PRAGMA journal_mode is not allowed"),
         ("SELECT load_extension('x')", "load_extension"),
         ("SELECT 1; SELECT 2", "more than one"),
         ("SELECT 1;;  /* end */ -- of it", ""),

@@ -114,10 +114,7 @@ fn a_main_file_without_any_event_says_where_they_are() {
     ];
     for error in errors {
         let says = error.to_string();
-        assert!(
-            matches!(error, Error::WithoutWal { .. }) && says.contains("alone.db-wal, which is not here"),
-            "{says}"
-        );
+        assert!(matches!(error, Error::WithoutWal { .. }) && says.contains("alone.db-wal, which is missing"), "{says}");
         assert!(says.contains("gpuwhy repair") && !folder.path().join("alone.db-wal").exists(), "{says}");
     }
     // The other part found, it is whole.

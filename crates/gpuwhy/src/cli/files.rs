@@ -6,10 +6,9 @@ use std::path::PathBuf;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-While gpuwhy records, the newest events are in RUN-wal, a file next to RUN. If gpuwhy is killed, both files stay and
-belong together: copy or move both. repair combines them into one file that can be copied on its own, and reports
-what is in it. Without RUN-wal, about the last two seconds are missing.
-Exits with 1 if the file is damaged.
+While gpuwhy records, the newest events are in RUN-wal, a file next to RUN. If gpuwhy is killed, both files stay and \
+belong together: copy or move both. repair combines them into one file that can be copied on its own, and reports \
+what is in it. Without RUN-wal, about the last two seconds are missing. Exits with 1 if the file is damaged.
 
 Examples:
   gpuwhy repair gpuwhy.db                            in place; removes gpuwhy.db-wal
@@ -26,12 +25,14 @@ pub(crate) struct Repair {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A run file contains command lines, paths and names. The copy keeps times, sizes and counts, so `explain` gives the
+A run file contains command lines, paths and names. The copy keeps times, sizes and counts, so `explain` gives the \
 same answer, and only the names that an answer needs:
-  removed   command arguments, gpuwhy's flags, folders, user names in /home, ids of containers, cgroups and GPUs,
-            findings (explaining the copy finds them again), source lines unless --source is given
-  kept      programs (python3), file names without folders (train.py; packages from site-packages/ on), functions,
-            GPU kernels, threads, process ids, the time of the run, CPU and GPU models, versions
+  removed   command arguments, gpuwhy's flags, folders, user names in /home, ids of containers,
+            cgroups and GPUs, findings (explaining the copy finds them again), source lines unless
+            --source is given
+  kept      programs (python3), file names without folders (train.py; packages from
+            site-packages/ on), functions, GPU kernels, threads, process ids, the time of the run,
+            CPU and GPU models, versions
 share lists the programs and files that the copy names: check the list before you pass the copy on.
 
 Examples:
@@ -57,10 +58,10 @@ pub(crate) struct Share {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Times are aligned by the machines' wall clocks. Process and thread ids of the second run start at
-4194304, those of the third at 8388608, and so on; CPUs and GPUs are renumbered to follow on from
-the previous run. The view merged lists the origin of each run (docs/run-file.md). merge never leaves
-a partial result and never overwrites a file. It refuses runs that are still being recorded.
+Times are aligned by the machines' wall clocks. Process and thread ids of the second run start at 4194304, those of \
+the third at 8388608, and so on; CPUs and GPUs are renumbered to follow on from the previous run. The view merged \
+lists the origin of each run (docs/run-file.md). merge never leaves a partial result and never overwrites a file. It \
+refuses runs that are still being recorded.
 
 Examples:
   gpuwhy merge -o all.db node0.db node1.db
