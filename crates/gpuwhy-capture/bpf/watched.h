@@ -55,6 +55,7 @@ enum woken_by {
 #define OFF_UNFINISHED 2
 #define OFF_TIMEOUT 4
 #define OFF_HOLDER 8
+#define OFF_KERNEL_HOLDER 16
 
 /* One time off CPU, sent when the thread runs again. Who had that CPU just before is named here, which saves a record
  * of its own. */
@@ -84,6 +85,8 @@ struct off_record {
 	__u16 unused;
 };
 
+#define RUN_KERNEL 1
+
 /* Somebody ran on a CPU for which a traced thread waited. */
 struct run_record {
 	__u64 start_ns;
@@ -92,7 +95,7 @@ struct run_record {
 	__u32 tgid;
 	__u32 tid;
 	__u32 cpu;
-	__u32 unused;
+	__u32 flags;
 };
 
 /* A thread that waited for a CPU was moved to another. */

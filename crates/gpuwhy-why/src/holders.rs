@@ -79,10 +79,9 @@ pub(crate) fn programs(part: &Part, scene: &Scene<'_>) -> Vec<Program> {
 /// `sh 77, cc1 (3 processes) and 3 more`.
 pub(crate) fn named(programs: &[Program]) -> String {
     let names: Vec<String> = programs.iter().take(NAMED).map(Program::words).collect();
-    match programs.len() {
-        0 => "nobody that was seen".to_owned(),
-        more if more > NAMED => format!("{} and {} more", names.join(", "), more - NAMED),
-        _ => names.join(" and "),
+    match programs.len().saturating_sub(NAMED) {
+        0 => names.join(" and "),
+        more => format!("{} and {more} more", names.join(", ")),
     }
 }
 

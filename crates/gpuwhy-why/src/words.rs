@@ -34,7 +34,7 @@ pub(crate) fn reason(story: &Story, scene: &Scene<'_>) -> String {
             "waiting for a process that was not traced".to_owned()
         }
         Kind::InputStarved => format!("waiting for {who}"),
-        Kind::CpuContention => format!("the launching thread had no CPU, {} had it", named(&programs(part, scene))),
+        Kind::CpuContention => format!("the launching thread had no CPU, {}", had_it(part, scene)),
         Kind::CpuThrottled => "the job's CPU quota was used up".to_owned(),
         Kind::DiskIo => "the launching thread waited for the disk".to_owned(),
         Kind::NetworkIo => "the launching thread waited for the network".to_owned(),
@@ -61,9 +61,7 @@ pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
             format!("{who} could not keep up: waiting for a process that was not traced")
         }
         Kind::InputStarved => format!("{who} could not keep up: {}", doing(story, scene)),
-        Kind::CpuContention => {
-            format!("the launching thread was ready but had no CPU: {} had it", named(&programs(part, scene)))
-        }
+        Kind::CpuContention => format!("the launching thread was ready but had no CPU: {}", had_it(part, scene)),
         Kind::CpuThrottled => "the job's cgroup had used up its CPU quota".to_owned(),
         Kind::DiskIo => format!("the launching thread itself waited for the disk{at}"),
         Kind::NetworkIo => format!("the launching thread itself waited for the network{at}"),
@@ -88,6 +86,11 @@ pub(crate) fn because(story: &Story, scene: &Scene<'_>) -> String {
         Kind::AllocChurn => format!("the launching thread took and freed device memory in the loop{at}"),
         kind => kind.name().replace('_', " "),
     }
+}
+
+fn had_it(part: &Part, scene: &Scene<'_>) -> String {
+    let programs = programs(part, scene);
+    if programs.is_empty() { "who had it is not known".to_owned() } else { format!("{} had it", named(&programs)) }
 }
 
 /// What those at the ends of the chains did: on a CPU, ready without one because of whom, or waiting for what. What was

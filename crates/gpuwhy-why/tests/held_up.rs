@@ -80,6 +80,26 @@ fn a_worker_that_only_computes_is_not_called_ready() {
     assert!(!texts(starved).contains("takes the CPU"), "{:?}", starved.fixes);
 }
 
+/// The main thread launches, then is ready for 30 of every 50 ms behind somebody whose record is missing.
+#[test]
+fn who_is_ready_behind_nobody_known_is_not_busy_either() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    for _ in 0..STEPS {
+        story.kernel(main, 20 * MS);
+        story.without_cpu(main, story.now, 30 * MS, 1);
+        story.now += 30 * MS;
+    }
+    machine(&mut story, 0.0);
+    let report = story.tell();
+    let held_up = found(&report, "cpu_contention");
+    assert_about(held_up.lost_ns, STEPS * 30 * MS);
+    let detail = &held_up.root_cause.detail;
+    assert_eq!(detail, "the launching thread was ready but had no CPU: who had it is not known");
+    assert!(!report.verdict.contains("busy"), "{}", report.verdict);
+    assert!(report.findings.iter().all(|finding| finding.kind != "launch_bound"), "{report:#?}");
+}
+
 #[test]
 fn programs_of_others_come_before_the_jobs_own() {
     let hogs: Vec<(u32, &str, u64)> = (0..4).map(|i| (990 + i, "cpu_hog", 4 * MS)).collect();
