@@ -62,7 +62,7 @@ impl ExplainView<'_> {
     /// Several jobs: each in a line, the worst first, and how to look at one.
     fn jobs(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
-        let mut lines = job_lines(&report.jobs, self.run, width, style);
+        let mut lines = job_lines(report, self.run, width, style);
         section(&mut lines, "The machine", list(&report.context, width), style);
         section(&mut lines, "", gpu_lines(&report.gpus, width, style), style);
         self.end(lines, width, style)
@@ -78,11 +78,19 @@ impl ExplainView<'_> {
     }
 }
 
-/// Several jobs, the worst first, and the command to look at one.
-pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
-    let mut lines =
-        vec![style.bold(&format!("{} jobs were recorded; the worst first", units::count(jobs.len() as u64)))];
+/// Several jobs, the worst first, and the command to look at one. What is critical and no job's summary comes before them.
+pub fn job_lines(report: &Report, run: &str, width: usize, style: Style) -> Vec<String> {
+    let jobs = &report.jobs;
+    let shown = if report.more_jobs > 0 { format!(", {} shown", jobs.len()) } else { String::new() };
+    let all = units::count(jobs.len() as u64 + report.more_jobs);
+    let mut lines = vec![style.bold(&format!("{all} jobs were recorded{shown}; the worst first"))];
     lines.push(String::new());
+    let is_summary = |finding: &&Finding| jobs.iter().any(|job| job.summary == finding.title);
+    let critical = report.findings.iter().filter(|finding| finding.severity == Severity::Critical);
+    for finding in critical.filter(|finding| !is_summary(finding)) {
+        let of = finding.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        lines.push(format!("{}{of}", title_line(finding, style)));
+    }
     let names: Vec<String> = jobs.iter().map(job_name).collect();
     let room = names.iter().map(|name| name.width()).max().unwrap_or(0);
     for (job, name) in jobs.iter().zip(names) {

@@ -39,6 +39,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// Of a run with several jobs, each of them, the worst first; all else is then of all of them together.
     pub jobs: Vec<JobReport>,
+    /// Jobs with work for a GPU that `jobs` leaves out.
+    pub more_jobs: u64,
 }
 
 impl Report {
