@@ -3,12 +3,12 @@
 //! steady state.
 
 use crate::blame::{Slice, Votes};
-use crate::facts::{Facts, StackFact};
+use crate::facts::{Facts, FrameFact, StackFact};
 use crate::story::most;
 use crate::timeline::{Thread, ThreadIndex, Timeline};
 use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Histogram, units};
-use gpuwhy_stacks::Owner;
+use gpuwhy_stacks::{Owner, frame_owner};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A process that lived no longer than this, ns, was made for one task.
@@ -108,15 +108,15 @@ impl<'a> Scene<'a> {
     /// The line most of the time was spent in: `train.py:138`. Of the job's own code, if that was seen at all: a line of
     /// Python's or PyTorch's library that nobody of the job called says nothing to its author.
     pub(crate) fn line(&self, votes: &Votes) -> Option<String> {
-        let mut by_line: BTreeMap<(Owner, &str), u64> = BTreeMap::new();
+        let mut by_line: BTreeMap<(Owner, String), u64> = BTreeMap::new();
         for (stack, ns) in votes.ranked() {
             let Some(words) = self.words.get(&stack) else { continue };
-            if let Some(line) = words.top_line.as_deref() {
-                *by_line.entry((words.owner(), short_line(line))).or_default() += ns;
+            if let Some(line) = line_in_file(words) {
+                *by_line.entry((words.owner(), line)).or_default() += ns;
             }
         }
         let of = |owner: Owner| {
-            by_line.iter().filter(move |((its, _), _)| *its == owner).map(|((_, line), ns)| (*line, *ns))
+            by_line.iter().filter(move |((its, _), _)| *its == owner).map(|((_, line), ns)| (line.as_str(), *ns))
         };
         most(of(Owner::You)).or_else(|| most(of(Owner::Package))).map(|(line, _)| line.to_owned())
     }
@@ -211,6 +211,19 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// The line a stack stands for. Where that is in no file (`<string>:2`), the line that called it.
+fn line_in_file(words: &StackFact) -> Option<String> {
+    let line = words.top_line.as_deref()?;
+    if !line.starts_with('<') {
+        return Some(short_line(line).to_owned());
+    }
+    let is_callers = |frame: &&FrameFact| {
+        !frame.file.starts_with('<') && frame_owner(&frame.file, &frame.function) == Owner::You && frame.line > 0
+    };
+    let caller = words.frames.iter().find(is_callers)?;
+    Some(format!("{}:{}", short_line(&caller.file), caller.line))
+}
+
 /// `/home/me/train.py:138 main` as people say it: `train.py:138`.
 fn short_line(line: &str) -> &str {
     let file = line.rsplit('/').next().unwrap_or(line);
@@ -245,6 +258,14 @@ fn idle_cores(facts: &Facts) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[test]
+    fn a_line_in_no_file_is_not_shown() {
+        let frame = |file: &str, line| FrameFact { file: file.into(), line, function: "f".into() };
+        let stack = |frames: Vec<FrameFact>| StackFact { top_line: Some("<string>:2 f".into()), frames };
+        assert_eq!(line_in_file(&stack(vec![frame("<string>", 2)])), None);
+        let called = stack(vec![frame("<string>", 2), frame("/home/me/a.py", 7)]);
+        assert_eq!(line_in_file(&called).as_deref(), Some("a.py:7"));
+    }
 
     #[test]
     fn lines_are_said_shortly() {

@@ -72,6 +72,20 @@ fn who_is_ready_is_not_busy_and_a_neighbour_is_named() {
 }
 
 #[test]
+fn no_advice_is_given_about_the_kernel_gpuwhy_or_workers_that_starve_each_other() {
+    let report = squeezed(&[(99, "[kworker/1:0]", 9 * MS), (998, "gpuwhy", 8 * MS)]);
+    let starved = found(&report, "input_starved");
+    assert!(starved.root_cause.detail.contains("[kworker/1:0] 99 had it 18 %"), "{}", starved.root_cause.detail);
+    assert!(!texts(starved).contains("the CPU of"), "{:?}", starved.fixes);
+    let report = squeezed(&[(998, "gpuwhy", 9 * MS), (999, "sh", 5 * MS)]);
+    let advice = texts(found(&report, "input_starved"));
+    assert!(advice.contains("sh 999 takes the CPU of") && !advice.contains("gpuwhy"), "{advice}");
+    let report = squeezed(&[(201, "pt_data_worker", 17 * MS)]);
+    let advice = texts(found(&report, "input_starved"));
+    assert!(!advice.contains("the job's own") && !advice.contains("fewer workers"), "{advice}");
+}
+
+#[test]
 fn a_worker_that_only_computes_is_not_called_ready() {
     let report = squeezed(&[]);
     let starved = found(&report, "input_starved");
