@@ -234,7 +234,14 @@ fn short_line(line: &str) -> &str {
 
 fn short_lived(facts: &Facts) -> BTreeSet<u32> {
     let short = |process: &&crate::facts::ProcessFact| matches!((process.started, process.ended), (Some(start), Some(end)) if end.saturating_sub(start) <= SHORT_LIFE_NS);
-    let found: BTreeSet<u32> = facts.processes.values().filter(short).map(|process| process.pid).collect();
+    // Those of the time range only.
+    let before = |at: i64, limit: u64| i64::try_from(limit).is_ok_and(|limit| at < limit);
+    let inside = |process: &&crate::facts::ProcessFact| {
+        process.started.is_none_or(|start| before(start, facts.to_ns))
+            && process.ended.is_none_or(|end| !before(end, facts.from_ns))
+    };
+    let found: BTreeSet<u32> =
+        facts.processes.values().filter(short).filter(inside).map(|process| process.pid).collect();
     if found.len() >= MANY_SHORT { found } else { BTreeSet::new() }
 }
 
@@ -258,6 +265,27 @@ fn idle_cores(facts: &Facts) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::ProcessFact;
+
+    #[test]
+    fn processes_are_short_lived_in_the_time_range_they_lived_in() {
+        const S: i64 = 1_000_000_000;
+        let process = |pid: u32| {
+            let at = i64::from(pid) * S;
+            ProcessFact { pid, started: Some(at), ended: Some(at + S / 2), ..ProcessFact::default() }
+        };
+        let processes: BTreeMap<u32, ProcessFact> = (0..20).map(|pid| (pid, process(pid))).collect();
+        let found = |from_ns: u64, to_ns: u64| {
+            let facts = Facts { from_ns, to_ns, processes: processes.clone(), ..Facts::default() };
+            short_lived(&facts).into_iter().collect::<Vec<u32>>()
+        };
+        let second = S.cast_unsigned();
+        assert_eq!(found(0, 20 * second), (0..20).collect::<Vec<u32>>());
+        assert_eq!(found(5 * second + second / 4, 10 * second), (5..10).collect::<Vec<u32>>());
+        assert_eq!(found(30 * second, 40 * second), []);
+        assert_eq!(found(0, 3 * second), [], "three are no pattern");
+    }
+
     #[test]
     fn a_line_in_no_file_is_not_shown() {
         let frame = |file: &str, line| FrameFact { file: file.into(), line, function: "f".into() };
