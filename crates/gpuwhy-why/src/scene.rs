@@ -30,6 +30,8 @@ pub(crate) struct Scene<'a> {
     /// When the steady state began and ended, and its length, ns.
     pub(crate) steady_span: (u64, u64),
     pub(crate) steady_ns: u64,
+    /// All GPUs together were idle in it for at most this long, ns.
+    pub(crate) idle_most_ns: u64,
     /// Its sums.
     pub(crate) steady: &'a Slice,
     /// GPUs that had work.
@@ -66,6 +68,7 @@ impl<'a> Scene<'a> {
             launchers: BTreeSet::new(),
             steady_span,
             steady_ns: steady_span.1.saturating_sub(steady_span.0),
+            idle_most_ns: u64::MAX,
             steady,
             gpus: gpus.max(1),
             paced: BTreeSet::new(),

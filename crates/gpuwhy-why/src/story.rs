@@ -161,6 +161,10 @@ pub(crate) struct Story {
     pub(crate) busy_ns: u64,
     /// Of `ns`, time in which it is not known whether the GPU had work.
     unknown_ns: u64,
+    /// Of `ns`, time that NVML's figures stand for: how much the GPU idled in it is an estimate.
+    estimated_ns: u64,
+    /// Whether `ns` is more than the time in which the GPU was idle for certain.
+    pub(crate) is_at_most: bool,
     /// Of it, the own work that such a hold-up may have put off.
     late_ns: u64,
     /// The processes that were held up: ranks of the job.
@@ -183,6 +187,7 @@ impl Story {
 struct Growing {
     parts: BTreeMap<Kind, Part>,
     unknown_ns: u64,
+    estimated_ns: u64,
     launchers: HashMap<ThreadIndex, u64>,
 }
 
@@ -222,6 +227,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
         let story = grouped.entry((kind, pid)).or_default();
         story.parts.entry(root).or_default().add(cause, &cost);
         story.unknown_ns += if cause.gap == Gap::Busy { cost.ns } else { 0 };
+        story.estimated_ns += if cause.gap == Gap::ByNvml { cost.ns } else { 0 };
         *story.launchers.entry(cause.launcher).or_default() += cost.ns;
     }
     let held_up = |kind: Kind, pid: u32| {
@@ -230,7 +236,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     };
     let mut stories: Vec<Story> = grouped
         .into_iter()
-        .filter_map(|((kind, pid), Growing { parts, unknown_ns, launchers })| {
+        .filter_map(|((kind, pid), Growing { parts, unknown_ns, estimated_ns, launchers })| {
             let launcher = most(launchers)?.0;
             let mut all = Part::default();
             parts.values().for_each(|part| all.merge(part));
@@ -243,6 +249,8 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
                 all,
                 busy_ns: held_up(kind, pid),
                 unknown_ns,
+                estimated_ns,
+                is_at_most: false,
                 late_ns: late.get(&(kind, pid)).copied().unwrap_or(0),
                 ranks: BTreeSet::from([pid]),
             })
@@ -251,19 +259,35 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     share_out_own_work(&mut stories, scene);
     let mut stories = join_processes(stories);
     fit(&mut stories, scene);
+    mark_upper_bounds(&mut stories, scene);
     stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
     stories
 }
 
 /// NVML's windows do not cover the steady state evenly, and what they stand for is an estimate: all stories together
-/// must not take longer than there was.
+/// must not take longer than the GPUs can have been idle.
 fn fit(stories: &mut [Story], scene: &Scene<'_>) {
-    let (total, there): (u64, u64) = (stories.iter().map(|story| story.ns).sum(), scene.steady_ns * scene.gpus);
+    let there = scene.idle_most_ns.min(scene.steady_ns * scene.gpus);
+    let total: u64 = stories.iter().map(|story| story.ns).sum();
     if total <= there {
         return;
     }
     for story in stories {
         story.ns = (u128::from(story.ns) * u128::from(there) / u128::from(total)) as u64;
+    }
+}
+
+/// Where stories take more time than the GPUs were idle for certain, those with time that is not certain are upper bounds.
+fn mark_upper_bounds(stories: &mut [Story], scene: &Scene<'_>) {
+    /// A part of the time, or of a story, as small as this one is no matter.
+    const SMALL: u64 = 50;
+    let idle = |story: &&mut Story| !story.is_about_pace();
+    let claimed: u64 = stories.iter_mut().filter(idle).map(|story| story.ns).sum();
+    if claimed <= scene.steady.certain_ns + scene.steady_ns / SMALL {
+        return;
+    }
+    for story in stories.iter_mut().filter(idle) {
+        story.is_at_most = story.unknown_ns + story.estimated_ns > story.ns / SMALL;
     }
 }
 
@@ -282,6 +306,7 @@ fn join_processes(stories: Vec<Story>) -> Vec<Story> {
         known.ranks.extend(&story.ranks);
         known.busy_ns += story.busy_ns;
         known.unknown_ns += story.unknown_ns;
+        known.estimated_ns += story.estimated_ns;
         known.all.merge(&story.all);
         for (kind, part) in &story.parts {
             known.parts.entry(*kind).or_default().merge(part);

@@ -116,7 +116,8 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
         };
         let held_up = stories.iter().find(about_pace).is_some_and(Story::is_about_pace);
         let of_it = if held_up { "of the time the launching thread was held up, " } else { "" };
-        text.push_str(&format!(" {lost} {of_it}because {}", sentence(&found.root_cause.detail)));
+        let at_most = if story.is_some_and(|story| story.is_at_most) { "Up to " } else { "" };
+        text.push_str(&format!(" {at_most}{lost} {of_it}because {}", sentence(&found.root_cause.detail)));
     }
     let lost_track = stories.iter().filter(|story| matches!(story.kind, Kind::Unresolved | Kind::ColdStart));
     let lost_track = scene.share(lost_track.map(|story| story.ns / scene.gpus).sum());

@@ -17,11 +17,13 @@ const HELD: &str = "SELECT holder_name, holder_pid, SUM(duration_ns) FROM cpu_he
 
 /// What is known to have cost the time.
 pub(crate) fn what(story: &Story, scene: &Scene<'_>) -> &'static str {
-    match (story.is_about_pace(), scene.has_neighbours) {
-        (true, _) => "launching thread held up",
+    match (story.is_about_pace(), scene.has_neighbours, story.is_at_most) {
+        (true, ..) => "launching thread held up",
         // Where another job uses the GPU, too, it may have been busy with that.
-        (false, true) => "GPU without work of this job",
-        (false, false) => "GPU idle",
+        (false, true, false) => "GPU without work of this job",
+        (false, true, true) => "GPU without work of this job up to",
+        (false, false, false) => "GPU idle",
+        (false, false, true) => "GPU idle up to",
     }
 }
 

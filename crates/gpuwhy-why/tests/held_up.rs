@@ -277,6 +277,30 @@ fn a_lock_sets_the_pace_where_nobody_knows_how_busy_the_gpu_is() {
     }
 }
 
+/// The GPU is idle 30 of every 50 ms for certain; 15 ms more, in which the same lock is waited for, it may have had work.
+#[test]
+fn what_is_not_certain_is_said_to_be_at_most() {
+    let mut story = Story::new();
+    let main = story.process(100, "job");
+    let holder = story.thread(100, 101, "job");
+    for _ in 0..200 {
+        story.kernel(main, MS);
+        story.off(main, story.now, 30 * MS, Wait::Futex).by(holder).object(0x4000);
+        story.now += 30 * MS;
+        story.launch(main, story.now);
+        story.now += LAUNCH;
+        story.off(main, story.now, 15 * MS, Wait::Futex).by(holder).object(0x4000);
+        story.now += 15 * MS;
+        story.off(holder, story.now, MS, Wait::Futex).by(main).object(0x4000);
+        story.now += 4 * MS - LAUNCH;
+    }
+    let report = story.tell();
+    let lock = found(&report, "lock_contention");
+    assert!(report.verdict.contains("at least 60 % of the time. Up to 90 % because"), "{}", report.verdict);
+    assert!(lock.title.starts_with("GPU idle up to 9.00 s of 10.0 s (90 %)"), "{}", lock.title);
+    assert_eq!(lock.confidence, Confidence::Medium);
+}
+
 #[test]
 fn a_lock_that_the_gpu_hides_is_no_finding() {
     let report = locked(10, Then::Waits, false);
