@@ -37,11 +37,13 @@ pub enum LossCause {
     UnknownPython = 12,
     /// The run file had reached its largest size (`--max-size`): the event is in the sums only.
     SizeCap = 13,
+    /// Detail only: a process whose libraries could not be read in time, and which is not watched.
+    ProcessUnread = 14,
 }
 
 impl LossCause {
     /// Every cause, in numeric order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RingFull,
         Self::MapFull,
         Self::TooDeep,
@@ -56,6 +58,7 @@ impl LossCause {
         Self::StackTruncated,
         Self::UnknownPython,
         Self::SizeCap,
+        Self::ProcessUnread,
     ];
 
     /// The name in the run file.
@@ -75,6 +78,7 @@ impl LossCause {
             Self::StackTruncated => "stack_truncated",
             Self::UnknownPython => "unknown_python",
             Self::SizeCap => "size_cap",
+            Self::ProcessUnread => "process_unread",
         }
     }
 

@@ -380,6 +380,7 @@ fn loss(explainer: &Explainer) -> LossReport {
             units::count(events)
         ));
     }
+    notes.extend(verdict::unread(facts));
     let (thinned, all) = (explainer.counts.thinned, explainer.counts.events);
     if thinned > 0 {
         notes.push(format!(

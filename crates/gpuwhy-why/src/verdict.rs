@@ -87,7 +87,7 @@ impl Lost {
 /// told apart.
 pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], lost: Lost) -> String {
     let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
-        return urgent(&report.findings) + &lost.sentence() + &no_work(report);
+        return urgent(&report.findings) + &lost.sentence() + &no_work(report, scene.facts);
     };
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
     let mut text = urgent(&report.findings) + &lost.sentence();
@@ -114,7 +114,8 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
         let about_pace = |story: &&Story| {
             (story.kind.name(), story.root.name()) == (found.kind.as_str(), found.root_cause.kind.as_str())
         };
-        let held_up = stories.iter().find(about_pace).is_some_and(Story::is_about_pace);
+        let story = stories.iter().find(about_pace);
+        let held_up = story.is_some_and(Story::is_about_pace);
         let of_it = if held_up { "of the time the launching thread was held up, " } else { "" };
         let at_most = if story.is_some_and(|story| story.is_at_most) { "Up to " } else { "" };
         text.push_str(&format!(" {at_most}{lost} {of_it}because {}", sentence(&found.root_cause.detail)));
@@ -173,12 +174,22 @@ fn sentence(text: &str) -> String {
     format!("{text}.")
 }
 
-fn no_work(report: &Report) -> String {
+fn no_work(report: &Report, facts: &Facts) -> String {
     if report.processes.is_empty() {
-        "Nothing was traced in this span.".to_owned()
+        let unread = unread(facts).map(|unread| format!(" {}", sentence(&unread))).unwrap_or_default();
+        format!("Nothing was traced in this span.{unread}")
     } else {
         "No GPU work was seen in this span: no kernel was launched by a traced process.".to_owned()
     }
+}
+
+/// Processes that are not in the run because they could not be looked into.
+pub(crate) fn unread(facts: &Facts) -> Option<String> {
+    let unread = facts.loss.iter().filter(|loss| loss.cause == LossCause::ProcessUnread.name());
+    let processes: u64 = unread.map(|loss| loss.count).sum();
+    (processes > 0).then(|| {
+        format!("Not watched: {} processes whose libraries could not be read in time", units::count(processes))
+    })
 }
 
 /// What was checked and is well, with figures.

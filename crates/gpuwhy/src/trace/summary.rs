@@ -131,6 +131,7 @@ impl Summary {
             ));
         }
         lines.extend(self.unwatched.words().map(|words| format!("        {words}")));
+        lines.extend(self.unread().map(|unread| format!("        {unread}")));
         lines.extend(self.kept_small().note().map(|note| format!("        {note}")));
         lines.extend(self.python().map(|python| format!("        {python}")));
         lines.extend(self.advice().map(|advice| format!("        {}", style.yellow(&advice))));
@@ -148,6 +149,12 @@ impl Summary {
     fn kept_small(&self) -> Thinned {
         let refused = self.loss_by_cause.get(&LossCause::SizeCap).copied().unwrap_or(0);
         Thinned { stored: self.stored, thinned: self.thinned, refused, max_size: self.max_size }
+    }
+
+    /// Processes whose libraries could not be read.
+    fn unread(&self) -> Option<String> {
+        let processes = self.loss_by_cause.get(&LossCause::ProcessUnread)?;
+        Some(format!("not watched: {} processes whose libraries could not be read in time", units::count(*processes)))
     }
 
     /// How many Python lines there are, and what is wrong with some.
