@@ -199,7 +199,7 @@ def boot(image, disk):
 
 
 def judge(printed, commands):
-    """Failures in words (none if all commands succeeded), and the number of passed tests."""
+    """Failures in words (none if all commands succeeded and check accepts the programs), and the number of passed tests."""
     failed = []
     ends = re.findall(r"^guest: exit (\d+) after [^:]*: (.*?)\r?$", printed, re.M)
     ended = {command: code for code, command in ends}
@@ -208,6 +208,10 @@ def judge(printed, commands):
             failed.append(f"did not end: {command}")
         elif ended[command] != "0":
             failed.append(f"exit {ended[command]}: {command}")
+    colour = r"(?:\x1b\[[\d;]*m)*"
+    check = re.search(rf"^{colour}(\w+)\W.*?eBPF programs +(.*?)\r?$", printed, re.M)
+    if check is None or check.group(1) != "ok":
+        failed.append(f"check: eBPF programs: {' '.join(check.groups()) if check else 'not printed'}")
     passed = sum(int(n) for n in re.findall(r"^test result: ok\. (\d+) passed", printed, re.M))
     return failed, passed
 

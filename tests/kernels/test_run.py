@@ -25,8 +25,10 @@ class Packages(unittest.TestCase):
 class Judgement(unittest.TestCase):
     COMMANDS = ["/deps/exact-1 --exact a b", "/deps/told-2 --exact c"]
 
-    def printed(self, *lines):
-        return "\r\n".join(["guest: Linux 6.1.0", *lines, "guest: done", ""])
+    CHECKED = "ok       eBPF programs   loaded, probes by uprobe plain"
+
+    def printed(self, *lines, check=CHECKED):
+        return "\r\n".join(["guest: Linux 6.1.0", check, *lines, "guest: done", ""])
 
     def test_all_passed(self):
         printed = self.printed(
@@ -46,6 +48,17 @@ class Judgement(unittest.TestCase):
         failed, passed = run.judge(printed, self.COMMANDS)
         self.assertEqual(failed, ["exit 101: /deps/exact-1 --exact a b", "did not end: /deps/told-2 --exact c"])
         self.assertEqual(passed, 0)
+
+    def test_a_kernel_that_refuses_a_program_fails(self):
+        ends = [f"guest: exit 0 after 1.0 to 2.0 s: {command}" for command in self.COMMANDS]
+        refused = "absent   eBPF programs   loaded, probes by uprobe plain, but disk requests are not recorded"
+        failed, _ = run.judge(self.printed(*ends, check=refused), self.COMMANDS)
+        self.assertEqual(len(failed), 1)
+        self.assertIn("absent loaded", failed[0])
+        failed, _ = run.judge(self.printed(*ends, check=""), self.COMMANDS)
+        self.assertEqual(failed, ["check: eBPF programs: not printed"])
+        coloured = "\x1b[32mok     \x1b[0m  eBPF programs   loaded, probes by uprobe plain"
+        self.assertEqual(run.judge(self.printed(*ends, check=coloured), self.COMMANDS), ([], 0))
 
     def test_a_list_may_have_comments(self):
         text = "# why\nexact one two  # and why\n\ntold three\n"

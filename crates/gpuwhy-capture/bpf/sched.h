@@ -9,6 +9,7 @@
 #define TASK_STOPPED 0x4
 #define TASK_TRACED 0x8
 #define TASK_DEAD 0x80
+#define PF_KTHREAD 0x00200000
 
 #define NET_TX_SOFTIRQ 2
 #define NET_RX_SOFTIRQ 3
@@ -65,6 +66,12 @@ static __always_inline void copy_comm(char *to, struct task_struct *task)
 	__builtin_memcpy(to, task->comm, 16);
 }
 
+/* Threads often have names that do not say which program they belong to ("opt cgu.07" of rustc). */
+static __always_inline void copy_process_comm(char *to, struct task_struct *task)
+{
+	__builtin_memcpy(to, task->group_leader->comm, 16);
+}
+
 static __always_inline void emit_sums(struct watched *w, struct task_struct *task, __u64 now, __u32 flags, __u32 tid)
 {
 	struct sums_record *r = bpf_ringbuf_reserve(&ring, sizeof(*r), 0);
@@ -108,11 +115,11 @@ static __always_inline void emit_run(struct task_struct *task, __u64 since, __u6
 	}
 	r->start_ns = since;
 	r->duration_ns = now - since;
-	copy_comm(r->comm, task);
+	copy_process_comm(r->comm, task);
 	r->tgid = task->tgid;
 	r->tid = task->pid;
 	r->cpu = cpu;
-	r->unused = 0;
+	r->flags = task->flags & PF_KTHREAD ? RUN_KERNEL : 0;
 	bpf_ringbuf_submit(r, BPF_RB_NO_WAKEUP);
 }
 
@@ -147,11 +154,11 @@ static __always_inline bool emit_off(struct watched *w, struct task_struct *task
 	r->flags = w->flags | more_flags;
 	r->unused = 0;
 	if (holder) {
-		r->flags |= OFF_HOLDER;
+		r->flags |= OFF_HOLDER | (holder->flags & PF_KTHREAD ? OFF_KERNEL_HOLDER : 0);
 		r->holder_since_ns = holder_since;
 		r->holder_tgid = holder->tgid;
 		r->holder_tid = holder->pid;
-		copy_comm(r->holder_comm, holder);
+		copy_process_comm(r->holder_comm, holder);
 	} else {
 		r->holder_since_ns = 0;
 		r->holder_tgid = 0;

@@ -40,7 +40,7 @@ enum loss {
 	LOSS_EVIDENCE_LOST = 9,
 	LOSS_STACK_UNREADABLE = 10,
 	LOSS_STACK_TRUNCATED = 11,
-	LOSS_CAUSES = 14,
+	LOSS_CAUSES = 15,
 };
 #define LOSS_OPS 512
 /* Where no op can be named. */

@@ -54,6 +54,7 @@ enum woken_by {
 #define OFF_UNFINISHED 2
 #define OFF_TIMEOUT 4
 #define OFF_HOLDER 8
+#define OFF_KERNEL_HOLDER 16
 
 /* One time off CPU, sent when the thread runs again. It includes the previous user of that CPU, which saves a separate
  * record. */
@@ -83,6 +84,8 @@ struct off_record {
 	__u16 unused;
 };
 
+#define RUN_KERNEL 1
+
 /* A thread ran on a CPU for which a traced thread waited. */
 struct run_record {
 	__u64 start_ns;
@@ -91,7 +94,7 @@ struct run_record {
 	__u32 tgid;
 	__u32 tid;
 	__u32 cpu;
-	__u32 unused;
+	__u32 flags;
 };
 
 /* A thread that waited for a CPU was moved to another. */

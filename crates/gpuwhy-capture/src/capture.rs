@@ -433,6 +433,8 @@ impl Capture {
         loss.extend(self.callers.take_loss());
         let unknown = self.pythons.as_mut().map_or(0, |pythons| std::mem::take(&mut pythons.unknown));
         loss.extend((unknown > 0).then_some((LossCause::UnknownPython, None, unknown)));
+        let unread = self.lookups.take_unread();
+        loss.extend((unread > 0).then_some((LossCause::ProcessUnread, None, unread)));
         loss
     }
 
@@ -474,6 +476,7 @@ impl Capture {
         std::thread::sleep(Duration::from_millis(20));
         self.programs.set_host_end(now_ns());
         self.wait_for_answers(LONGEST_END);
+        self.lookups.give_up_the_rest();
         self.warnings.extend(self.lookups.unsaid());
     }
 

@@ -11,6 +11,8 @@ const OFF_IO_WAIT: u8 = 1;
 const OFF_UNFINISHED: u8 = 2;
 const OFF_TIMEOUT: u8 = 4;
 const OFF_HOLDER: u8 = 8;
+const OFF_KERNEL_HOLDER: u8 = 16;
+const RUN_KERNEL: u32 = 1;
 const SUMS_ENDED: u32 = 1;
 const SUMS_NO_TIMES: u32 = 2;
 
@@ -61,7 +63,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<HostRecord> {
         RUN => Some(HostRecord::Run(CpuRun {
             start_ns: fields.word(0),
             duration_ns: fields.word(8),
-            name: fields.bytes(16),
+            name: program(fields.bytes(16), fields.half(44) & RUN_KERNEL != 0),
             pid: fields.half(32),
             tid: fields.half(36),
             cpu: fields.half(40) as u16,
@@ -107,12 +109,26 @@ fn off(fields: &Fields<'_>) -> Option<HostRecord> {
     let holder = (flags & OFF_HOLDER != 0).then(|| CpuRun {
         start_ns: since_ns,
         duration_ns: start_ns.wrapping_add(duration_ns).saturating_sub(since_ns),
-        name: fields.bytes(56),
+        name: program(fields.bytes(56), flags & OFF_KERNEL_HOLDER != 0),
         pid: fields.half(72),
         tid: fields.half(76),
         cpu: off.cpu,
     });
     Some(HostRecord::Off(off, holder))
+}
+
+/// A program's name; of a kernel thread in brackets, as ps shows it.
+fn program(name: [u8; 16], is_kernel: bool) -> [u8; 16] {
+    if !is_kernel {
+        return name;
+    }
+    let mut bracketed = [0; 16];
+    // The last byte stays zero.
+    let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len()).min(bracketed.len() - 3);
+    bracketed[0] = b'[';
+    bracketed[1..=length].copy_from_slice(&name[..length]);
+    bracketed[length + 1] = b']';
+    bracketed
 }
 
 fn sums(fields: &Fields<'_>) -> ThreadSums {
@@ -164,6 +180,10 @@ mod tests {
         assert!(off.io_wait && !off.unfinished && off.stack == Some(77));
         assert_eq!((run.start_ns, run.duration_ns, run.pid, run.tid, run.cpu), (900, 600, 7, 8, 6));
         assert_eq!(&run.name[..7], b"stress\0");
+        bytes[109] |= OFF_KERNEL_HOLDER;
+        let Some(HostRecord::Off(_, Some(run))) = parse(&bytes) else { panic!() };
+        assert_eq!(&run.name[..9], b"[stress]\0");
+        assert_eq!(&program(*b"kworker/u8:3-ev\0", true), b"[kworker/u8:3-]\0");
         bytes[106] = 77;
         assert_eq!(parse(&bytes), None, "a reason of a newer version is not guessed at");
         assert_eq!(parse(&bytes[..100]), None);
@@ -188,9 +208,14 @@ mod tests {
         for by in WokenBy::ALL.iter().filter(|by| !by.name().is_empty()) {
             assert!(header.contains(&format!("{}{},", upper("BY_", by.name()), *by as u8)), "{by:?}");
         }
-        for (name, ours) in
-            [("IO_WAIT", OFF_IO_WAIT), ("UNFINISHED", OFF_UNFINISHED), ("TIMEOUT", OFF_TIMEOUT), ("HOLDER", OFF_HOLDER)]
-        {
+        assert!(header.contains(&format!("#define RUN_KERNEL {RUN_KERNEL}\n")));
+        for (name, ours) in [
+            ("IO_WAIT", OFF_IO_WAIT),
+            ("UNFINISHED", OFF_UNFINISHED),
+            ("TIMEOUT", OFF_TIMEOUT),
+            ("HOLDER", OFF_HOLDER),
+            ("KERNEL_HOLDER", OFF_KERNEL_HOLDER),
+        ] {
             assert!(header.contains(&format!("#define OFF_{name} {ours}\n")), "{name}");
         }
     }

@@ -62,8 +62,8 @@ impl Need {
     }
 }
 
-/// Checks every requirement; actually loads the programs.
-pub fn look() -> Vec<Need> {
+/// Checks every requirement; actually loads the programs. `shows_details`: the caller prints [`Need::details`].
+pub fn look(shows_details: bool) -> Vec<Need> {
     let release = system::kernel_release();
     let recent = system::kernel_version(&release).is_some_and(|v| v >= (5, 15));
     let mut needs = vec![
@@ -82,7 +82,7 @@ pub fn look() -> Vec<Need> {
             "run gpuwhy on the host, or start the container with --pid=host",
         ),
     ];
-    needs.push(programs());
+    needs.push(programs(shows_details));
     needs.push(gpu());
     let users = cuda_users();
     needs.push(cuda_in_use(users.len()));
@@ -154,7 +154,7 @@ fn judge(release: String, has_btf: bool, first_pid_namespace: bool) -> Result<()
     Ok(())
 }
 
-fn programs() -> Need {
+fn programs(shows_details: bool) -> Need {
     // No targets: nothing is traced, but everything is loaded.
     match Capture::start(&Options { targets: crate::Targets::Pids(Vec::new()), ..Default::default() }) {
         Ok(mut capture) => {
@@ -167,7 +167,8 @@ fn programs() -> Need {
             Need { details: capture.refusals().iter().flat_map(Refusal::lines).collect(), ..need }
         }
         Err(error) => {
-            let need = Need::new("eBPF programs", false, error.to_string(), refused_fix(&error));
+            let fix = fix_of(&error, is_root(), shows_details);
+            let need = Need::new("eBPF programs", false, found_of(&error), &fix);
             Need { details: error.refusals().iter().flat_map(Refusal::lines).collect(), ..need }
         }
     }
@@ -178,10 +179,55 @@ fn do_without() -> &'static str {
     if is_root() { "none needed: everything else is recorded" } else { "run with sudo to record that as well" }
 }
 
-fn refused_fix(error: &CaptureError) -> &'static str {
+/// The error without advice: that is the fix's part.
+fn found_of(error: &CaptureError) -> String {
     match error {
-        CaptureError::NotPermitted => "run with sudo",
-        _ => "report this kernel with the output of `gpuwhy check -v`; Linux 6.1, 6.12 and 6.18 are known to work",
+        CaptureError::NotPermitted => "the kernel does not allow this user to load eBPF programs".into(),
+        CaptureError::Refused { release, program, why, .. } => {
+            let program = if program.is_empty() { "the eBPF programs" } else { program };
+            format!("Linux {release} refuses {program}: {why}")
+        }
+        CaptureError::KillsConfined { release } => {
+            format!(
+                "Linux {release} kills processes under a seccomp filter (containers) when a probed function returns"
+            )
+        }
+        error => error.to_string(),
+    }
+}
+
+fn fix_of(error: &CaptureError, root: bool, shows_details: bool) -> String {
+    const WORKS: &str = "Linux 6.1, 6.12 and 6.18 are known to work";
+    match error {
+        CaptureError::NotPermitted if root => {
+            "allow eBPF: run on the host, in a container with CAP_BPF and CAP_PERFMON, or turn off kernel lockdown \
+             (/sys/kernel/security/lockdown)"
+                .into()
+        }
+        CaptureError::NotPermitted => "run with sudo".into(),
+        CaptureError::KillsConfined { .. } => {
+            "update the kernel: 6.12.14, 6.13.3, 6.14 and newer do not have this fault".into()
+        }
+        CaptureError::NoReader { .. } => {
+            "free memory, or raise the limit on processes (ulimit -u, the cgroup's pids.max), and try again".into()
+        }
+        CaptureError::Refused { .. } if shows_details => {
+            format!("report this kernel with the kernel's messages below, or use another one: {WORKS}")
+        }
+        CaptureError::Refused { .. } => {
+            format!("run `gpuwhy check -v` for the kernel's messages and report them, or use another kernel: {WORKS}")
+        }
+        CaptureError::NoBtf { .. } | CaptureError::OldKernel { .. } | CaptureError::PidNamespace => {
+            "see the missing needs above".into()
+        }
+        CaptureError::NoFlavour { .. } => "leave --probes out: gpuwhy then takes the best way this kernel has".into(),
+        CaptureError::NoSuchProcess { .. }
+        | CaptureError::ProcessDied { .. }
+        | CaptureError::Load { .. }
+        | CaptureError::Attach { .. }
+        | CaptureError::Library { .. }
+        | CaptureError::Elf { .. }
+        | CaptureError::MapWatch { .. } => "try again; if it fails again, report this line".into(),
     }
 }
 
@@ -270,6 +316,33 @@ mod tests {
         assert_eq!(of(search), (Status::Missing, "user 7".into()));
         let fix = privilege_of("7", 0, Path::new("/opt/gpuwhy")).fix.unwrap();
         assert!(fix.ends_with("setcap cap_bpf,cap_perfmon,cap_sys_ptrace,cap_dac_read_search+ep /opt/gpuwhy"), "{fix}");
+    }
+
+    #[test]
+    fn each_error_has_a_fix_of_its_own_that_never_leads_back_to_the_same_command() {
+        let release = || "6.12.9".to_owned();
+        let refused = CaptureError::Refused {
+            release: release(),
+            program: "on_fork".into(),
+            why: "Invalid argument".into(),
+            refusals: Vec::new(),
+        };
+        let kills = CaptureError::KillsConfined { release: release() };
+        let no_reader = CaptureError::NoReader { source: std::io::ErrorKind::OutOfMemory.into() };
+        assert_eq!(found_of(&refused), "Linux 6.12.9 refuses on_fork: Invalid argument");
+        for (error, root, shows_details, wanted, unwanted) in [
+            (&refused, true, false, "run `gpuwhy check -v`", "below"),
+            (&refused, true, true, "messages below", "check -v"),
+            (&kills, true, false, "update the kernel", "report"),
+            (&no_reader, true, false, "ulimit -u", "kernel"),
+            (&CaptureError::NotPermitted, false, false, "run with sudo", "lockdown"),
+            (&CaptureError::NotPermitted, true, false, "lockdown", "sudo"),
+        ] {
+            let fix = fix_of(error, root, shows_details);
+            assert!(fix.contains(wanted) && !fix.contains(unwanted), "{error}: {fix}");
+            let found = found_of(error);
+            assert!(!found.contains("check -v") && !found.contains("sudo"), "{found}");
+        }
     }
 
     #[test]

@@ -248,6 +248,13 @@ pub fn parent(pid: u32) -> Option<u32> {
     stat_field(pid, 1)?.parse().ok().filter(|parent| *parent != 0)
 }
 
+/// The user a process runs as; `None` once it is gone.
+pub(crate) fn user(pid: u32) -> Option<u32> {
+    let status = read_proc(pid, ProcFile::Status).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().next()?.parse().ok())
+}
+
 /// When a process began, `CLOCK_MONOTONIC` ns (to a clock tick); `None` once it is gone.
 pub fn started_ns(pid: u32) -> Option<u64> {
     crate::sample::started_ns(pid)

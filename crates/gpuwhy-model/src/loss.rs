@@ -36,11 +36,13 @@ pub enum LossCause {
     UnknownPython = 12,
     /// The run file had reached its maximum size (`--max-size`): the event is only in the sums.
     SizeCap = 13,
+    /// Detail only: a process whose libraries could not be read in time, and which is not watched.
+    ProcessUnread = 14,
 }
 
 impl LossCause {
     /// Every cause, in numeric order.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::RingFull,
         Self::MapFull,
         Self::TooDeep,
@@ -55,6 +57,7 @@ impl LossCause {
         Self::StackTruncated,
         Self::UnknownPython,
         Self::SizeCap,
+        Self::ProcessUnread,
     ];
 
     /// The name in the run file.
@@ -74,6 +77,7 @@ impl LossCause {
             Self::StackTruncated => "stack_truncated",
             Self::UnknownPython => "unknown_python",
             Self::SizeCap => "size_cap",
+            Self::ProcessUnread => "process_unread",
         }
     }
 

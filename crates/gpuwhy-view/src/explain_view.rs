@@ -7,7 +7,7 @@ use crate::per_process;
 use crate::style::Style;
 use crate::table::{Align, Table};
 use crate::wrap::wrap;
-use gpuwhy_model::{Severity, units};
+use gpuwhy_model::{Finding, Severity, units};
 use gpuwhy_why::State;
 use gpuwhy_why::process_calls::ProcessCalls;
 use gpuwhy_why::report::{GpuReport, JobReport, Report, ThreadReport};
@@ -65,7 +65,7 @@ impl ExplainView<'_> {
     /// Several jobs: one line each, worst first, and the command that explains one.
     fn jobs(&self, width: usize, style: Style) -> Vec<String> {
         let report = self.report;
-        let mut lines = job_lines(&report.jobs, self.run, width, style);
+        let mut lines = job_lines(report, self.run, width, style);
         if self.detail == Detail::Full {
             section(&mut lines, "Machine", list(&report.context, width), style);
             section(&mut lines, "GPUs", gpu_lines(&report.gpus, width, style), style);
@@ -118,10 +118,20 @@ pub fn outlook(report: &Report, run: &str, width: usize, style: Style) -> Vec<St
     lines
 }
 
-/// Several jobs, worst first, and the command that explains one.
-pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> Vec<String> {
-    let mut lines = vec![style.bold(&format!("{} jobs recorded, worst first", units::count(jobs.len() as u64)))];
+/// Several jobs, worst first, and the command that explains one. A critical finding that is no job's summary comes before
+/// them.
+pub fn job_lines(report: &Report, run: &str, width: usize, style: Style) -> Vec<String> {
+    let jobs = &report.jobs;
+    let shown = if report.more_jobs > 0 { format!(", {} shown", jobs.len()) } else { String::new() };
+    let all = units::count(jobs.len() as u64 + report.more_jobs);
+    let mut lines = vec![style.bold(&format!("{all} jobs recorded{shown}, worst first"))];
     lines.push(String::new());
+    let is_summary = |finding: &&Finding| jobs.iter().any(|job| job.summary == finding.headline());
+    let critical = report.findings.iter().filter(|finding| finding.severity == Severity::Critical);
+    for finding in critical.filter(|finding| !is_summary(finding)) {
+        let of = finding.pid.map(|pid| format!(" (process {pid})")).unwrap_or_default();
+        lines.push(format!("{}{of}", title_line(finding, style)));
+    }
     let names: Vec<String> = jobs.iter().map(job_name).collect();
     let room = names.iter().map(|name| name.width()).max().unwrap_or(0);
     for (job, name) in jobs.iter().zip(names) {
@@ -140,6 +150,12 @@ pub fn job_lines(jobs: &[JobReport], run: &str, width: usize, style: Style) -> V
         lines.push(style.dim(&format!("More: gpuwhy explain --db {run} --pid {}", first.pid)));
     }
     lines
+}
+
+/// A finding in one line: severity, title and cost.
+fn title_line(finding: &Finding, style: Style) -> String {
+    let label = paint(&format!("[{}]", finding.severity.label()), finding.severity, style);
+    format!("{label} {}", units::safe(&finding.headline(), 240))
 }
 
 /// `python3 train.py 4821`; with several ranks their number.

@@ -196,3 +196,33 @@ fn an_empty_report_is_its_verdict() {
     let report = Report { verdict: "Nothing was traced in this time range.".into(), ..Default::default() };
     assert_eq!(full(&report, 80, Style::PLAIN), ["Nothing was traced in this time range."]);
 }
+
+#[test]
+fn what_is_critical_of_no_shown_job_comes_before_the_jobs_and_all_jobs_are_counted() {
+    let job = |pid: u32, summary: &str, severity| JobReport {
+        pid,
+        name: "train".into(),
+        severity: Some(severity),
+        summary: summary.into(),
+        ..JobReport::default()
+    };
+    let critical =
+        |pid: Option<u32>, title: &str| Finding { pid, ..Finding::new("oom", Severity::Critical, title.into()) };
+    let report = Report {
+        jobs: vec![job(7, "leaks", Severity::Critical), job(8, "slow", Severity::High)],
+        findings: vec![critical(Some(7), "leaks"), critical(Some(9), "out of memory at 1 s")],
+        more_jobs: 18,
+        ..Report::default()
+    };
+    let lines = shown(&report, Detail::Short, 100, Style::PLAIN);
+    assert_eq!(
+        lines[..5],
+        [
+            "20 jobs recorded, 2 shown, worst first",
+            "",
+            "[CRITICAL] out of memory at 1 s (process 9)",
+            "[CRITICAL] train 7  leaks",
+            "[HIGH]     train 8  slow",
+        ]
+    );
+}

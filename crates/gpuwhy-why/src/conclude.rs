@@ -121,6 +121,9 @@ pub(crate) fn conclude(
     let mut scene =
         Scene::new(&explainer.facts, &explainer.timeline, &phases.steady, span, worked.len() as u64, &sync_times);
     scene.paced = paced(&explainer, &scene);
+    // Of all the time in which a GPU may have been idle, some lies before and after the steady state for certain.
+    let outside = phases.start.certain_ns + phases.end.certain_ns;
+    scene.idle_most_ns = gpus.iter().map(|gpu| gpu.idle_max_ns).sum::<u64>().saturating_sub(outside);
     scene.words = stacks(&wanted_stacks(&phases));
     scene.launchers = worth_telling(&explainer.counts.launchers);
     scene.has_neighbours = worked.iter().any(|gpu| explainer.neighbours.are_on(*gpu));
@@ -296,6 +299,10 @@ fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
         let why = "total idle time is from NVML; when exactly it idled is estimated";
         return (Confidence::Medium, why.into());
     }
+    if story.is_at_most {
+        let why = "an upper bound: in a part of this time it is not certain that the GPU was idle";
+        return (Confidence::Medium, why.into());
+    }
     if story.root == Kind::Unresolved || story.root == Kind::OutsideProcess {
         return (Confidence::Medium, "the chain ends in something that was not traced".into());
     }
@@ -384,6 +391,7 @@ fn loss(explainer: &Explainer) -> LossReport {
             units::count(events)
         ));
     }
+    notes.extend(verdict::unread(facts));
     let (thinned, all) = (explainer.counts.thinned, explainer.counts.events);
     if thinned > 0 {
         notes.push(format!(

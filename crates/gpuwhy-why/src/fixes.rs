@@ -58,7 +58,7 @@ fn input(story: &Story, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
         Kind::LockContention => vec![fix(format!("hold the lock{line} for a shorter time"), part.ns)],
         _ => vec![cheaper(story, scene, &who, &line)],
     };
-    fixes.extend(contention(&story.all, &who, scene));
+    fixes.extend(contention(story, &story.all, &who, scene));
     fixes.extend(more_workers(story, scene));
     fixes
 }
@@ -124,7 +124,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(words::blamed_line(story, scene));
     match (kind, root) {
-        (Kind::CpuContention, _) => contention(part, "the training thread", scene),
+        (Kind::CpuContention, _) => contention(story, part, "the training thread", scene),
         (Kind::CpuThrottled, _) => vec![throttled(part.ns, scene)],
         (Kind::HostMemoryPressure, _) => vec![memory(part.ns, scene)],
         (Kind::LockContention, _) if words::is_gil(story) => {
@@ -142,7 +142,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
                 _ => "works meanwhile",
             };
             let mut fixes = vec![fix(format!("hold the lock for a shorter time: its holder {does}{line}"), story.ns)];
-            fixes.extend(contention(&story.all, "its holder", scene));
+            fixes.extend(contention(story, &story.all, "its holder", scene));
             fixes
         }
         (Kind::DiskIo, _) => {
@@ -181,14 +181,15 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
 }
 
 /// Programs that had the CPU that a thread needed. The job's own get a fix only if they had it longer than others.
-fn contention(part: &ChainTotals, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
+fn contention(story: &Story, part: &ChainTotals, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
     let (own, others): (Vec<_>, Vec<_>) = programs(part, scene).into_iter().partition(|program| program.own);
     let sum = |programs: &[Program]| programs.iter().map(|program| program.ns).sum::<u64>();
     let cores = scene.facts.cores;
     let idle = scene.idle_cores.unwrap_or(0.0);
     let mut fixes = Vec::new();
     // Stopping the named ones saves only the time that those had.
-    let named = &others[..others.len().min(NAMED)];
+    let movable: Vec<Program> = others.iter().filter(|program| program.can_be_moved()).cloned().collect();
+    let named = &movable[..movable.len().min(NAMED)];
     if !named.is_empty() {
         let who = holders::named(named);
         let several = named.len() > 1;
@@ -209,7 +210,13 @@ fn contention(part: &ChainTotals, whose: &str, scene: &Scene<'_>) -> Vec<Fix> {
         };
         fixes.push(fix(text, sum(named)));
     }
-    if let Some(program) = own.first().filter(|_| sum(&own) > sum(&others)) {
+    // Workers that keep each other waiting do no less work with fewer of them.
+    let starved: BTreeSet<u32> = part.threads.keys().map(|index| scene.thread(*index).pid).collect();
+    let starved: Vec<String> = starved.difference(&story.ranks).map(|pid| scene.name(*pid)).collect();
+    let is_starved = |program: &Program| starved.iter().any(|name| base(name) == base(&program.name));
+    let greater = sum(&own) > sum(&others);
+    let own: Vec<Program> = own.into_iter().filter(|program| !is_starved(program)).collect();
+    if let Some(program) = own.first().filter(|_| greater) {
         let text = format!(
             "use fewer workers or OMP_NUM_THREADS=1: the job's own {} takes the CPU of {whose} ({cores} cores)",
             program.words()

@@ -29,6 +29,29 @@ impl Program {
         }
     }
 
+    /// Whether somebody can stop it or give it a lower priority: not the kernel's threads, and not gpuwhy itself.
+    pub(crate) fn can_be_moved(&self) -> bool {
+        // Older run files have no brackets.
+        const KERNEL: [&str; 14] = [
+            "kworker/",
+            "ksoftirqd/",
+            "migration/",
+            "kcompactd",
+            "kswapd",
+            "kdamond",
+            "khugepaged",
+            "kthreadd",
+            "rcu_",
+            "rcuc/",
+            "rcuop/",
+            "jbd2/",
+            "irq/",
+            "cpuhp/",
+        ];
+        let name = self.name.as_str();
+        !name.starts_with('[') && !name.starts_with("gpuwhy") && !KERNEL.iter().any(|known| name.starts_with(known))
+    }
+
     /// The process with most time.
     pub(crate) fn first(&self) -> Option<u32> {
         self.pids.first().copied()
@@ -90,6 +113,17 @@ pub(crate) fn named(programs: &[Program]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn neither_the_kernel_nor_gpuwhy_can_be_stopped() {
+        let can = |name: &str| Program { name: name.into(), pids: vec![7], ns: 1, own: false }.can_be_moved();
+        for name in ["[kworker/0:1]", "kworker/0:1-eve", "kdamond.0", "ksoftirqd/1", "gpuwhy", "gpuwhy-reader"] {
+            assert!(!can(name), "{name}");
+        }
+        for name in ["sh", "cc1", "kubelet", "migrate.py"] {
+            assert!(can(name), "{name}");
+        }
+    }
 
     #[test]
     fn numbered_processes_are_one_program() {

@@ -167,8 +167,8 @@ fn of_process(known: &Circumstances) -> Vec<String> {
     let mut warnings = Vec::new();
     let (ready, watched) = known.ready;
     if watched > 0 && ready as f64 >= READY * watched as f64 {
-        let share = units::percent(ready as f64, watched as f64);
-        warnings.push(format!("its training thread was ready without a CPU {share} of the time"));
+        // Not a share: other shares are of the steady state, this is of the thread's whole life.
+        warnings.push(format!("its training thread was ready without a CPU for {}", units::time(ready)));
     }
     if known.swapped > 0 {
         warnings.push(format!("up to {} of its memory was in swap", units::bytes(known.swapped)));
@@ -232,11 +232,11 @@ mod tests {
         let short = Circumstances {
             swapped: 3_000_000,
             major_faults: (50, 2_000_000_000),
-            ready: (1, 8),
+            ready: (1_000_000_000, 8_000_000_000),
             ..Circumstances::default()
         };
         let expected = [
-            "its training thread was ready without a CPU 12 % of the time",
+            "its training thread was ready without a CPU for 1.00 s",
             "up to 3.00 MB of its memory was in swap",
             "25 major page faults a second",
         ];

@@ -39,6 +39,8 @@ pub struct Report {
     pub findings: Vec<Finding>,
     /// The jobs of a run with several, worst first; all other fields are then about all jobs together.
     pub jobs: Vec<JobReport>,
+    /// Jobs with work for a GPU that `jobs` leaves out.
+    pub more_jobs: u64,
 }
 
 impl Report {

@@ -2,12 +2,12 @@
 //! What rules and texts draw on: the run's facts, its threads, the text of its stacks, and sums of the steady state.
 
 use crate::blame::{Slice, Votes};
-use crate::facts::{Facts, StackFact};
+use crate::facts::{Facts, FrameFact, StackFact};
 use crate::story::most;
 use crate::timeline::{Thread, ThreadIndex, Timeline};
 use gpuwhy_model::host::task_name;
 use gpuwhy_model::{Histogram, units};
-use gpuwhy_stacks::Owner;
+use gpuwhy_stacks::{Owner, frame_owner};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A process that lived no longer than this, ns, was started for one task.
@@ -29,6 +29,8 @@ pub(crate) struct Scene<'a> {
     /// Start and end of the steady state.
     pub(crate) steady_span: (u64, u64),
     pub(crate) steady_ns: u64,
+    /// All GPUs together were idle in it for at most this long, ns.
+    pub(crate) idle_most_ns: u64,
     /// Its sums.
     pub(crate) steady: &'a Slice,
     /// GPUs that had work.
@@ -65,6 +67,7 @@ impl<'a> Scene<'a> {
             launchers: BTreeSet::new(),
             steady_span,
             steady_ns: steady_span.1.saturating_sub(steady_span.0),
+            idle_most_ns: u64::MAX,
             steady,
             gpus: gpus.max(1),
             paced: BTreeSet::new(),
@@ -107,15 +110,15 @@ impl<'a> Scene<'a> {
     /// The line with most time: `train.py:138`. A line of the job's own code if there is one: a line of Python's or
     /// PyTorch's library that the job did not call says nothing to its author.
     pub(crate) fn line(&self, votes: &Votes) -> Option<String> {
-        let mut by_line: BTreeMap<(Owner, &str), u64> = BTreeMap::new();
+        let mut by_line: BTreeMap<(Owner, String), u64> = BTreeMap::new();
         for (stack, ns) in votes.ranked() {
             let Some(words) = self.words.get(&stack) else { continue };
-            if let Some(line) = words.top_line.as_deref() {
-                *by_line.entry((words.owner(), short_line(line))).or_default() += ns;
+            if let Some(line) = line_in_file(words) {
+                *by_line.entry((words.owner(), line)).or_default() += ns;
             }
         }
         let of = |owner: Owner| {
-            by_line.iter().filter(move |((its, _), _)| *its == owner).map(|((_, line), ns)| (*line, *ns))
+            by_line.iter().filter(move |((its, _), _)| *its == owner).map(|((_, line), ns)| (line.as_str(), *ns))
         };
         most(of(Owner::You)).or_else(|| most(of(Owner::Package))).map(|(line, _)| line.to_owned())
     }
@@ -219,6 +222,19 @@ impl<'a> Scene<'a> {
     }
 }
 
+/// The line a stack stands for. Where that is in no file (`<string>:2`), the line that called it.
+fn line_in_file(words: &StackFact) -> Option<String> {
+    let line = words.top_line.as_deref()?;
+    if !line.starts_with('<') {
+        return Some(short_line(line).to_owned());
+    }
+    let is_callers = |frame: &&FrameFact| {
+        !frame.file.starts_with('<') && frame_owner(&frame.file, &frame.function) == Owner::You && frame.line > 0
+    };
+    let caller = words.frames.iter().find(is_callers)?;
+    Some(format!("{}:{}", short_line(&caller.file), caller.line))
+}
+
 /// `/home/me/train.py:138 main` shortened to `train.py:138`.
 fn short_line(line: &str) -> &str {
     let file = line.rsplit('/').next().unwrap_or(line);
@@ -229,7 +245,14 @@ fn short_line(line: &str) -> &str {
 
 fn short_lived(facts: &Facts) -> BTreeSet<u32> {
     let short = |process: &&crate::facts::ProcessFact| matches!((process.started, process.ended), (Some(start), Some(end)) if end.saturating_sub(start) <= SHORT_LIFE_NS);
-    let found: BTreeSet<u32> = facts.processes.values().filter(short).map(|process| process.pid).collect();
+    // Those of the time range only.
+    let before = |at: i64, limit: u64| i64::try_from(limit).is_ok_and(|limit| at < limit);
+    let inside = |process: &&crate::facts::ProcessFact| {
+        process.started.is_none_or(|start| before(start, facts.to_ns))
+            && process.ended.is_none_or(|end| !before(end, facts.from_ns))
+    };
+    let found: BTreeSet<u32> =
+        facts.processes.values().filter(short).filter(inside).map(|process| process.pid).collect();
     if found.len() >= MANY_SHORT { found } else { BTreeSet::new() }
 }
 
@@ -253,6 +276,35 @@ fn idle_cores(facts: &Facts) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::facts::ProcessFact;
+
+    #[test]
+    fn processes_are_short_lived_in_the_time_range_they_lived_in() {
+        const S: i64 = 1_000_000_000;
+        let process = |pid: u32| {
+            let at = i64::from(pid) * S;
+            ProcessFact { pid, started: Some(at), ended: Some(at + S / 2), ..ProcessFact::default() }
+        };
+        let processes: BTreeMap<u32, ProcessFact> = (0..20).map(|pid| (pid, process(pid))).collect();
+        let found = |from_ns: u64, to_ns: u64| {
+            let facts = Facts { from_ns, to_ns, processes: processes.clone(), ..Facts::default() };
+            short_lived(&facts).into_iter().collect::<Vec<u32>>()
+        };
+        let second = S.cast_unsigned();
+        assert_eq!(found(0, 20 * second), (0..20).collect::<Vec<u32>>());
+        assert_eq!(found(5 * second + second / 4, 10 * second), (5..10).collect::<Vec<u32>>());
+        assert_eq!(found(30 * second, 40 * second), []);
+        assert_eq!(found(0, 3 * second), [], "three are no pattern");
+    }
+
+    #[test]
+    fn a_line_in_no_file_is_not_shown() {
+        let frame = |file: &str, line| FrameFact { file: file.into(), line, function: "f".into() };
+        let stack = |frames: Vec<FrameFact>| StackFact { top_line: Some("<string>:2 f".into()), frames };
+        assert_eq!(line_in_file(&stack(vec![frame("<string>", 2)])), None);
+        let called = stack(vec![frame("<string>", 2), frame("/home/me/a.py", 7)]);
+        assert_eq!(line_in_file(&called).as_deref(), Some("a.py:7"));
+    }
 
     #[test]
     fn lines_are_said_shortly() {

@@ -160,6 +160,10 @@ pub(crate) struct Story {
     pub(crate) busy_ns: u64,
     /// The part of `ns` in which it is unknown whether the GPU was busy.
     unknown_ns: u64,
+    /// The part of `ns` that NVML's figures stand for: how much of it the GPU was idle is an estimate.
+    estimated_ns: u64,
+    /// Whether `ns` is more than the time for which the GPU is known to have been idle.
+    pub(crate) is_at_most: bool,
     /// The part of `ns` that is own work which such a hold-up may have delayed.
     late_ns: u64,
     /// The processes that were held up: ranks of the job.
@@ -182,6 +186,7 @@ impl Story {
 struct Growing {
     parts: BTreeMap<Kind, ChainTotals>,
     unknown_ns: u64,
+    estimated_ns: u64,
     launchers: HashMap<ThreadIndex, u64>,
 }
 
@@ -221,6 +226,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
         let story = grouped.entry((kind, pid)).or_default();
         story.parts.entry(root).or_default().add(cause, &cost);
         story.unknown_ns += if cause.gap == Gap::Busy { cost.ns } else { 0 };
+        story.estimated_ns += if cause.gap == Gap::ByNvml { cost.ns } else { 0 };
         *story.launchers.entry(cause.launcher).or_default() += cost.ns;
     }
     let held_up = |kind: Kind, pid: u32| {
@@ -229,7 +235,7 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     };
     let mut stories: Vec<Story> = grouped
         .into_iter()
-        .filter_map(|((kind, pid), Growing { parts, unknown_ns, launchers })| {
+        .filter_map(|((kind, pid), Growing { parts, unknown_ns, estimated_ns, launchers })| {
             let launcher = most(launchers)?.0;
             let mut all = ChainTotals::default();
             parts.values().for_each(|part| all.merge(part));
@@ -242,6 +248,8 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
                 all,
                 busy_ns: held_up(kind, pid),
                 unknown_ns,
+                estimated_ns,
+                is_at_most: false,
                 late_ns: late.get(&(kind, pid)).copied().unwrap_or(0),
                 ranks: BTreeSet::from([pid]),
             })
@@ -250,19 +258,35 @@ pub(crate) fn stories(costs: &Costs, scene: &Scene<'_>) -> Vec<Story> {
     share_out_own_work(&mut stories, scene);
     let mut stories = join_processes(stories);
     fit(&mut stories, scene);
+    mark_upper_bounds(&mut stories, scene);
     stories.sort_by_key(|story| std::cmp::Reverse(story.ns));
     stories
 }
 
-/// Scales the stories down so that together they do not exceed the steady state: NVML's windows do not cover it evenly,
-/// and their share is an estimate.
+/// Scales the stories down so that together they do not exceed the time for which the GPUs can have been idle: NVML's
+/// windows do not cover the steady state evenly, and their share is an estimate.
 fn fit(stories: &mut [Story], scene: &Scene<'_>) {
-    let (total, there): (u64, u64) = (stories.iter().map(|story| story.ns).sum(), scene.steady_ns * scene.gpus);
+    let there = scene.idle_most_ns.min(scene.steady_ns * scene.gpus);
+    let total: u64 = stories.iter().map(|story| story.ns).sum();
     if total <= there {
         return;
     }
     for story in stories {
         story.ns = (u128::from(story.ns) * u128::from(there) / u128::from(total)) as u64;
+    }
+}
+
+/// Where the stories claim more time than the GPUs are known to have been idle, those with uncertain time are upper bounds.
+fn mark_upper_bounds(stories: &mut [Story], scene: &Scene<'_>) {
+    /// One part in so many does not matter.
+    const SMALL: u64 = 50;
+    let idle = |story: &&mut Story| !story.is_about_pace();
+    let claimed: u64 = stories.iter_mut().filter(idle).map(|story| story.ns).sum();
+    if claimed <= scene.steady.certain_ns + scene.steady_ns / SMALL {
+        return;
+    }
+    for story in stories.iter_mut().filter(idle) {
+        story.is_at_most = story.unknown_ns + story.estimated_ns > story.ns / SMALL;
     }
 }
 
@@ -281,6 +305,7 @@ fn join_processes(stories: Vec<Story>) -> Vec<Story> {
         known.ranks.extend(&story.ranks);
         known.busy_ns += story.busy_ns;
         known.unknown_ns += story.unknown_ns;
+        known.estimated_ns += story.estimated_ns;
         known.all.merge(&story.all);
         for (kind, part) in &story.parts {
             known.parts.entry(*kind).or_default().merge(part);

@@ -96,12 +96,12 @@ impl Lost {
 /// are of the steady state.
 pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], lost: Lost) -> String {
     let (Some(_), Some((steady_from, _))) = (report.gpu_idle_min_ns, report.steady) else {
-        return urgent(&report.findings) + &lost.sentence() + &no_work(report);
+        return urgent(&report.findings) + &lost.sentence() + &no_work(report, scene.facts);
     };
     let serious: Vec<&Finding> = report.findings.iter().filter(|found| found.severity >= Severity::Medium).collect();
     let costly: Vec<&Finding> = serious.iter().copied().filter(|found| found.lost_ns > 0).take(NAMED).collect();
     let idle = scene.share(scene.steady.certain_ns / scene.gpus).min(1.0);
-    let mut causes: Vec<(f64, String)> = Vec::new();
+    let mut causes: Vec<(f64, bool, String)> = Vec::new();
     let mut others: Vec<String> = Vec::new();
     let mut idle_unknown = false;
     for found in costly {
@@ -119,7 +119,7 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
                 others.push(format!("The training thread was held up {share} of the time: {clause}."));
                 idle_unknown = idle < LEAST_IDLE;
             }
-            Some(story) => causes.push((found.share, words::clause(story, scene))),
+            Some(story) => causes.push((found.share, story.is_at_most, words::clause(story, scene))),
             None => others.push(of_the_gpu(found)),
         }
     }
@@ -154,7 +154,7 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
 
 /// `The GPU was idle at least 61 % of the time: the data workers cannot keep up.` A cause gets its share where there are
 /// several, or where it explains only a part.
-fn idle_sentence(idle: f64, causes: &[(f64, String)], scene: &Scene<'_>) -> String {
+fn idle_sentence(idle: f64, causes: &[(f64, bool, String)], scene: &Scene<'_>) -> String {
     let least = at_least(idle);
     let idle_words = if scene.has_neighbours {
         // The GPU may have been busy with the other job meanwhile.
@@ -164,9 +164,12 @@ fn idle_sentence(idle: f64, causes: &[(f64, String)], scene: &Scene<'_>) -> Stri
     };
     match causes {
         [] => format!("{idle_words}."),
-        [(share, clause)] if *share >= idle * MOSTLY => format!("{idle_words}: {clause}."),
+        [(share, _, clause)] if *share >= idle * MOSTLY => format!("{idle_words}: {clause}."),
         _ => {
-            let each = |(share, clause): &(f64, String)| format!("{} because {clause}", units::percent(*share, 1.0));
+            let each = |(share, is_at_most, clause): &(f64, bool, String)| {
+                let bound = if *is_at_most { "up to " } else { "" };
+                format!("{bound}{} because {clause}", units::percent(*share, 1.0))
+            };
             format!("{idle_words}: {}.", causes.iter().map(each).collect::<Vec<String>>().join(", "))
         }
     }
@@ -230,12 +233,22 @@ fn sentence(text: &str) -> String {
     format!("{text}.")
 }
 
-fn no_work(report: &Report) -> String {
+fn no_work(report: &Report, facts: &Facts) -> String {
     if report.processes.is_empty() {
-        "Nothing was traced in this time range.".to_owned()
+        let unread = unread(facts).map(|unread| format!(" {}", sentence(&unread))).unwrap_or_default();
+        format!("Nothing was traced in this time range.{unread}")
     } else {
         "No GPU work was seen: no traced process launched a kernel in this time range.".to_owned()
     }
+}
+
+/// Processes that are not in the run because they could not be looked into.
+pub(crate) fn unread(facts: &Facts) -> Option<String> {
+    let unread = facts.loss.iter().filter(|loss| loss.cause == LossCause::ProcessUnread.name());
+    let processes: u64 = unread.map(|loss| loss.count).sum();
+    (processes > 0).then(|| {
+        format!("Not watched: {} processes whose libraries could not be read in time", units::count(processes))
+    })
 }
 
 /// Checks that passed, with figures: `locks: no time lost`.

@@ -9,8 +9,9 @@ mod thinned;
 
 use gpuwhy_model::ops::by_function;
 use gpuwhy_model::replay::Event;
+use gpuwhy_model::sample::{GpuBusy, GpuProcess};
 use gpuwhy_model::thin::Thinning;
-use gpuwhy_model::{Call, CallFlags};
+use gpuwhy_model::{Call, CallFlags, Finding};
 use gpuwhy_why::{Explainer, Facts, Report};
 use random_job::Job;
 use std::collections::HashMap;
@@ -102,6 +103,43 @@ fn nobody_is_blamed_for_more_than_there_was() {
         assert!(lost(true) <= least, "seed {seed}: {} > {least}", lost(true));
         assert!(lost(true) + lost(false) <= report.wall_ns, "seed {seed}: {report:?}");
     }
+}
+
+/// The same with NVML's samples, which begin late: what they show is taken to hold before, too.
+fn facts_with_nvml(job: &Job) -> Facts {
+    let mut facts = facts(job);
+    let step = job.end / 60;
+    for window in 20..60 {
+        let (from, at_ns) = (window * step, (window + 1) * step);
+        let percent = 100 - (100 * job.idle(from, at_ns)).div_ceil(step) as u32;
+        facts.busy.push(GpuBusy { at_ns, gpu: 0, percent });
+    }
+    let process = GpuProcess { at_ns: job.end, gpu: 0, pid: 100, bytes: Some(1), sm_percent: None, name: [0; 16] };
+    facts.gpu_processes.push(process);
+    facts
+}
+
+#[test]
+fn in_the_steady_part_nobody_is_blamed_for_more_than_there_was() {
+    let (mut certain_ns, mut at_most) = (0, 0);
+    for (seed, nvml) in (0..256).flat_map(|seed| [(seed, false), (seed, true)]) {
+        let job = Job::new(seed);
+        let report = explain(&job, if nvml { facts_with_nvml(&job) } else { facts(&job) });
+        let Some((from, to)) = report.steady else { continue };
+        let found = report.findings.iter().filter(|finding| finding.kind != "cold_start");
+        let (bounds, told): (Vec<_>, Vec<_>) = found.partition(|finding| finding.title.contains("up to"));
+        let lost = |list: &[&Finding]| list.iter().map(|finding| finding.lost_ns).sum::<u64>();
+        let idle: Vec<&Finding> =
+            told.iter().filter(|finding| finding.title.starts_with("GPU idle")).copied().collect();
+        // What is said without "up to" is certain.
+        let (truth, said) = (job.idle(from, to), lost(&idle));
+        assert!(said <= truth + (to - from) / 25, "seed {seed}, {nvml}: {said} > {truth}: {:#?}", report.findings);
+        let (all, most) = (lost(&told) + lost(&bounds), report.gpu_idle_max_ns.unwrap().min(to - from));
+        assert!(all <= most, "seed {seed}, {nvml}: {all} > {most}");
+        certain_ns += said;
+        at_most += bounds.len();
+    }
+    assert!(certain_ns > 0 && at_most > 0, "{certain_ns} {at_most}");
 }
 
 /// Several jobs beside each other, as ranks or nodes in one merged run: each has processes and a GPU of its own.

@@ -74,12 +74,46 @@ fn who_is_ready_is_not_busy_and_a_neighbour_is_named() {
 }
 
 #[test]
+fn no_advice_is_given_about_the_kernel_gpuwhy_or_workers_that_starve_each_other() {
+    let report = squeezed(&[(99, "[kworker/1:0]", 9 * MS), (998, "gpuwhy", 8 * MS)]);
+    let starved = found(&report, "input_starved");
+    assert!(starved.root_cause.detail.contains("[kworker/1:0] 99 had it 18 %"), "{}", starved.root_cause.detail);
+    assert!(!texts(starved).contains("the CPU of"), "{:?}", starved.fixes);
+    let report = squeezed(&[(998, "gpuwhy", 9 * MS), (999, "sh", 5 * MS)]);
+    let advice = texts(found(&report, "input_starved"));
+    assert!(advice.contains("sh 999 takes the CPU of") && !advice.contains("gpuwhy"), "{advice}");
+    let report = squeezed(&[(201, "pt_data_worker", 17 * MS)]);
+    let advice = texts(found(&report, "input_starved"));
+    assert!(!advice.contains("the job's own") && !advice.contains("fewer workers"), "{advice}");
+}
+
+#[test]
 fn a_worker_that_only_computes_is_not_called_ready() {
     let report = squeezed(&[]);
     let starved = found(&report, "input_starved");
     let detail = &starved.root_cause.detail;
     assert_eq!(detail, "pt_data_worker:0 200: 80 % of the time running (data.py:51)");
     assert!(!texts(starved).contains("the CPU of"), "{:?}", starved.fixes);
+}
+
+/// The main thread launches, then is ready for 30 of every 50 ms behind somebody whose record is missing.
+#[test]
+fn who_is_ready_behind_nobody_known_is_not_busy_either() {
+    let mut story = Story::new();
+    let main = story.process(100, "python3");
+    for _ in 0..STEPS {
+        story.kernel(main, 20 * MS);
+        story.without_cpu(main, story.now, 30 * MS, 1);
+        story.now += 30 * MS;
+    }
+    machine(&mut story, 0.0);
+    let report = story.tell();
+    let held_up = found(&report, "cpu_contention");
+    assert_about(held_up.lost_ns, STEPS * 30 * MS);
+    let detail = &held_up.root_cause.detail;
+    assert_eq!(detail, "the launching thread was ready but had no CPU: who had it is not known");
+    assert!(!report.verdict.contains("busy"), "{}", report.verdict);
+    assert!(report.findings.iter().all(|finding| finding.kind != "launch_bound"), "{report:#?}");
 }
 
 #[test]
@@ -244,6 +278,30 @@ fn a_lock_sets_the_pace_where_nobody_knows_how_busy_the_gpu_is() {
         let holder = if working { "86 % of the time running" } else { "86 % of the time asleep" };
         assert!(lock.root_cause.detail.contains(holder), "{}", lock.root_cause.detail);
     }
+}
+
+/// The GPU is idle 30 of every 50 ms for certain; 15 ms more, in which the same lock is waited for, it may have had work.
+#[test]
+fn what_is_not_certain_is_said_to_be_at_most() {
+    let mut story = Story::new();
+    let main = story.process(100, "job");
+    let holder = story.thread(100, 101, "job");
+    for _ in 0..200 {
+        story.kernel(main, MS);
+        story.off(main, story.now, 30 * MS, Wait::Futex).by(holder).object(0x4000);
+        story.now += 30 * MS;
+        story.launch(main, story.now);
+        story.now += LAUNCH;
+        story.off(main, story.now, 15 * MS, Wait::Futex).by(holder).object(0x4000);
+        story.now += 15 * MS;
+        story.off(holder, story.now, MS, Wait::Futex).by(main).object(0x4000);
+        story.now += 4 * MS - LAUNCH;
+    }
+    let report = story.tell();
+    let lock = found(&report, "lock_contention");
+    assert!(report.verdict.contains("at least 60 % of the time. Up to 90 % because"), "{}", report.verdict);
+    assert!(lock.title.starts_with("GPU idle up to 9.00 s of 10.0 s (90 %)"), "{}", lock.title);
+    assert_eq!(lock.confidence, Confidence::Medium);
 }
 
 #[test]

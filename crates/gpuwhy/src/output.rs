@@ -139,14 +139,13 @@ pub(crate) fn set_verbose(verbose: bool) {
     VERBOSE.store(verbose, Ordering::Relaxed);
 }
 
-/// Whether --verbose was given.
 pub(crate) fn is_verbose() -> bool {
     VERBOSE.load(Ordering::Relaxed)
 }
 
 /// Prints lines for a bug report to stderr, with --verbose only.
 pub(crate) fn details(lines: impl IntoIterator<Item = String>) {
-    if VERBOSE.load(Ordering::Relaxed) {
+    if is_verbose() {
         lines.into_iter().for_each(|line| say_aside(&format!("  {}", gpuwhy_model::units::safe(&line, 500))));
     }
 }

@@ -168,6 +168,39 @@ fn busy_processes_on_every_core_are_named() {
 }
 
 #[test]
+fn a_shell_that_takes_one_cpu_is_named() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = Place::new();
+    let mut shell = Command::new("taskset").args(["-c", "0", "sh", "-c", "while :; do :; done"]).spawn().unwrap();
+    // Without a higher priority for the job, as `Recorded::demo` has it: the shell is to take its share.
+    succeed(Command::new(GPUWHY).args(["demo", "dataloader", "--duration", "5s", "--db"]).arg(place.db()));
+    shell.kill().unwrap();
+    shell.wait().unwrap();
+    let report = json(&place.db(), &[]);
+    let pid = shell.id();
+    let named = |text: &str| text.contains(&format!("sh {pid}"));
+    let causes = serious(&report);
+    let said = format!("{causes:?}");
+    assert!(causes.iter().any(|finding| named(&finding.to_string())), "{said}");
+    assert!(said.contains("ready without a CPU") && !said.contains("busy on the CPU"), "{said}");
+    // The kernel's own sums: nobody is said to run for longer than the threads of that process did.
+    let db = open(&place.db());
+    for link in causes.iter().flat_map(|finding| finding["chain"].as_array().unwrap()) {
+        if link["state"] == "running" && link["who"].as_str().unwrap().starts_with("pt_data_worker") {
+            let ran = number(
+                &db,
+                "SELECT SUM(on_cpu_ns) FROM thread_time WHERE pid IN (SELECT pid FROM thread_time \
+                 WHERE tid = pid AND name LIKE 'pt_data_worker%')",
+            );
+            assert!(link["ns"].as_i64().unwrap() <= ran, "{ran}: {link:#}");
+        }
+    }
+}
+
+#[test]
 fn a_busy_gpu_raises_nothing() {
     if !can_trace() {
         return;

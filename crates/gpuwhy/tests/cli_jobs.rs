@@ -4,9 +4,11 @@
 
 mod common;
 
-use common::made::{LONG, MS, Made, reading, sleepy};
+use common::made::{LONG, MS, Made, call, reading, sleepy, tensor};
 use common::mcp::Served;
 use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed, text};
+use gpuwhy_model::ops::{TorchOp, torch_op};
+use gpuwhy_model::{Call, TensorEvent};
 use serde_json::{Value, json};
 use std::process::Command;
 
@@ -87,6 +89,45 @@ fn jobs_are_listed_worst_first() {
     assert!(at("[HIGH]") < at("python3 a.py 1000") && at("python3 a.py 1000") < at("python3 b.py 2000"), "{text}");
     assert!(lines.iter().all(|line| text.contains(line.split(" (").next().unwrap())), "{text}");
     assert!(text.contains(&format!("gpuwhy explain --db {} --pid 1000", place.db().display())), "{text}");
+}
+
+#[test]
+fn jobs_that_only_copy_or_run_out_of_memory_are_listed() {
+    let place = Place::new();
+    let mut made = Made::new(&place.db());
+    sleepy(&mut made);
+    made.process(2000, "python3 copies.py", Some(900));
+    let copy = |at: u64| Call { arg0: Some(1 << 20), ..call("cudaMemcpyAsync", 2000, at * MS, 20_000) };
+    made.calls.extend((1..1000).map(copy));
+    made.process(3000, "python3 dies.py", Some(900));
+    let refused = Call { arg0: Some(8 << 30), ret: 2, ..call("cudaMalloc", 3000, 50 * MS, 20_000) };
+    made.calls.push(refused);
+    made.tensors.push(TensorEvent { op: torch_op(TorchOp::OutOfMemory), ..tensor(3000, 51 * MS, 8 << 30, None) });
+    made.process(4000, "python3 idle.py", Some(900));
+    made.calls.push(call("cudaSetDevice", 4000, 60 * MS, 1_000));
+    made.finish(LONG);
+    let report = explain(&place, &[]);
+    let pids: Vec<u64> = report["jobs"].as_array().unwrap().iter().map(|job| job["pid"].as_u64().unwrap()).collect();
+    assert_eq!(pids, [3000, 1000, 2000], "{report:#}");
+    assert_eq!(report["jobs"][0]["severity"], "critical");
+    let text = screen(&place, &[]);
+    assert!(text.starts_with("3 jobs were recorded; the worst first\n\n[CRITICAL] python3 dies.py 3000"), "{text}");
+}
+
+#[test]
+fn jobs_beyond_those_shown_are_counted() {
+    let place = Place::new();
+    let mut made = Made::new(&place.db());
+    for pid in (1000..1020).map(|n| n * 10) {
+        made.process(pid, "python3 a.py", Some(900));
+        made.steps(pid, 0, 1000 * MS, 20 * MS, None);
+    }
+    made.finish(LONG);
+    let report = explain(&place, &[]);
+    assert_eq!((report["jobs"].as_array().unwrap().len(), &report["more_jobs"]), (16, &json!(4)));
+    assert!(report["verdict"].as_str().unwrap().starts_with("20 jobs were recorded."), "{}", report["verdict"]);
+    let text = screen(&place, &[]);
+    assert!(text.starts_with("20 jobs were recorded, 16 shown; the worst first\n"), "{text}");
 }
 
 #[test]

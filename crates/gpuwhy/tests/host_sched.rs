@@ -96,6 +96,40 @@ fn a_victims_waiting_is_the_run_time_of_its_hogs() {
     assert!(close(held.values().sum(), ready, 0.01, run.steal_ns), "{held:?} does not add up to {ready}");
 }
 
+/// A process whose main thread sleeps and another, of another name, keeps CPU 0 busy.
+const RENAMED: &str = "
+import os, threading, time
+os.sched_setaffinity(0, {0})
+def spin():
+    with open(f'/proc/self/task/{threading.get_native_id()}/comm', 'w') as comm:
+        comm.write('opt cgu.07')
+    print('ready', flush=True)
+    while True:
+        pass
+threading.Thread(target=spin, daemon=True).start()
+time.sleep(60)
+";
+
+#[test]
+fn who_had_the_cpu_goes_by_the_processs_name_not_the_threads() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let mut hog = Command::new("python3").args(["-c", RENAMED]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(hog.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let comm = std::fs::read_to_string(format!("/proc/{}/comm", hog.id())).unwrap();
+    let run = HostRun::attached(&["spin", "--ms", "300", "--cpu", "0"]);
+    hog.kill().unwrap();
+    hog.wait().unwrap();
+    let mut statement = run.db.prepare("SELECT DISTINCT holder_name FROM cpu_held WHERE holder_pid = ?1").unwrap();
+    let names: Vec<String> = statement.query_map([hog.id()], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(names, [comm.trim()]);
+    let kernels = "SELECT COUNT(*) FROM cpu_runs WHERE (name LIKE 'kworker%' OR name LIKE 'ksoftirqd%')";
+    assert_eq!(run.number(kernels), 0, "kernel threads have names in brackets");
+}
+
 #[test]
 fn offering_the_cpu_is_not_losing_it() {
     if !can_trace() {

@@ -3,9 +3,9 @@
 
 use crate::{Asked, Result};
 use gpuwhy_model::{Class, Finding, Job, OpId, Severity, units};
-use gpuwhy_store::Reader;
+use gpuwhy_store::{Process, Reader};
 use gpuwhy_why::Report;
-use gpuwhy_why::report::JobReport;
+use gpuwhy_why::report::{JobReport, ProcessReport};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -24,28 +24,72 @@ pub(super) struct Explained {
     pub(super) report: Report,
 }
 
-/// The jobs to report on: those that launched in the time range, most launches first. `None` stands for all processes.
-pub(super) fn worth(reader: &Reader, asked: &Asked) -> Result<Vec<Option<Job>>> {
-    if let [job] = asked.jobs.as_slice() {
-        return Ok(vec![(!asked.all).then(|| job.clone())]);
-    }
-    let mut launches: BTreeMap<u32, u64> = BTreeMap::new();
-    let is_launch = |id: Option<OpId>| id.and_then(OpId::get).is_some_and(|op| op.class == Class::Launch);
-    for row in reader.op_totals_by_process(asked.from_ns, Some(asked.to_ns))? {
-        if is_launch(row.id) {
-            *launches.entry(row.pid).or_default() += row.totals.calls;
-        }
-    }
-    let of = |job: &Job| job.pids.iter().filter_map(|pid| launches.get(pid)).sum::<u64>();
-    let mut jobs: Vec<(u64, &Job)> = asked.jobs.iter().map(|job| (of(job), job)).filter(|(n, _)| *n > 0).collect();
-    jobs.sort_by_key(|(launches, _)| Reverse(*launches));
-    jobs.truncate(MOST);
-    let jobs: Vec<Option<Job>> = jobs.into_iter().map(|(_, job)| Some(job.clone())).collect();
-    Ok(if jobs.is_empty() { vec![None] } else { jobs })
+/// Which jobs of a run are explained.
+#[derive(Debug, Default)]
+pub(super) struct Chosen {
+    /// Those with work for a GPU, most launches first; `None` stands for all processes together.
+    pub(super) explained: Vec<Option<Job>>,
+    /// The others, and whether they had work for a GPU: they are listed if something is wrong with them.
+    others: Vec<(Job, bool)>,
 }
 
-/// Gives each report its job's findings about memory, and combines the reports.
-pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) -> Report {
+/// Chooses the jobs that are explained: those that launched, or copied, in the time range.
+pub(super) fn choose(reader: &Reader, asked: &Asked) -> Result<Chosen> {
+    if let [job] = asked.jobs.as_slice() {
+        return Ok(Chosen { explained: vec![(!asked.all).then(|| job.clone())], ..Chosen::default() });
+    }
+    let mut work: BTreeMap<u32, (u64, u64)> = BTreeMap::new();
+    let class = |id: Option<OpId>| id.and_then(OpId::get).map(|op| op.class);
+    for row in reader.op_totals_by_process(asked.from_ns, Some(asked.to_ns))? {
+        let of_process = work.entry(row.pid).or_default();
+        match class(row.id) {
+            Some(Class::Launch) => of_process.0 += row.totals.calls,
+            Some(Class::Copy) => of_process.1 += row.totals.calls,
+            _ => {}
+        }
+    }
+    let of = |job: &Job| {
+        let works = job.pids.iter().filter_map(|pid| work.get(pid));
+        works.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+    };
+    let mut jobs: Vec<((u64, u64), &Job)> = asked.jobs.iter().map(|job| (of(job), job)).collect();
+    jobs.sort_by_key(|(work, _)| Reverse(*work));
+    let busy = jobs.iter().filter(|(work, _)| *work > (0, 0)).count();
+    if busy == 0 {
+        return Ok(Chosen { explained: vec![None], ..Chosen::default() });
+    }
+    let mut jobs = jobs.into_iter().map(|(work, job)| (job.clone(), work > (0, 0)));
+    let explained = jobs.by_ref().take(busy.min(MOST)).map(|(job, _)| Some(job)).collect();
+    Ok(Chosen { explained, others: jobs.collect() })
+}
+
+/// Jobs that were not explained and have a finding that is worth telling, each with what is known of it.
+fn with_findings(others: Vec<(Job, bool)>, findings: &[Finding], asked: &Asked) -> Vec<Explained> {
+    let worth: Vec<u32> =
+        findings.iter().filter(|found| found.severity >= Severity::Medium).filter_map(|found| found.pid).collect();
+    let of_job = |(job, _): (Job, bool)| {
+        let pid = *worth.iter().find(|pid| job.pids.contains(pid))?;
+        let mut processes: Vec<ProcessReport> =
+            asked.processes.iter().filter(|one| job.pids.contains(&one.pid)).map(process).collect();
+        processes.sort_by_key(|process| process.pid != pid);
+        let (from_ns, to_ns) = (asked.from_ns, asked.to_ns);
+        let report = Report { from_ns, to_ns, wall_ns: to_ns.saturating_sub(from_ns), processes, ..Report::default() };
+        Some(Explained { job: Some(job), report })
+    };
+    others.into_iter().filter_map(of_job).collect()
+}
+
+fn process(process: &Process) -> ProcessReport {
+    let Process { pid, name, command, .. } = process.clone();
+    ProcessReport { pid, name, command, launches: 0 }
+}
+
+/// Gives each report its job's findings, and combines the reports.
+pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>, chosen: Chosen, asked: &Asked) -> Report {
+    let busy: Vec<Job> = chosen.others.iter().filter(|(_, busy)| *busy).map(|(job, _)| job.clone()).collect();
+    explained.extend(with_findings(chosen.others, &findings, asked));
+    let is_listed = |job: &&Job| explained.iter().any(|one| one.job.as_ref() == Some(*job));
+    let more_jobs = busy.iter().filter(|job| !is_listed(job)).count() as u64;
     let several = explained.len() > 1;
     let mut of_no_job = Vec::new();
     let mut of_each: Vec<Vec<Finding>> = vec![Vec::new(); explained.len()];
@@ -70,7 +114,7 @@ pub(super) fn together(mut explained: Vec<Explained>, findings: Vec<Finding>) ->
         Some(only) if explained.is_empty() => only.report,
         Some(last) => {
             explained.push(last);
-            all(explained, of_no_job)
+            all(explained, of_no_job, more_jobs)
         }
         None => Report::default(),
     }
@@ -95,7 +139,7 @@ fn absorb(findings: &mut [Finding], of_memory: Vec<Finding>) -> Vec<Finding> {
     others
 }
 
-fn all(mut explained: Vec<Explained>, of_no_job: Vec<Finding>) -> Report {
+fn all(mut explained: Vec<Explained>, of_no_job: Vec<Finding>, more_jobs: u64) -> Report {
     let mut findings = Vec::new();
     let lost = |report: &Report| report.findings.iter().map(|finding| finding.lost_ns).max();
     explained.sort_by_key(|one| Reverse((worst(&one.report), lost(&one.report))));
@@ -118,9 +162,9 @@ fn all(mut explained: Vec<Explained>, of_no_job: Vec<Finding>) -> Report {
     // A check may pass in one job and fail in another, and the jobs have no common steady state.
     whole.healthy.clear();
     whole.steady = None;
-    whole.verdict = verdict(&jobs, &whole.verdict);
+    whole.verdict = verdict(&jobs, more_jobs, &whole.verdict);
     whole.add_findings(of_no_job);
-    whole.jobs = jobs;
+    (whole.jobs, whole.more_jobs) = (jobs, more_jobs);
     whole
 }
 
@@ -155,12 +199,13 @@ fn summary(report: &Report) -> String {
     match report.findings.first().filter(|finding| finding.severity > Severity::Info) {
         Some(worst) => worst.headline(),
         None if report.loss.too_much => "too many events were lost to say".to_owned(),
+        None if report.processes.iter().all(|process| process.launches == 0) => "launched no kernels".to_owned(),
         None => "no cause costs 1 % or more".to_owned(),
     }
 }
 
-fn verdict(jobs: &[JobReport], of_worst: &str) -> String {
-    let many = units::count(jobs.len() as u64);
+fn verdict(jobs: &[JobReport], more_jobs: u64, of_worst: &str) -> String {
+    let many = units::count(jobs.len() as u64 + more_jobs);
     let who = jobs.first().map(|job| format!("{} {}", job.name, job.pid)).unwrap_or_default();
     format!("{many} jobs were recorded; the worst is {who}. {of_worst}")
 }
@@ -168,9 +213,35 @@ fn verdict(jobs: &[JobReport], of_worst: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gpuwhy_store::Session;
 
     fn costing(kind: &str, severity: Severity) -> Finding {
         Finding { pid: Some(7), lost_ns: 5, ..Finding::new(kind, severity, format!("{kind} cost time")) }
+    }
+
+    /// A run with these processes.
+    fn asked(pids: &[u32]) -> Asked {
+        let process = |pid: &u32| Process {
+            pid: *pid,
+            name: format!("job {pid}"),
+            started: None,
+            ended: None,
+            parent: None,
+            container: None,
+            command: None,
+        };
+        Asked {
+            session: Session::default(),
+            from_ns: 0,
+            to_ns: 9,
+            processes: pids.iter().map(process).collect(),
+            jobs: Vec::new(),
+            all: true,
+        }
+    }
+
+    fn together(explained: Vec<Explained>, findings: Vec<Finding>) -> Report {
+        super::together(explained, findings, Chosen::default(), &asked(&[]))
     }
 
     fn explained(findings: Vec<Finding>) -> Vec<Explained> {
@@ -225,5 +296,25 @@ mod tests {
             "{}",
             report.verdict
         );
+    }
+
+    #[test]
+    fn a_job_without_launches_is_listed_for_its_finding_and_what_is_not_listed_is_counted() {
+        let job = |pid: u32| Job { pids: [pid].into() };
+        let launches = ProcessReport { pid: 7, launches: 5, ..ProcessReport::default() };
+        let slow = Report { verdict: "Slow.".into(), processes: vec![launches], ..Report::default() };
+        let works = || vec![Explained { job: Some(job(7)), report: slow.clone() }];
+        let oom = Finding { pid: Some(9), ..Finding::new("oom", Severity::Critical, "out of memory at 1 s".into()) };
+        let others = vec![(job(8), true), (job(9), false), (job(10), false)];
+        let chosen = || Chosen { explained: Vec::new(), others: others.clone() };
+        let report = super::together(works(), vec![oom], chosen(), &asked(&[7, 8, 9, 10]));
+        let listed: Vec<(u32, &str)> = report.jobs.iter().map(|job| (job.pid, job.summary.as_str())).collect();
+        assert_eq!(listed, [(9, "out of memory at 1 s"), (7, "no cause costs 1 % or more")]);
+        assert_eq!(report.more_jobs, 1, "job 8 had work, and is not listed");
+        let verdict = "3 jobs were recorded; the worst is job 9 9. Out of memory at 1 s. ";
+        assert_eq!(report.verdict, verdict);
+        // Nothing wrong with those without work: they are no news.
+        let report = super::together(works(), Vec::new(), chosen(), &asked(&[7, 8, 9, 10]));
+        assert_eq!(report.verdict, "Slow.");
     }
 }

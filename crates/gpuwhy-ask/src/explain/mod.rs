@@ -50,16 +50,17 @@ pub fn explain_unless(stop: &Stop<'_>, reader: &Reader, part: &Part) -> Result<E
         };
         (explained, memory)
     });
-    let report = jobs::together(explained?, memory?);
+    let (explained, chosen) = explained?;
+    let report = jobs::together(explained, memory?, chosen, &asked);
     Ok(Explained { report, session: asked.session })
 }
 
-/// Explains each job that launched, in one pass over the events.
-fn explain_time(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<Vec<jobs::Explained>> {
+/// Explains the chosen jobs, in one pass over the events.
+fn explain_time(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<(Vec<jobs::Explained>, jobs::Chosen)> {
     let run = reader.facts(asked.from_ns, Some(asked.to_ns))?;
-    let worth = jobs::worth(reader, asked)?;
+    let chosen = jobs::choose(reader, asked)?;
     let explainer = |job: &Option<Job>| Explainer::new(facts::gather(&run, asked.from_ns, asked.to_ns, job.as_ref()));
-    let mut explainers: Vec<Explainer> = worth.iter().map(explainer).collect();
+    let mut explainers: Vec<Explainer> = chosen.explained.iter().map(explainer).collect();
     drop(run);
     // Always from the beginning: an interval in the time range may have started long before.
     reader.replay(0, Some(asked.to_ns), |event| {
@@ -78,10 +79,11 @@ fn explain_time(stop: &Stop<'_>, reader: &Reader, asked: &Asked) -> Result<Vec<j
         }
     };
     let reports = explainers.into_iter().map(|explainer| explainer.finish(&mut words));
-    let explained = worth.into_iter().zip(reports).map(|(job, report)| jobs::Explained { job, report }).collect();
+    let named = chosen.explained.iter().cloned().zip(reports);
+    let explained = named.map(|(job, report)| jobs::Explained { job, report }).collect();
     match failed {
         Some(error) => Err(error.into()),
-        None => Ok(explained),
+        None => Ok((explained, chosen)),
     }
 }
 

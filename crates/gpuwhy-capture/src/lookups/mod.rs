@@ -11,6 +11,7 @@
 //! finds the answer, and small ones that are waited for ([`Lookups::ask_now`]), a quarter of the time at most.
 
 mod question;
+mod queue;
 mod reader;
 mod reader_process;
 mod sandbox;
@@ -22,9 +23,10 @@ pub use question::ProcessNames;
 pub(crate) use question::{Answer, Command, LeftBehind, LibraryPart, Mapped, PythonAnswer, Question, Refusal};
 
 use question::Reply;
+use queue::{Queue, Terms};
 use reader_process::Starter;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -34,8 +36,6 @@ use wire::Wire;
 /// The place of the reader that answers at once, and of those that answer later.
 const AT_ONCE: u8 = 0;
 const LATER: usize = 3;
-/// Without a word from a reader for this long, it waits for something that may never come.
-const SILENCE: Duration = Duration::from_secs(5);
 /// The longest that one process is read for.
 const LONGEST: Duration = Duration::from_secs(20);
 /// A small question has its answer within a millisecond; on a busy machine later.
@@ -77,6 +77,7 @@ struct Asked<P> {
     purpose: P,
     began: Instant,
     heard: Instant,
+    terms: Terms,
     libraries: Vec<ReadLibrary>,
 }
 
@@ -109,10 +110,10 @@ impl<P> Place<P> {
     }
 
     /// Asks its reader, which has nothing to do; a new one if there is none.
-    fn ask(&mut self, starter: &Starter, question: Question, purpose: P) {
+    fn ask(&mut self, starter: &Starter, question: Question, purpose: P, terms: Terms) {
         let bytes = postcard::to_stdvec(&question).unwrap_or_default();
         let now = Instant::now();
-        self.asked = Some(Asked { question, purpose, began: now, heard: now, libraries: Vec::new() });
+        self.asked = Some(Asked { question, purpose, began: now, heard: now, terms, libraries: Vec::new() });
         if self.wire.is_none() {
             self.wire = starter.reader(self.number).ok();
         }
@@ -144,7 +145,7 @@ impl<P> Place<P> {
 
     fn is_late(&self, now: Instant) -> bool {
         let late = |asked: &Asked<P>| {
-            let patience = if matches!(asked.question, Question::Likely(_)) { LONGEST } else { SILENCE };
+            let patience = if matches!(asked.question, Question::Likely(_)) { LONGEST } else { asked.terms.silence };
             now.duration_since(asked.heard) > patience || now.duration_since(asked.began) > LONGEST
         };
         self.asked.as_ref().is_some_and(late)
@@ -157,12 +158,14 @@ pub(crate) struct Lookups<P> {
     starter: Starter,
     at_once: Place<()>,
     later: [Place<P>; LATER],
-    queue: VecDeque<(Question, P)>,
+    queue: Queue<(Question, P)>,
     /// Questions that nobody was asked.
     unasked: Vec<Answered<P>>,
     /// Processes that are not looked into any more: for answers at once, or for those that can come later.
     given_up: HashSet<(u32, Kind)>,
     times_given_up: u64,
+    /// Processes whose libraries could not be read in time, since the last [`Lookups::take_unread`].
+    unread: u64,
     allowance: Allowance,
     /// CPU time that readers took.
     spent_ns: u64,
@@ -179,10 +182,11 @@ impl<P> Lookups<P> {
             starter,
             at_once,
             later: std::array::from_fn(|at| Place::new(AT_ONCE + 1 + at as u8)),
-            queue: VecDeque::new(),
+            queue: Queue::new(),
             unasked: Vec::new(),
             given_up: HashSet::new(),
             times_given_up: 0,
+            unread: 0,
             allowance: Allowance::new(Instant::now()),
             spent_ns: 0,
             warnings: Vec::new(),
@@ -197,13 +201,14 @@ impl<P> Lookups<P> {
 
     /// Has a question answered when a reader comes to it.
     pub(crate) fn ask_later(&mut self, question: Question, purpose: P) {
-        self.queue.push_back((question, purpose));
+        let uid = question.pid().and_then(crate::process::user);
+        self.queue.push(uid, (question, purpose));
         self.hand_out();
     }
 
     /// Whether answers are still to come.
     pub(crate) fn is_waiting(&self) -> bool {
-        !self.queue.is_empty() || !self.unasked.is_empty() || self.later.iter().any(|place| place.asked.is_some())
+        self.queue.len() > 0 || !self.unasked.is_empty() || self.later.iter().any(|place| place.asked.is_some())
     }
 
     /// What becomes readable when there is an answer.
@@ -228,11 +233,15 @@ impl<P> Lookups<P> {
                 Heard::Nothing | Heard::Broken => None,
             };
             let Some(asked) = place.asked.take() else { continue };
+            let Asked { mut question, mut purpose, libraries, began, terms, .. } = asked;
             if answer.is_none() {
                 place.wire = None;
-                self.give_up(&asked.question, Kind::Later, asked.began.elapsed(), late);
+                if late {
+                    let Some(given_up) = self.queue.late((question, purpose), terms) else { continue };
+                    (question, purpose) = given_up;
+                }
+                self.give_up(&question, Kind::Later, began.elapsed(), late);
             }
-            let Asked { question, purpose, libraries, .. } = asked;
             answers.push(Answered { question, purpose, answer, libraries });
         }
         self.hand_out();
@@ -244,17 +253,19 @@ impl<P> Lookups<P> {
     /// that others are asked only when it takes its time.
     fn hand_out(&mut self) {
         while let Some(at) = self.free_place() {
-            let Some((question, purpose)) = self.queue.pop_front() else { return };
+            let at_work: Vec<Terms> =
+                self.later.iter().filter_map(|place| place.asked.as_ref()).map(|asked| asked.terms).collect();
+            let Some(((question, purpose), terms)) = self.queue.next(&at_work) else { break };
             if self.is_given_up(&question, Kind::Later) {
                 self.unasked.push(Answered { question, purpose, answer: None, libraries: Vec::new() });
             } else {
-                self.later[at].ask(&self.starter, question, purpose);
+                self.later[at].ask(&self.starter, question, purpose, terms);
             }
         }
         if self.queue.len() > MOST_QUEUED {
             self.warnings.push(format!("{} processes are not watched: too many began at once", self.queue.len()));
             let unasked = |(question, purpose)| Answered { question, purpose, answer: None, libraries: Vec::new() };
-            self.unasked.extend(self.queue.drain(..).map(unasked));
+            self.unasked.extend(self.queue.take_all().into_iter().map(unasked));
         }
     }
 
@@ -282,7 +293,7 @@ impl<P> Lookups<P> {
         if self.is_given_up(&question, Kind::AtOnce) || !self.allowance.is_there(began) {
             return None;
         }
-        self.at_once.ask(&self.starter, question, ());
+        self.at_once.ask(&self.starter, question, (), Terms::AT_ONCE);
         let answer = loop {
             match self.at_once.hear() {
                 Heard::Done(answer, cpu_ns) => {
@@ -308,6 +319,7 @@ impl<P> Lookups<P> {
 
     fn give_up(&mut self, question: &Question, kind: Kind, took: Duration, late: bool) {
         self.times_given_up += 1;
+        self.unread += u64::from(matches!(question, Question::Libraries { .. }));
         if let Some(pid) = question.pid() {
             if self.given_up.len() >= MOST_GIVEN_UP {
                 self.given_up.clear();
@@ -334,6 +346,23 @@ impl<P> Lookups<P> {
     pub(crate) fn forget(&mut self, pid: u32) {
         self.given_up.remove(&(pid, Kind::AtOnce));
         self.given_up.remove(&(pid, Kind::Later));
+    }
+
+    /// Processes whose libraries could not be read in time, since the last time.
+    pub(crate) fn take_unread(&mut self) -> u64 {
+        std::mem::take(&mut self.unread)
+    }
+
+    /// Ends it: what still waits for a reader is not read any more.
+    pub(crate) fn give_up_the_rest(&mut self) {
+        let at_work = self.later.iter().filter_map(|place| place.asked.as_ref()).map(|asked| &asked.question);
+        let rest = self.queue.questions().map(|(question, _)| question).chain(at_work);
+        let pids: HashSet<u32> = rest
+            .filter(|question| matches!(question, Question::Libraries { .. }))
+            .filter_map(Question::pid)
+            .filter(|pid| !self.given_up.contains(&(*pid, Kind::Later)))
+            .collect();
+        self.unread += pids.len() as u64;
     }
 
     /// CPU time that readers took so far.

@@ -75,6 +75,9 @@ mod tests {
         assert!(refusal.said.contains(&"back-edge from insn 1489 to 1490".to_owned()), "{refusal:?}");
         let absent = Refusal::read("libbpf: prog 'session': failed to load: -EINVAL\n");
         assert_eq!((absent.program.as_deref(), absent.is_verifiers()), (Some("session"), false));
+        // Loaded, but not attached: the part that needs it is left out, as when it is refused.
+        let attach = Refusal::read("libbpf: prog 'on_irq': failed to attach: -EBUSY\n");
+        assert_eq!(attach.program.as_deref(), Some("on_irq"));
         assert_eq!(Refusal::read("libbpf: failed to create map\n").program, None);
     }
 }

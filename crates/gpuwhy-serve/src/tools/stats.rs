@@ -167,7 +167,8 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
         verdict: clean(&explained.report.verdict, VERDICT),
         findings: told.map(|found| format!("{}: {}", found.kind, clean(&found.title, LONG))).collect(),
         jobs: explained.report.jobs.iter().take(JOBS).map(job).collect(),
-        more_jobs: explained.report.jobs.len().saturating_sub(JOBS),
+        more_jobs: explained.report.jobs.len().saturating_sub(JOBS)
+            + usize::try_from(explained.report.more_jobs).unwrap_or(0),
         more_findings: explained.report.findings.len().saturating_sub(FINDINGS),
         ops,
         page,

@@ -246,6 +246,10 @@ fn a_job_that_launches_nothing_has_no_findings() {
     assert!(report.verdict.starts_with("No GPU work was seen"), "{}", report.verdict);
     assert_eq!((report.gpu_idle_min_ns, report.steady), (None, None));
     assert_eq!(Story::new().tell().verdict, "Nothing was traced in this time range.");
+    let mut unread = Story::new();
+    unread.facts.loss = vec![LossFact { cause: "process_unread".into(), count: 33, ..LossFact::default() }];
+    let said = "Nothing was traced in this time range. Not watched: 33 processes whose libraries could not be read in time.";
+    assert_eq!(unread.tell().verdict, said);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use gpuwhy_capture::needs::{self, Need, Status};
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &Check) -> anyhow::Result<ExitCode> {
-    let needs = needs::look();
+    let needs = needs::look(!args.json && output::is_verbose());
     if args.json {
         println!("{}", serde_json::to_string_pretty(&needs.iter().map(json).collect::<Vec<_>>())?);
     } else {

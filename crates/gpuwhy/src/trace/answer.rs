@@ -91,7 +91,7 @@ impl Answer {
         };
         let mut lines = vec![String::new()];
         if !report.jobs.is_empty() {
-            lines.extend(explain_view::job_lines(&report.jobs, &path.display().to_string(), width, style));
+            lines.extend(explain_view::job_lines(report, &path.display().to_string(), width, style));
             return lines;
         }
         lines.extend(explain_view::verdict(&report.verdict, width, style));

@@ -120,6 +120,7 @@ impl Summary {
             lines.push(format!("        {}", style.yellow(&text)));
         }
         lines.extend(self.unwatched.words().map(|words| format!("        {words}")));
+        lines.extend(self.unread().map(|unread| format!("        {unread}")));
         lines.extend(self.kept_small().note().map(|note| format!("        {note}")));
         let python = self.python_troubles();
         lines.extend(python.into_iter().map(|trouble| format!("        Python: {trouble}")));
@@ -163,6 +164,12 @@ impl Summary {
     fn kept_small(&self) -> Thinned {
         let refused = self.loss_by_cause.get(&LossCause::SizeCap).copied().unwrap_or(0);
         Thinned { stored: self.stored, thinned: self.thinned, refused, max_size: self.max_size }
+    }
+
+    /// Processes whose libraries could not be read.
+    fn unread(&self) -> Option<String> {
+        let processes = self.loss_by_cause.get(&LossCause::ProcessUnread)?;
+        Some(format!("not watched: {} processes whose libraries could not be read in time", units::count(*processes)))
     }
 
     /// Python stacks that are incomplete or missing.

@@ -76,5 +76,5 @@ fn check() -> Vec<Need> {
         found: need.found,
         fix: need.fix,
     };
-    needs::look().into_iter().map(need).collect()
+    needs::look(false).into_iter().map(need).collect()
 }
