@@ -7,6 +7,7 @@ JSON-RPC on a pipe, so that a client library's own time is not in the figures.
 """
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -82,7 +83,8 @@ def questions(rng, seconds):
 
 
 def quantile(values, q):
-    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+    """The smallest value that this share of all is not above."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def row(name, values, reference):
