@@ -25,7 +25,7 @@ pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
         let repair = || output::patiently("repairing", || gpuwhy_store::repair(&request));
         let repaired = privileges::with_rights_of(caller.as_ref(), repair)??;
         damaged |= !repaired.damage.is_empty();
-        lines(run, &repaired).iter().for_each(|line| output::say(&units::safe(line, 1_000)));
+        output::show(lines(run, &repaired).iter().map(|line| units::safe(line, 1_000)))?;
     }
     Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

@@ -61,7 +61,8 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
 
 fn examine(args: &Memory, path: &Path) -> anyhow::Result<Known> {
     let part = args.of.part();
-    let examined = output::patiently("looking at its memory", || memory::examine(&output::open(path)?, &part))?;
+    let examined =
+        output::patiently("looking at its memory", || anyhow::Ok(memory::examine(&output::open(path)?, &part)?))?;
     let start_monotonic_ns = examined.session.start_monotonic_ns;
     Ok(Known { report: examined.report, run: path.display().to_string(), start_monotonic_ns })
 }
