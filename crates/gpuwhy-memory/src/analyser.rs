@@ -406,7 +406,7 @@ impl Analyser {
         if self.facts.lost > 0 {
             notes.push(format!(
                 "{} allocations or frees were lost: live bytes by line may be off, totals are PyTorch's own",
-                self.facts.lost
+                gpuwhy_model::units::count(self.facts.lost)
             ));
         }
         let older: u64 = report.spaces.iter().map(|space| space.preexisting).sum();

@@ -57,13 +57,20 @@ pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
         let line = oom.line.as_deref().unwrap_or(NO_LINE);
         said.push(format!("Memory ran out{times}: {line} asked for {}.", units::bytes(oom.asked)));
     }
+    if facts.lost > 0 {
+        let lost = units::count(facts.lost);
+        said.push(format!(
+            "{lost} allocations or frees were lost: leaks may be missing here, bytes by line may be off."
+        ));
+    }
     for leak in report.leaks.iter().take(3) {
         let line = leak.line.as_deref().unwrap_or(NO_LINE);
         let since = leak.onset_step.map_or_else(|| units::time(leak.onset_ns), |step| format!("step {step}"));
         said.push(format!("{line} leaks {} since {since}.", rate(leak)));
     }
     if report.oom_count == 0 && report.leaks.is_empty() && !report.spaces.is_empty() {
-        said.push("No leak was found.".to_owned());
+        let rest = if facts.lost > 0 { " in the rest" } else { "" };
+        said.push(format!("No leak was found{rest}."));
     }
     if let Some(space) = report.spaces.iter().find(|space| space.source == Source::Torch).or(report.spaces.first()) {
         let most = space.at_peak.first();

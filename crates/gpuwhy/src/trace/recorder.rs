@@ -458,7 +458,11 @@ fn is_call(op: OpId) -> bool {
 /// What went wrong with the file, if anything.
 fn problem(finished: Option<&Finished>) -> Option<String> {
     match finished {
-        Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+        Some(finished) => {
+            let both = [&finished.problem, &finished.also].into_iter().flatten().map(ToString::to_string);
+            let both: Vec<String> = both.collect();
+            (!both.is_empty()).then(|| both.join("; "))
+        }
         None => Some("the writing thread ended early; what was committed is in the file".to_owned()),
     }
 }
