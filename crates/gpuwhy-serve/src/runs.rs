@@ -115,6 +115,8 @@ impl Stamp {
 pub(crate) struct Run {
     /// Where it is.
     pub(crate) path: PathBuf,
+    /// Whether it was copied without the -wal that a killed gpuwhy left.
+    pub(crate) lacks_wal: bool,
     stamp: Mutex<Stamp>,
     /// When it began, which no two runs have in common.
     began: u64,
@@ -133,6 +135,7 @@ impl Run {
         let began = reader.session()?.start_unix_ns;
         Ok(Self {
             path,
+            lacks_wal: reader.lacks_wal(),
             stamp: Mutex::new(stamp),
             began,
             readers: Mutex::new(vec![reader]),

@@ -153,7 +153,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Memory, 
         at_peak: space.at_peak.iter().take(3).map(holder).collect(),
     });
     Ok(Memory {
-        head: RunHead::new(&run.path, &examined.session),
+        head: RunHead::of(&run, &examined.session),
         verdict: clean(&report.verdict, 420),
         spaces: spaces.collect(),
         more_spaces: 0,

@@ -141,7 +141,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
     let lost = run.reader(asked.work)?.events_lost(found.span.0.unwrap_or(0), found.span.1)?;
     let (groups, page) = arguments.paging.cut(found.groups, 10, Some(&run))?;
     Ok(Stacks {
-        head: RunHead::new(&run.path, &session),
+        head: RunHead::of(&run, &session),
         op: found.op.map(|op| clean(&op, 60)),
         unit: match found.unit {
             StackUnit::Call => "calls",

@@ -161,7 +161,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
     let (ops, page) = arguments.paging.cut(ops, 12, Some(&run))?;
     let told = explained.report.findings.iter().take(FINDINGS);
     Ok(Stats {
-        head: RunHead::new(&run.path, &stats.session),
+        head: RunHead::of(&run, &stats.session),
         command: stats.session.command.as_deref().map(|command| clean(command, LONG)),
         gpu: stats.session.machine.gpu.as_deref().map(|gpu| clean(gpu, 60)),
         verdict: clean(&explained.report.verdict, VERDICT),

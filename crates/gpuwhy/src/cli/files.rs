@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[command(after_help = "\
 While gpuwhy records, the newest events are in RUN-wal, a file beside RUN. If gpuwhy is killed both stay, and belong
 together: copy or move both. repair makes one file of them that can be copied alone, and says what is in it. Without
-RUN-wal it does what it can: about the last two seconds are missing then.
+RUN-wal it does what it can, and says from when on events are missing.
 Exits with 1 if something in the file is damaged.
 
 Examples:

@@ -51,9 +51,10 @@ fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
     );
     if repaired.lacks_wal {
         lines.push(format!(
-            "  {0}-wal is not here: about the last two seconds are missing. If you still have it, put it beside a fresh \
+            "  {0}-wal is not here: what came after {1} is missing. If you still have it, put it beside a fresh \
              copy of {0} and repair that",
-            run.display()
+            run.display(),
+            units::time(duration_ns)
         ));
     }
     if !repaired.has_end {
