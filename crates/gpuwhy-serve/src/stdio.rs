@@ -143,12 +143,17 @@ impl<R: AsyncBufRead + Unpin, W: AsyncWrite + Unpin> Lines<R, W> {
 fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> {
     let refuse = |id, error| Box::new(JsonRpcError::new(id, error));
     let value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("this line is no JSON: {wrong}"), None)))?;
+        .map_err(|wrong| refuse(None, ErrorData::parse_error(format!("this is not JSON: {wrong}"), None)))?;
     let id = value.get("id").and_then(|id| serde_json::from_value(id.clone()).ok());
     serde_json::from_value(value).map_err(|_| {
         let message = "this is no JSON-RPC message: it has \"jsonrpc\": \"2.0\", \"method\", \"params\" and, to be answered, \"id\"";
         refuse(id, ErrorData::invalid_request(message, None))
     })
+}
+
+/// What the sender of something that is no message is told.
+pub(crate) fn unreadable(message: &[u8]) -> Option<serde_json::Value> {
+    read(message).err().map(|refused| refusal(&refused))
 }
 
 /// What a sender is told. JSON-RPC wants a null for the number of a request that could not be read; the SDK leaves it out.
