@@ -6,6 +6,7 @@ import sqlite3
 # The calls that simjob makes. A run file also has the kernel's events of the job's threads.
 CALLS = "layer IN ('runtime', 'driver')"
 UNPROBED_SETUP = 4 * 4  # calls before and after a load of 4 threads that neither tool records
+START_AND_END = 1  # calls/s asked for where what starting and ending costs is measured
 
 
 class Impossible(Exception):
@@ -46,5 +47,6 @@ def load_row(tool, rate, done, recorded):
 
 
 def lossless_rate(rows):
-    """The highest rate that gpuwhy recorded without loss, calls/s; None if it lost calls at every rate."""
-    return max((row["per_second"] for row in rows if row["tool"] == "gpuwhy" and row["lost"] == 0), default=None)
+    """The highest rate that gpuwhy recorded without loss, calls/s; None if it lost calls at every rate. A run of START_AND_END is not a load."""
+    loads = (row for row in rows if row["tool"] == "gpuwhy" and row["rate"] != START_AND_END)
+    return max((row["per_second"] for row in loads if row["lost"] == 0), default=None)

@@ -7,6 +7,7 @@ lines of JSON-RPC on a pipe, so the figures contain no time of a client library.
 """
 
 import json
+import math
 import os
 import pathlib
 import random
@@ -82,7 +83,8 @@ def questions(rng, seconds):
 
 
 def quantile(values, q):
-    return sorted(values)[min(len(values) - 1, int(q * len(values)))]
+    """The smallest value that this share of all is not above."""
+    return sorted(values)[max(0, math.ceil(q * len(values)) - 1)]
 
 
 def row(name, values, reference):

@@ -66,6 +66,13 @@ class Load(unittest.TestCase):
         rows.append(figures.load_row("untraced", 0, DONE, {}))
         self.assertEqual(figures.lossless_rate(rows), 200_000)
 
+    def test_starting_and_ending_is_not_a_load(self):
+        few = {"calls": 4, "setup_calls": 40, "seconds": 0.5, "cpu_ns_per_call": 900}
+        start = figures.load_row("gpuwhy", 1, few, {"kept": 28, "lost_by_its_own_count": 0})
+        lossy = figures.load_row("gpuwhy", 100_000, DONE, {"kept": MADE - 1, "lost_by_its_own_count": 1})
+        self.assertEqual(start["lost"], 0)
+        self.assertIsNone(figures.lossless_rate([start, lossy]))
+
 
 class Report(unittest.TestCase):
     def shown(self, kept):

@@ -25,6 +25,8 @@ pub struct RunInfo {
     pub session: Session,
     /// Whether it is still recorded.
     pub state: RunState,
+    /// Whether it was copied without the -wal that a killed gpuwhy left.
+    pub lacks_wal: bool,
 }
 
 /// Run files (`*.db`) directly in a folder that may be opened, newest first. Other files are skipped.
@@ -52,6 +54,8 @@ pub fn info(path: &Path) -> Option<RunInfo> {
     // The file may be hostile.
     reader.give_up_after(LOOK);
     let session = reader.session().ok()?;
-    let state = state(&session, path);
-    Some(RunInfo { path: path.into(), bytes: metadata.len(), modified: metadata.modified().ok(), session, state })
+    let lacks_wal = reader.lacks_wal();
+    let state = state(&session, path, lacks_wal);
+    let modified = metadata.modified().ok();
+    Some(RunInfo { path: path.into(), bytes: metadata.len(), modified, session, state, lacks_wal })
 }

@@ -81,9 +81,13 @@ pub enum RunState {
 }
 
 /// Whether the run in a file is still recorded. A run without events is still written to, because samples are taken.
-pub fn state(session: &Session, path: &Path) -> RunState {
+/// Nobody writes to a copy without its -wal.
+pub fn state(session: &Session, path: &Path, lacks_wal: bool) -> RunState {
     if session.stop_unix_ns.is_some() {
         return RunState::Ended;
+    }
+    if lacks_wal {
+        return RunState::Cut;
     }
     let last = Duration::from_nanos(session.start_unix_ns.saturating_add(session.duration_ns));
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -123,4 +127,20 @@ pub fn stats(reader: &Reader, part: &Part) -> Result<Stats> {
     processes.sort_by_key(|process| (std::cmp::Reverse((process.cuda_ns, process.calls)), process.process.pid));
     let loss = reader.loss_of(from_ns, Some(to_ns))?;
     Ok(Stats { session: asked.session, from_ns, to_ns, ops, processes, loss })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_without_its_wal_is_not_running_however_young_it_is() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let session = Session { start_unix_ns: now, ..Session::default() };
+        let path = Path::new("/nowhere/run.db");
+        assert_eq!(state(&session, path, false), RunState::Running);
+        assert_eq!(state(&session, path, true), RunState::Cut);
+        let ended = Session { stop_unix_ns: Some(now), ..session };
+        assert_eq!(state(&ended, path, true), RunState::Ended);
+    }
 }

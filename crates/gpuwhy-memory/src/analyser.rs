@@ -405,8 +405,8 @@ impl Analyser {
         let mut notes = self.facts.notes.clone();
         if self.facts.lost > 0 {
             notes.push(format!(
-                "{} allocations or frees were lost: live bytes by line may be off; totals are PyTorch's own",
-                self.facts.lost
+                "{} allocations or frees were lost: live bytes by line may be off, totals are PyTorch's own",
+                gpuwhy_model::units::count(self.facts.lost)
             ));
         }
         let older: u64 = report.spaces.iter().map(|space| space.preexisting).sum();

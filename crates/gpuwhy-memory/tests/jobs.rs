@@ -536,3 +536,14 @@ fn lines_with_driver_calls_have_their_time() {
     assert_eq!(one.driver_by.iter().map(|by| by.total_ns).sum::<u64>(), one.driver_ns, "{one:#?}");
     assert!(one.driver_by.iter().all(|by| by.late_ns <= by.total_ns) && one.driver_by[0].late_ns > 0);
 }
+
+#[test]
+fn a_verdict_on_what_is_left_says_that_allocations_were_lost() {
+    let mut job = Job::default();
+    (0..60).for_each(|number| step(&mut job, number, 4));
+    let whole = job.examine();
+    assert!(!whole.verdict.contains("lost"), "{}", whole.verdict);
+    let lossy = job.examine_with(gpuwhy_memory::Facts { lost: 12_345, ..job.facts() });
+    assert!(lossy.verdict.starts_with("12,345 allocations or frees were lost"), "{}", lossy.verdict);
+    assert!(lossy.notes.iter().any(|note| note.starts_with("12,345 allocations")), "{:?}", lossy.notes);
+}

@@ -4,7 +4,9 @@
 /// Most slots kept; when there would be more, two neighbours become one.
 const SLOTS: usize = 1024;
 /// With fewer slots there is no [`Course`].
-const ENOUGH: usize = 8;
+const ENOUGH: usize = 4;
+/// With fewer, what it shows may be chance.
+const SURE: usize = 8;
 
 /// Counts per second, or per several seconds in a long run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,6 +26,8 @@ pub struct Course {
     pub last: f64,
     /// The median of the first half.
     pub early: f64,
+    /// Whether it was long enough to tell a fall from chance.
+    pub sure: bool,
 }
 
 impl Course {
@@ -72,6 +76,7 @@ impl Rates {
             peak: a_second(inside.iter().copied().max().unwrap_or(0)),
             last: a_second(median(&inside[inside.len() - inside.len() / 4..])),
             early: a_second(median(&inside[..inside.len() / 2])),
+            sure: inside.len() >= SURE,
         })
     }
 
@@ -113,8 +118,15 @@ mod tests {
         // One slow second, or one pause, is no drop.
         let paused = rates((0..20).map(|second| if second == 17 { 0 } else { 50 })).course().unwrap();
         assert_eq!(paused.drop(), 0.0);
-        assert_eq!(rates([50; 9]).course(), None, "too short");
+        assert_eq!(rates([50; 5]).course(), None, "too short");
         assert_eq!(rates([]).course(), None);
+    }
+
+    #[test]
+    fn a_run_of_six_seconds_has_a_course_that_may_be_chance() {
+        let course = rates([0, 20, 100, 110, 100, 55, 20]).course().unwrap();
+        assert_eq!((course.peak, course.last, course.drop(), course.sure), (110.0, 55.0, 0.5, false));
+        assert!(rates([50; 10]).course().unwrap().sure && !rates([50; 9]).course().unwrap().sure);
     }
 
     #[test]

@@ -90,6 +90,23 @@ fn file(wrong: &gpuwhy_store::Error) -> String {
         Error::Corrupt { path, source } => {
             format!("{} is damaged and unreadable ({source}): {OTHERS}", path.display())
         }
+        Error::WithoutWal { path } => {
+            let path = path.display();
+            format!(
+                "{path} has no events: its gpuwhy was killed, and what it recorded is in {path}-wal, which is not beside \
+                 it; without that file nothing is known of this run: {OTHERS}"
+            )
+        }
+        Error::CorruptWithoutWal { path, source } => {
+            let path = path.display();
+            format!(
+                "{path} cannot be read ({source}): its gpuwhy was killed, and {path}-wal, which belongs to it, is not \
+                 beside it: {OTHERS}"
+            )
+        }
+        Error::NotPermitted { path, owner } => {
+            format!("{} belongs to user {owner}, and this server may not read it: {OTHERS}", path.display())
+        }
         wrong => wrong.to_string(),
     }
 }
@@ -130,4 +147,31 @@ pub enum Error {
     /// A protocol error.
     #[error("MCP protocol error: {0}")]
     Protocol(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gpuwhy_store::Error as Wrong;
+
+    #[test]
+    fn files_that_cannot_be_read_are_no_reason_to_run_commands() {
+        let path = || PathBuf::from("run.db");
+        for wrong in [
+            Wrong::WithoutWal { path: path() },
+            Wrong::Empty { path: path() },
+            Wrong::NotPermitted { path: path(), owner: 1_000 },
+            Wrong::NotFound { path: path() },
+            Wrong::NotSqlite { path: path() },
+            Wrong::NotARun { path: path() },
+            Wrong::Newer { path: path(), version: 99 },
+        ] {
+            for said in [ToolError::from(wrong), ToolError::Ask(gpuwhy_ask::Error::File(Wrong::Empty { path: path() }))]
+            {
+                let said = said.to_string();
+                let command = ["`", "(gpuwhy ", "gpuwhy repair", "gpuwhy trace", " --", "sqlite3"];
+                assert!(said.contains("run.db") && !command.iter().any(|part| said.contains(part)), "{said}");
+            }
+        }
+    }
 }

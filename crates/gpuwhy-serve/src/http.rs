@@ -220,7 +220,13 @@ impl Door {
             Ok(Err(_)) => return refuse(StatusCode::BAD_REQUEST, "cannot read the request body"),
             Err(_) => return refuse(StatusCode::REQUEST_TIMEOUT, "timed out waiting for the request body"),
         };
-        let Ok(mut reply) = self.mcp.clone().call(Request::from_parts(head, Full::new(body))).await;
+        let Ok(mut reply) = self.mcp.clone().call(Request::from_parts(head, Full::new(body.clone()))).await;
+        // The SDK answers a body that is not a message as a wrong content type, in plain text.
+        if reply.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE
+            && let Some(refusal) = crate::stdio::unreadable(&body)
+        {
+            return json(StatusCode::BAD_REQUEST, &refusal);
+        }
         // The session has ended by now, and not every client accepts "202 Accepted" as success.
         if ends && reply.status() == StatusCode::ACCEPTED {
             *reply.status_mut() = StatusCode::OK;
@@ -269,6 +275,13 @@ fn refuse(status: StatusCode, why: &'static str) -> Reply {
     *reply.status_mut() = status;
     // The rest of the request is not read.
     reply.headers_mut().insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+    reply
+}
+
+fn json(status: StatusCode, body: &serde_json::Value) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::from(body.to_string())).boxed());
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("application/json"));
     reply
 }
 

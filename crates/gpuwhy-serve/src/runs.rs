@@ -114,6 +114,8 @@ impl Stamp {
 /// One run.
 pub(crate) struct Run {
     pub(crate) path: PathBuf,
+    /// Whether it was copied without the -wal that a killed gpuwhy left.
+    pub(crate) lacks_wal: bool,
     stamp: Mutex<Stamp>,
     /// Start time, which is unique to each run.
     began: u64,
@@ -132,6 +134,7 @@ impl Run {
         let began = reader.session()?.start_unix_ns;
         Ok(Self {
             path,
+            lacks_wal: reader.lacks_wal(),
             stamp: Mutex::new(stamp),
             began,
             readers: Mutex::new(vec![reader]),

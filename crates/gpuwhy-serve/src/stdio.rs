@@ -151,6 +151,11 @@ fn read(line: &[u8]) -> Result<RxJsonRpcMessage<RoleServer>, Box<JsonRpcError>> 
     })
 }
 
+/// The reply to the sender of an invalid message; `None` if it is valid.
+pub(crate) fn unreadable(message: &[u8]) -> Option<serde_json::Value> {
+    read(message).err().map(|refused| refusal(&refused))
+}
+
 /// The reply to an invalid line. JSON-RPC requires a null id for a request that could not be read; the SDK leaves it
 /// out.
 fn refusal(refused: &JsonRpcError) -> serde_json::Value {

@@ -168,6 +168,17 @@ pub enum Error {
         /// What SQLite said.
         source: rusqlite::Error,
     },
+    /// The file of a killed gpuwhy that makes no sense without another.
+    #[error(
+        "{} cannot be read ({source}): its gpuwhy was killed, and {}-wal, which belongs to it, is not here; copy that file \
+         beside it, then run `gpuwhy repair {}`", .path.display(), .path.display(), .path.display()
+    )]
+    CorruptWithoutWal {
+        /// The path.
+        path: PathBuf,
+        /// What SQLite said.
+        source: rusqlite::Error,
+    },
     /// The file's format is newer than this gpuwhy.
     #[error(
         "{} has run-file version {version}, but this gpuwhy reads versions up to {}: update gpuwhy",

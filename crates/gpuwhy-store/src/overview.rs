@@ -174,6 +174,12 @@ impl Reader {
         self.loss_between(crate::facts::seconds(from_ns, to_ns))
     }
 
+    /// Events lost in a part of the run, of any op.
+    pub fn events_lost(&self, from_ns: u64, to_ns: Option<u64>) -> Result<u64> {
+        let loss = self.loss_of(from_ns, to_ns)?;
+        Ok(loss.iter().filter(|row| row.loses_event).map(|row| row.count).sum())
+    }
+
     /// The same of the seconds from the first to the last given.
     pub(crate) fn loss_between(&self, seconds: [i64; 2]) -> Result<Vec<LossRow>> {
         let sql = "SELECT cause, op, SUM(count), loses_event, MIN(second), MAX(second) FROM loss

@@ -185,9 +185,11 @@ pub(crate) fn read_error(path: &Path, source: rusqlite::Error) -> Error {
             | ErrorCode::DatabaseBusy
             | ErrorCode::DatabaseLocked
             | ErrorCode::SystemIoFailure
+            | ErrorCode::DiskFull
             | ErrorCode::OutOfMemory,
         ) => Error::CannotRead { path, source },
         Some(ErrorCode::OperationInterrupted) => Error::Stopped { path },
+        _ if is_without_wal(&path) => Error::CorruptWithoutWal { path, source },
         // Only our own SQL gets here; if it does not fit the file, the file is not what it was.
         _ => Error::Corrupt { path, source },
     }

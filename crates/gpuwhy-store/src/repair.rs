@@ -108,7 +108,7 @@ pub fn repair(request: &RepairRequest<'_>) -> Result<Repaired> {
 
 /// Moves everything into the main file and ends WAL mode; returns the damage found.
 fn close_into_one(path: &Path) -> Result<Vec<String>> {
-    let failed = |source| read_error(path, source);
+    let failed = |source| not_repaired(path, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let db = Connection::open_with_flags(path, flags).map_err(failed)?;
     db.busy_timeout(BUSY).map_err(failed)?;
@@ -128,6 +128,14 @@ fn close_into_one(path: &Path) -> Result<Vec<String>> {
         return Err(Error::CannotRepair { path: path.into(), what });
     }
     damage(&db).map_err(failed)
+}
+
+fn not_repaired(path: &Path, source: rusqlite::Error) -> Error {
+    if source.sqlite_error_code() == Some(ErrorCode::DiskFull) {
+        let what = "no space left on its disk: free some, or give -o a file on another disk".to_owned();
+        return Error::CannotRepair { path: path.into(), what };
+    }
+    read_error(path, source)
 }
 
 /// Damage found by SQLite. If SQLite cannot read the file at all, that error is the result.
@@ -199,4 +207,18 @@ fn copy(from: &Path, to: &Path, owner: Option<Owner>) -> io::Result<()> {
     let mut to = options.open(to)?;
     io::copy(&mut from, &mut to)?;
     owner.map_or(Ok(()), |Owner { uid, gid }| fchown(&to, Some(uid), Some(gid)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_not_damage() {
+        let full = || rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None);
+        let said = not_repaired(Path::new("run.db"), full()).to_string();
+        assert!(said.contains("no space left") && said.contains("-o"), "{said}");
+        let said = read_error(Path::new("run.db"), full()).to_string();
+        assert!(!said.contains("damaged"), "{said}");
+    }
 }

@@ -98,6 +98,8 @@ pub struct Finished {
     pub lost_by_op: BTreeMap<OpId, u64>,
     /// A problem at the end; the file is still readable.
     pub problem: Option<Error>,
+    /// What could not be done either.
+    pub also: Option<Error>,
 }
 
 /// Events that have no row in the file, by op.
@@ -388,7 +390,11 @@ impl Writer {
         let merged = side_files::take_journal(&self.claim.path).and_then(|_journal| {
             merge_wal(&self.db).map_err(|source| Error::NotMerged { path: self.claim.path.clone(), source })
         });
-        problem = problem.or(merged.err());
+        // Both are said: that the -wal is needed matters even more if something is missing.
+        let (problem, also) = match (problem, merged.err()) {
+            (Some(problem), also) => (Some(problem), also),
+            (None, problem) => (problem, None),
+        };
         let Self { db, claim, counts, given_up, .. } = self;
         drop(db);
         let size = |end| std::fs::metadata(place::with_end(&claim.path, end)).map_or(0, |m| m.len());
@@ -400,6 +406,7 @@ impl Writer {
             lost: lost.into_iter().filter(|(_, events)| *events > 0).collect(),
             lost_by_op: given_up,
             problem,
+            also,
             path: claim.path.clone(),
         }
     }

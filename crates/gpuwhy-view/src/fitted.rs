@@ -5,7 +5,7 @@
 use crate::style::Style;
 use crate::table::{Align, Table, is_number};
 use crate::wrap::wrap;
-use unicode_width::UnicodeWidthStr;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -74,6 +74,73 @@ impl Table {
         lines.extend(self.rows.iter().flat_map(|row| one_row(row, shown, widths, &aligns)));
         lines
     }
+}
+
+/// A table's columns within a width, fitted to the table's rows: also for rows that follow.
+#[derive(Debug, Clone)]
+pub struct FittedTable {
+    heading: Vec<String>,
+    shown: Vec<usize>,
+    widths: Vec<usize>,
+    aligns: Vec<Align>,
+}
+
+impl FittedTable {
+    /// Text wraps in its cell; where that is not enough, the last columns go.
+    pub fn fit(table: &Table, width: usize) -> Self {
+        let mut shown: Vec<usize> = (0..table.heading.len()).collect();
+        let widths = loop {
+            if let Some(widths) = table.fit(&shown, width, TEXT) {
+                break widths;
+            }
+            if shown.len() <= 1 {
+                break vec![width; shown.len()];
+            }
+            shown.pop();
+        };
+        let aligns = shown.iter().map(|i| table.align(*i)).collect();
+        Self { heading: table.heading.iter().map(|(name, _)| name.clone()).collect(), shown, widths, aligns }
+    }
+
+    /// How many columns did not fit.
+    pub fn left_out(&self) -> usize {
+        self.heading.len() - self.shown.len()
+    }
+
+    /// The names of the columns.
+    pub fn heading(&self) -> Vec<String> {
+        self.lines(&self.heading)
+    }
+
+    /// A row as lines. Of a word that is wider than its column, each part has a line of its own.
+    pub fn lines(&self, row: &[String]) -> Vec<String> {
+        let mut row = row.to_vec();
+        for (i, width) in self.shown.iter().zip(&self.widths) {
+            if let Some(cell) = row.get_mut(*i).filter(|cell| cell.width() > *width) {
+                *cell = broken(cell, *width);
+            }
+        }
+        one_row(&row, &self.shown, &self.widths, &self.aligns)
+    }
+}
+
+/// The text with a blank wherever a word would be wider than that.
+fn broken(text: &str, width: usize) -> String {
+    let pieces = text.split(' ').flat_map(|word| in_pieces(word, width));
+    let pieces = pieces.map(|piece| {
+        let (mut out, mut used) = (String::with_capacity(piece.len()), 0);
+        for c in piece.chars() {
+            let wide = c.width().unwrap_or(0);
+            if used + wide > width && used > 0 {
+                out.push(' ');
+                used = 0;
+            }
+            used += wide;
+            out.push(c);
+        }
+        out
+    });
+    pieces.collect::<Vec<_>>().join(" ")
 }
 
 fn total(widths: &[usize]) -> usize {
@@ -165,6 +232,17 @@ mod tests {
             table.lines_within(25, &["p95", "calls"], Style::PLAIN),
             ["op                    p99", "cudaLaunchKernel  4.74 µs"]
         );
+    }
+
+    #[test]
+    fn rows_that_follow_fit_too() {
+        let heads = [("n", Align::Right), ("word", Align::Left), ("end_ns", Align::Right)];
+        let table = table(&heads, &[&["1", "a word or two and some more of them", "1234567890"]]);
+        let fitted = FittedTable::fit(&table, 30);
+        assert_eq!((fitted.left_out(), fitted.heading()), (1, vec!["n  word".to_owned()]));
+        let row = ["2", "_ZN2atnativevectorizedelementwisekernelILi4 x", "1"].map(str::to_owned);
+        assert_eq!(fitted.lines(&row), ["2  _", "   ZN2atnativevectorizedelemen", "   twisekernelILi4 x"]);
+        assert_eq!(FittedTable::fit(&table, 80).left_out(), 0);
     }
 
     #[test]

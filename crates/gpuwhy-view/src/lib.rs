@@ -20,10 +20,11 @@ pub mod table;
 mod wrap;
 
 pub use explain_view::ExplainView;
+pub use fitted::FittedTable;
 pub use memory_view::{MemorySection, MemoryView};
 pub use ops_table::{OpRow, OpsTable};
 pub use profile_view::{ProfileFile, ProfileReport, ProfileView};
 pub use stacks_view::StacksReport;
 pub use style::Style;
 pub use table::{Align, Table, TableLayout};
-pub use wrap::fold;
+pub use wrap::{fold, wrap};

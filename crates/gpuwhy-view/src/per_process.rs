@@ -38,7 +38,7 @@ pub(crate) fn lines(processes: &[ProcessCalls], width: usize, style: Style) -> V
         lines.extend(warnings.map(|line| style.yellow(&line)));
         let ops = table(&process.ops).lines_within(
             width.saturating_sub(2),
-            &["moved", "freed", "max", "peak/s", "p50", "allocated"],
+            &["moved", "freed", "max", "p50", "allocated", "peak/s"],
             style,
         );
         lines.extend(ops.into_iter().map(|line| format!("  {line}")));
@@ -85,6 +85,33 @@ mod tests {
     use gpuwhy_why::process_calls::Circumstances;
 
     #[test]
+    fn a_terminal_of_100_columns_shows_how_the_rate_went() {
+        let mut launch = OpCalls {
+            op: "cudaLaunchKernel".into(),
+            calls: 123_456,
+            p50_ns: 4_740,
+            p99_ns: 28_400,
+            max_ns: 7_200_000,
+            total_ns: 1_230_000_000,
+            allocated_bytes: 8_200_000_000,
+            freed_bytes: 5_100_000_000,
+            moved_bytes: 5_100_000_000,
+            ..OpCalls::default()
+        }
+        .finish(None, None);
+        (launch.peak_per_second, launch.drop) = (Some(12_345.0), Some(0.25));
+        assert_eq!(launch.warnings, Vec::<String>::new());
+        launch.warnings = vec!["p99 6 × p50".into(), "fell from 12,345/s to 9,259/s".into()];
+        let process = ProcessCalls::new(1, "python3".into(), vec![launch], &Circumstances::default());
+        let lines = lines(&[process], 100, Style::PLAIN);
+        let text = lines.concat();
+        assert!(lines.iter().all(|line| line.chars().count() <= 100), "{lines:#?}");
+        for word in ["peak/s", "12,345", "drop", "25 %", "p99/p50", "6.0"] {
+            assert!(text.contains(word), "{word}: {lines:#?}");
+        }
+    }
+
+    #[test]
     fn tails_drops_and_warnings_have_columns_and_names_are_defused() {
         let sync =
             OpCalls { op: "cudaStreamSync".into(), calls: 200, p50_ns: 7_000, p99_ns: 7_200_000, ..OpCalls::default() };
@@ -106,7 +133,7 @@ mod tests {
         assert_eq!(words(&lines[2]), "op calls p50 p99 p99/p50 max total peak/s drop freed warnings");
         let sync = words(&lines[3]);
         assert!(
-            sync.starts_with("cudaStreamSync 200 7.00 µs 7.20 ms 1,029 0 ns 9 ns 41 25 % p99 1,028 × p50"),
+            sync.starts_with("cudaStreamSync 200 7.00 µs 7.20 ms 1,029 0 ns 9 ns 41 25 % p99 1,029 × p50"),
             "{sync}"
         );
         assert!(!lines.concat().contains('\x1b'));

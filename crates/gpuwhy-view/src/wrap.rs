@@ -5,7 +5,7 @@ use unicode_width::UnicodeWidthStr;
 
 /// The text in lines of at most `width` columns; all but the first begin with `hang` blanks. A word that is wider than
 /// that stays whole, and blanks between columns stay as they are.
-pub(crate) fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
+pub fn wrap(text: &str, width: usize, hang: usize) -> Vec<String> {
     let mut lines = Vec::new();
     let mut rest = text.trim_end().to_owned();
     while columns(&rest) > width {
@@ -41,13 +41,26 @@ fn columns(text: &str) -> usize {
     plain.width()
 }
 
-/// The last blank that fits; else the first there is. Never one before the hang: the rest must get shorter.
+/// The last blank that fits; else the first there is. Never one before the hang: the rest must get shorter. Never one
+/// between a number and its unit.
 fn break_at(text: &str, width: usize, hang: usize) -> Option<usize> {
-    let beyond = |at: &usize| *at > hang && !text[..*at].trim().is_empty();
+    let beyond = |at: &usize| *at > hang && !text[..*at].trim().is_empty() && !is_before_unit(text, *at);
     let mut blanks = text.match_indices(' ').map(|(at, _)| at).filter(beyond).peekable();
     let first = blanks.peek().copied();
     blanks.take_while(|at| columns(&text[..*at]) <= width).last().or(first)
 }
+
+/// Whether the blank there is the one in `6.37 s`.
+fn is_before_unit(text: &str, blank: usize) -> bool {
+    let next = &text[blank + 1..];
+    let end = next.find(|c: char| !c.is_alphabetic() && c != '%').unwrap_or(next.len());
+    let unit = &next[..end];
+    text[..blank].ends_with(|c: char| c.is_ascii_digit()) && (UNITS.contains(&unit) || unit.starts_with('%'))
+}
+
+/// The units that `gpuwhy_model::units` and the samples of a machine are written in.
+const UNITS: [&str; 17] =
+    ["ns", "µs", "ms", "s", "min", "h", "B", "kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "MHz", "GHz", "W"];
 
 #[cfg(test)]
 mod tests {
@@ -58,6 +71,23 @@ mod tests {
         assert_eq!(fold("  at 3.04 s memory ran out", 16), ["  at 3.04 s", "    memory ran", "    out"]);
         assert_eq!(fold("\x1b[33mab cd\x1b[0m", 5), ["\x1b[33mab cd\x1b[0m"]);
         assert_eq!(fold("          a b c", 14), ["          a b", "  c"]);
+    }
+
+    #[test]
+    fn a_number_keeps_its_unit() {
+        assert_eq!(wrap("the GPU was idle for 6.37 s of it", 25, 2), ["the GPU was idle for", "  6.37 s of it"]);
+        assert_eq!(wrap("it took (12 %), 5 µs/call", 8, 0), ["it took", "(12 %),", "5 µs/call"]);
+        assert_eq!(wrap("in 5 steps", 4, 0), ["in 5", "steps"]);
+        assert_eq!(wrap("5    s", 4, 0), ["5", "s"]);
+        for (number, unit) in [(gpuwhy_model::units::time as fn(u64) -> String, 3), (gpuwhy_model::units::bytes, 3)] {
+            for n in (0..17).map(|digits| unit * 10_u64.pow(digits)) {
+                let text = number(n);
+                // `12 min 5 s` are two numbers.
+                let parts = wrap(&text, 1, 0);
+                assert!(parts.iter().all(|part| part.contains(' ')), "{parts:?}");
+            }
+        }
+        assert_eq!(wrap(&gpuwhy_model::units::percent(1.0, 3.0), 1, 0), ["33 %"]);
     }
 
     #[test]

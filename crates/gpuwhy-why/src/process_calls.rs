@@ -106,7 +106,7 @@ impl OpCalls {
     fn warnings_of(&self, class: Option<Class>, course: Option<Course>) -> Vec<String> {
         let mut warnings = Vec::new();
         if let Some(times) = self.tail_ratio.filter(|times| *times >= TAIL_TIMES && self.p99_ns >= TAIL_NS) {
-            warnings.push(format!("p99 {} × p50", units::count(times as u64)));
+            warnings.push(format!("p99 {} × p50", units::count(times.round() as u64)));
         }
         match self.errors {
             0 => {}
@@ -114,7 +114,7 @@ impl OpCalls {
             n => warnings.push(format!("{} calls returned an error", units::count(n))),
         }
         // The rates of other ops vary as a job goes on; launches are its pace.
-        let fell = |course: &Course| course.drop() >= DROP && course.last <= course.early * (1.0 - DROP);
+        let fell = |course: &Course| course.sure && course.drop() >= DROP && course.last <= course.early * (1.0 - DROP);
         if let Some(course) = course.filter(|course| class == Some(Class::Launch) && fell(course)) {
             let [last, peak] = [course.last, course.peak].map(|rate| units::count(rate.round() as u64));
             warnings.push(format!("fell from {peak}/s to {last}/s"));
@@ -206,28 +206,30 @@ mod tests {
         ];
         let process = process(ops, &Circumstances::default());
         assert_eq!(process.ops.iter().map(|op| op.op.as_str()).collect::<Vec<_>>()[0], "cudaStreamSync");
-        assert_eq!(process.ops[0].warnings, ["p99 1,028 × p50"]);
+        assert_eq!(process.ops[0].warnings, ["p99 1,029 × p50"]);
         assert_eq!(process.ops[0].tail_ratio, Some(7_200.0 / 7.0));
         assert_eq!(process.ops[1].warnings, ["2 calls returned an error"]);
         assert_eq!((process.ops[2].warnings.len(), process.ops[2].tail_ratio), (0, None), "one call has no tail");
         assert_eq!(process.balance_bytes, 3_000_000_000);
         assert!(process.warnings[0].starts_with("frees 3.00 GB less than it allocates"), "{:?}", process.warnings);
         let all = process.all_warnings();
-        assert_eq!(&all[..2], ["cudaStreamSync: p99 1,028 × p50", "cudaMalloc: 2 calls returned an error"]);
+        assert_eq!(&all[..2], ["cudaStreamSync: p99 1,029 × p50", "cudaMalloc: 2 calls returned an error"]);
         assert_eq!(all.len(), 3);
     }
 
     #[test]
     fn a_pace_that_fell_and_short_resources_get_warnings() {
         let launches = || op("cudaLaunchKernel", 2_000, [7_000, 9_000, 90_000], [0, 0]);
-        let fell = Course { peak: 120.0, early: 100.0, last: 30.0 };
+        let fell = Course { peak: 120.0, early: 100.0, last: 30.0, sure: true };
         let finished = launches().finish(Some(Class::Launch), Some(fell));
         assert_eq!((finished.peak_per_second, finished.drop), (Some(120.0), Some(0.75)));
         assert_eq!(finished.warnings, ["fell from 120/s to 30/s"]);
+        let short = launches().finish(Some(Class::Launch), Some(Course { sure: false, ..fell }));
+        assert_eq!(short.warnings, Vec::<String>::new(), "a few seconds may be chance");
         let none: [&str; 0] = [];
         // Copies come and go; and one busy second at the start is no usual pace.
         assert_eq!(launches().finish(Some(Class::Copy), Some(fell)).warnings, none);
-        let burst = Course { peak: 120.0, early: 40.0, last: 40.0 };
+        let burst = Course { peak: 120.0, early: 40.0, last: 40.0, sure: true };
         assert_eq!(launches().finish(Some(Class::Launch), Some(burst)).warnings, none);
         let short = Circumstances {
             swapped: 3_000_000,

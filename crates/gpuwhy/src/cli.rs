@@ -6,7 +6,8 @@ mod values;
 
 pub(crate) use files::{Merge, Repair, Share};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use gpuwhy_ask::Part;
 use gpuwhy_capture::governor::Budget;
 use gpuwhy_memory::alerts::Choice;
@@ -363,13 +364,10 @@ impl Memory {
     /// The run file to read; for a bundle, its events.
     pub(crate) fn run(&self) -> PathBuf {
         let named = self.of.run.path();
-        let events = named.join(EVENTS);
+        let events = named.join(crate::output::BUNDLE_EVENTS);
         if named.is_dir() && events.is_file() { events } else { named.to_owned() }
     }
 }
-
-/// The file in a bundle that holds every event.
-const EVENTS: &str = "events.json";
 
 /// The run file, as an argument or with --db.
 #[derive(Debug, Args)]
@@ -436,7 +434,8 @@ pub(crate) enum FailOn {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "\
+#[command(
+    after_help = "\
 Read-only: SQLite itself refuses to write. docs/run-file.md describes the views, docs/sql.md has ready-made queries. \
 In addition to SQLite's functions there are p50, p95, p99, quantile, human_time and human_bytes. --schema lists all \
 views and functions.
@@ -446,11 +445,14 @@ Examples:
   gpuwhy query \"SELECT op, human_time(p99(duration_ns, weight)) FROM events GROUP BY op\"
   gpuwhy query --csv \"SELECT * FROM seconds\" > seconds.csv
   gpuwhy query \"SELECT * FROM events\" | less -S
-  gpuwhy query --schema")]
+  gpuwhy query night.db \"SELECT op, pid FROM events\"
+  gpuwhy query --schema",
+    override_usage = "gpuwhy query [OPTIONS] [FILE] <SQL>\n       gpuwhy query [OPTIONS] [FILE] --schema"
+)]
 pub(crate) struct Query {
-    /// The run file
-    #[arg(long, value_name = "FILE", default_value = "gpuwhy.db")]
-    pub(crate) db: PathBuf,
+    /// The run file [default: gpuwhy.db]
+    #[arg(long, value_name = "FILE")]
+    db: Option<PathBuf>,
     /// Print an array of JSON objects
     #[arg(long, conflicts_with = "csv")]
     pub(crate) json: bool,
@@ -467,11 +469,43 @@ pub(crate) struct Query {
     #[arg(long, value_name = "SIZE", default_value = "2GB", value_parser = memory)]
     pub(crate) memory: MaxSize,
     /// List the views with their columns, and the functions
-    #[arg(long, conflicts_with = "sql")]
+    #[arg(long)]
     pub(crate) schema: bool,
-    /// One SELECT statement
-    #[arg(required_unless_present = "schema")]
-    pub(crate) sql: Option<String>,
+    /// One SELECT statement; before it the run file, if not given with --db
+    #[arg(required_unless_present = "schema", value_names = ["FILE", "SQL"], num_args = 1..=2)]
+    asked: Vec<String>,
+}
+
+impl Query {
+    /// The run file and, unless --schema is given, the statement.
+    pub(crate) fn run_and_sql(&self) -> Result<(&Path, Option<&str>), clap::Error> {
+        let wrong = |kind, what: String| Err(Cli::command().error(kind, what));
+        let (file, sql) = match (self.asked.as_slice(), self.schema) {
+            ([], _) => (None, None),
+            ([file], true) => (Some(file), None),
+            ([sql], false) if Path::new(sql).is_file() => {
+                return wrong(
+                    ErrorKind::MissingRequiredArgument,
+                    format!("{sql} is a file: give SQL after it, or --schema"),
+                );
+            }
+            ([sql], false) => (None, Some(sql.as_str())),
+            ([file, sql], false) => (Some(file), Some(sql.as_str())),
+            ([_, sql, ..], true) => {
+                return wrong(ErrorKind::ArgumentConflict, format!("--schema cannot be used with SQL: {sql}"));
+            }
+            ([_, _, more, ..], false) => {
+                return wrong(ErrorKind::TooManyValues, format!("unexpected argument '{more}' after FILE and SQL"));
+            }
+        };
+        match (file, &self.db) {
+            (Some(file), Some(_)) => {
+                wrong(ErrorKind::ArgumentConflict, format!("FILE ({file}) cannot be used with --db"))
+            }
+            (Some(file), None) => Ok((Path::new(file), sql)),
+            (None, db) => Ok((db.as_deref().unwrap_or(Path::new("gpuwhy.db")), sql)),
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -612,7 +646,6 @@ pub(crate) struct Hold {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {

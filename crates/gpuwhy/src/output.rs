@@ -2,7 +2,7 @@
 //! Where text goes, and in which colours.
 
 use gpuwhy_store::Reader;
-use gpuwhy_view::{Style, fold};
+use gpuwhy_view::{Style, fold, wrap};
 use std::io::{BufWriter, IsTerminal, Write};
 use std::os::fd::AsRawFd;
 use std::path::Path;
@@ -13,6 +13,8 @@ use unicode_width::UnicodeWidthChar;
 
 /// Text width without a terminal, columns.
 const COLUMNS: usize = 100;
+/// The file in a bundle that holds every event.
+pub(crate) const BUNDLE_EVENTS: &str = "events.json";
 /// Work that takes longer than this is announced on the terminal.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -38,9 +40,8 @@ pub(crate) fn say_aside(line: &str) {
 /// Prints an answer's lines on standard output, broken at blanks where a terminal is narrower; elsewhere they stay as
 /// they are.
 pub(crate) fn show(lines: impl IntoIterator<Item = String>) -> std::io::Result<()> {
-    let stdout = std::io::stdout();
-    let columns = terminal_size(&stdout).filter(|_| stdout.is_terminal()).map(|(_, columns)| usize::from(columns));
-    let mut out = BufWriter::new(stdout.lock());
+    let columns = terminal_columns();
+    let mut out = BufWriter::new(std::io::stdout().lock());
     for line in lines {
         match columns {
             Some(columns) => {
@@ -52,6 +53,20 @@ pub(crate) fn show(lines: impl IntoIterator<Item = String>) -> std::io::Result<(
         }
     }
     out.flush()
+}
+
+/// Columns of the terminal that standard output is, if it is one.
+pub(crate) fn terminal_columns() -> Option<usize> {
+    let stdout = std::io::stdout();
+    terminal_size(&stdout).filter(|_| stdout.is_terminal()).map(|(_, columns)| usize::from(columns))
+}
+
+/// Prints a line on standard output; where a terminal is narrower, it goes on below, indented by `hang`.
+pub(crate) fn show_hanging(line: &str, hang: usize) {
+    match terminal_columns() {
+        Some(columns) => wrap(line, columns, hang).iter().for_each(|line| say(line)),
+        None => say(line),
+    }
 }
 
 /// The style for standard output.
@@ -107,15 +122,32 @@ pub(crate) fn patiently<T>(what: &str, work: impl FnOnce() -> T) -> T {
 }
 
 /// Opens a run file for a command, and warns if its -wal is missing.
-pub(crate) fn open(path: &Path) -> gpuwhy_store::Result<Reader> {
-    let reader = Reader::open(path)?;
-    if reader.lacks_wal() {
+pub(crate) fn open(path: &Path) -> anyhow::Result<Reader> {
+    if path.is_dir() && path.join(BUNDLE_EVENTS).is_file() {
         let path = gpuwhy_model::units::safe(&path.display().to_string(), 500);
-        say_aside(&format!(
-            "gpuwhy: {path}-wal is missing and gpuwhy was killed while recording {path}: about the last two seconds are missing"
-        ));
+        anyhow::bail!("{path} is a memory bundle, not a run file: `gpuwhy memory {path}` reads it");
     }
+    let reader = Reader::open(path)?;
+    say_if_wal_is_missing(&reader);
     Ok(reader)
+}
+
+/// Says what a copy without its -wal lacks, if it is one.
+fn say_if_wal_is_missing(reader: &Reader) {
+    if !reader.lacks_wal() {
+        return;
+    }
+    let path = gpuwhy_model::units::safe(&reader.path().display().to_string(), 500);
+    let end = reader.session().map_or_else(
+        |_| "the end of the run".to_owned(),
+        |session| format!("what came after {}", gpuwhy_model::units::time(session.duration_ns)),
+    );
+    say_aside(&format!("gpuwhy: {path}-wal is not beside {path}, whose gpuwhy was killed: {end} is missing"));
+}
+
+/// The same of files that are read to make another. What cannot be opened is said by who reads it.
+pub(crate) fn say_which_lack_wal<'a>(paths: impl IntoIterator<Item = &'a Path>) {
+    paths.into_iter().filter_map(|path| Reader::open(path).ok()).for_each(|reader| say_if_wal_is_missing(&reader));
 }
 
 /// An error and what it came from, as one line without control characters.

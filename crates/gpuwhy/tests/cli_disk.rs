@@ -6,6 +6,7 @@ mod common;
 
 use common::mcp::Served;
 use common::{GPUWHY, Place, can_trace, number, one_at_a_time, sim, succeed, text};
+use gpuwhy_model::units::count;
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Command;
@@ -72,6 +73,18 @@ fn a_full_disk_is_told_at_once_and_in_every_answer() {
     says_it(stats["verdict"].as_str().unwrap());
     let of_loss = stats["loss"].as_array().unwrap().iter().filter(|row| row["cause"] == "write_failed");
     assert!(of_loss.count() > 0, "{stats}");
+    // Explained: of all that were seen, which is what the summary counts.
+    let of = format!("{} of {} events", count(lost), count(lost + stored));
+    assert!(summary["verdict"].as_str().unwrap().contains(&of), "{of}: {summary}");
+    assert!(stats["verdict"].as_str().unwrap().contains(&of), "{of}: {stats}");
+    // Which lines, and which memory: neither is whole.
+    let stacks = text(&succeed(Command::new(GPUWHY).arg("stacks").arg(place.db())));
+    assert!(stacks.contains(&format!("{} events were lost and are not counted here", count(lost))), "{stacks}");
+    let stacks = Served::run(&place.db()).call("get_stacks", json!({})).unwrap();
+    assert_eq!(stacks["lost"], lost, "{stacks}");
+    let memory = text(&succeed(Command::new(GPUWHY).arg("memory").arg(place.db()))).replace('\n', " ");
+    assert!(memory.contains("allocations or frees were lost"), "{memory}");
+    assert!(!memory.contains("No leak was found."), "{memory}");
 }
 
 #[test]

@@ -74,10 +74,27 @@ fn the_file_of_a_killed_gpuwhy_is_worth_copying() {
     let alone = copy(&place, "alone", &[""]);
     let explained = succeed(&mut gpuwhy(&["explain"], &alone));
     let aside = String::from_utf8_lossy(&explained.stderr).into_owned();
-    assert!(aside.contains("run.db-wal is missing") && aside.contains("last two seconds"), "{aside}");
+    let missing = || {
+        let uri = format!("file://{}?immutable=1", alone.display());
+        let flags = rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY | rusqlite::OpenFlags::SQLITE_OPEN_URI;
+        let db = rusqlite::Connection::open_with_flags(uri, flags).unwrap();
+        let last = number(&db, "SELECT duration_ns FROM sessions");
+        format!("what came after {} is missing", gpuwhy_model::units::time(last.cast_unsigned()))
+    };
+    let missing = missing();
+    assert!(aside.contains("run.db-wal is missing") && aside.contains(&missing), "{missing}: {aside}");
+    let shared = place.dir.path().join("shared.db");
+    let mut share = Command::new(GPUWHY);
+    let said = text(&succeed(share.arg("share").arg(&alone).arg("-o").arg(&shared)));
+    assert!(said.contains(&missing), "{said}");
+    let made = place.dir.path().join("both.db");
+    let mut merge = Command::new(GPUWHY);
+    let said = text(&succeed(merge.arg("merge").arg(&alone).arg(&shared).arg("-o").arg(&made)));
+    assert_eq!(said.matches(&missing).count(), 1, "{said}");
     let stored_alone = {
         let said = text(&succeed(&mut gpuwhy(&["repair"], &alone)));
         assert!(said.contains("run.db-wal is missing") && said.contains("the run is incomplete"), "{said}");
+        assert!(said.contains(&missing), "{missing}: {said}");
         number(&open(&alone), "SELECT COUNT(*) FROM events")
     };
     assert!(stored_alone > 1_000, "{stored_alone}");

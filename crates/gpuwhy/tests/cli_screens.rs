@@ -5,7 +5,7 @@
 
 mod common;
 
-use common::{GPUWHY, Place, can_trace, number, one_at_a_time, succeed};
+use common::{GPUWHY, Place, can_trace, number, one_at_a_time, refusal, succeed};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -115,6 +115,7 @@ fn nothing_is_wider_than_the_terminal() {
                 &["memory", "--oom"],
                 &["stacks"],
                 &["stacks", "--by", "line", "--op", "sched_switch"],
+                &["query", "--schema"],
             ] {
                 let mut command = Command::new(GPUWHY);
                 command.args(args).arg("run.db").current_dir(place.dir.path());
@@ -124,6 +125,70 @@ fn nothing_is_wider_than_the_terminal() {
                 assert!(text.lines().count() > 2 && !text.contains('\u{fffd}'), "{text}");
             }
         }
+    }
+}
+
+#[test]
+fn what_is_asked_with_sql_and_what_is_said_of_files_fits_too() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let place = &dataloader().place;
+    succeed(Command::new(GPUWHY).args(["explain", "run.db"]).current_dir(place.dir.path()));
+    for columns in [80, 100, 120] {
+        let shared = format!("shared-{columns}.db");
+        let merged = format!("merged-{columns}.db");
+        let chains = "SELECT title, explanation, recommendations FROM causal_chains";
+        for args in [
+            &["query", "run.db", chains][..],
+            &["query", "run.db", "SELECT * FROM events"],
+            &["query", "run.db", "SELECT * FROM causal_chains"],
+            &["query", "run.db", "SELECT frames FROM stack_traces"],
+            &["check"],
+            &["share", "run.db", "-o", &shared],
+            &["merge", "-o", &merged, "run.db", &shared],
+        ] {
+            let text = on_terminal(Command::new(GPUWHY).args(args).current_dir(place.dir.path()), columns);
+            let wide = too_wide(&text, usize::from(columns));
+            assert!(wide.is_empty(), "{args:?} at {columns}: {wide:#?}");
+            assert!(text.lines().count() > 2 && !text.contains('\u{fffd}'), "{text}");
+        }
+        // What does not fit is said, and nowhere else it is left out.
+        let all = on_terminal(
+            Command::new(GPUWHY).args(["query", "run.db", "SELECT * FROM events"]).current_dir(place.dir.path()),
+            columns,
+        );
+        assert!(all.contains("columns do not fit the terminal"), "{all}");
+    }
+    let piped = Command::new(GPUWHY)
+        .args(["query", "run.db", "SELECT * FROM events LIMIT 3"])
+        .current_dir(place.dir.path())
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8_lossy(&piped.stderr), "");
+}
+
+#[test]
+fn every_format_has_a_limit_on_a_terminal_and_none_in_a_pipe() {
+    if !can_trace() {
+        return;
+    }
+    let _lock = one_at_a_time();
+    let folder = dataloader().place.dir.path();
+    let sql = "WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 1500) SELECT x FROM n";
+    for format in [&["--json"][..], &["--csv"], &[]] {
+        let mut command = Command::new(GPUWHY);
+        command.args(["query", "run.db", sql]).args(format).current_dir(folder);
+        let shown = on_terminal(&mut command, 80);
+        assert!(shown.contains("first 1,000 rows; there are more") && !shown.contains("1001"), "{format:?}: {shown}");
+        let mut command = Command::new(GPUWHY);
+        command.args(["query", "run.db", sql]).args(format).current_dir(folder);
+        let piped = succeed(&mut command);
+        assert!(String::from_utf8_lossy(&piped.stdout).contains("1500") && piped.stderr.is_empty());
+        let mut command = Command::new(GPUWHY);
+        command.args(["query", "run.db", sql, "--rows", "2000"]).args(format).current_dir(folder);
+        assert!(on_terminal(&mut command, 80).contains("1500"), "{format:?}");
     }
 }
 
@@ -215,6 +280,23 @@ fn a_file_may_be_an_argument_or_an_option_but_not_both() {
         both_are_refused(command, folder);
     }
     assert_eq!(said(&["memory", "bundle"]), said(&["memory", "bundle/events.json"]), "a bundle's folder");
+    for args in [&["explain", "bundle"][..], &["stacks", "bundle"], &["query", "bundle", "SELECT 1"]] {
+        let said = refusal(Command::new(GPUWHY).args(args).current_dir(folder), 1);
+        assert!(said.contains("`gpuwhy memory bundle`"), "{said}");
+    }
+    assert_eq!(said(&["query", "run.db", "SELECT 1 AS one"]), "one\n  1\n");
+    assert_eq!(said(&["query", "run.db", "--schema"]), said(&["query", "--db", "run.db", "--schema"]));
+    for (args, of) in [
+        (&["query", "run.db", "SELECT 1", "--db", "run.db"][..], "--db"),
+        (&["query", "run.db", "SELECT 1", "--schema"], "--schema"),
+        (&["query", "run.db"], "SQL"),
+        (&["query"], "SQL"),
+    ] {
+        let output = Command::new(GPUWHY).args(args).current_dir(folder).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(of), "{args:?}: {said}");
+    }
     both_are_refused("mcp", folder);
     assert!(Path::new(&bundle).join("events.json").exists());
 }

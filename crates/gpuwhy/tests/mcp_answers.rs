@@ -93,7 +93,14 @@ fn errors_are_no_advice_to_run_commands() {
     let mut damaged = std::fs::read(place.db()).unwrap();
     damaged[4096..].fill(0x55);
     file("damaged.db", &damaged);
+    // The main file of a killed gpuwhy that had stored nothing yet: nothing is in it, and it is in WAL mode.
+    let lonely = place.dir.path().join("lonely.db");
+    std::fs::copy(place.db(), &lonely).unwrap();
+    let db = rusqlite::Connection::open(&lonely).unwrap();
+    db.execute_batch("DELETE FROM call_; UPDATE session_ SET stop_unix_ns = NULL; PRAGMA journal_mode = WAL").unwrap();
+    drop(db);
     for (tool, arguments) in [
+        ("get_trace_stats", json!({"run": "lonely.db"})),
         ("get_trace_stats", json!({"run": "nope.db"})),
         ("get_trace_stats", json!({"run": "text.db"})),
         ("get_trace_stats", json!({"run": "empty.db"})),
@@ -112,7 +119,7 @@ fn errors_are_no_advice_to_run_commands() {
         ("compare_runs", json!({"before": "nope.db"})),
     ] {
         let why = served.refused(tool, arguments.clone());
-        let command = ["`", "sudo", "gpuwhy trace", "gpuwhy query", "sqlite3", " --", "-o,"];
+        let command = ["`", "sudo", "gpuwhy trace", "gpuwhy query", "gpuwhy repair", "sqlite3", " --", "-o,"];
         let told = command.iter().find(|part| why.contains(**part));
         assert_eq!(told, None, "{tool} {arguments}: {why}");
         assert!(why.contains(' '), "{why}");
@@ -286,4 +293,23 @@ fn a_moment_has_who_held_the_cpus_and_which_processes_came_and_went() {
     assert!(several.contains("not both"), "{several}");
     let many = served.refused("get_timeline", json!({"bucket": "1ms"}));
     assert!(many.contains("more than 200 pieces"), "{many}");
+}
+
+#[test]
+fn a_copy_without_its_wal_is_cut_and_said_to_be() {
+    let place = Place::new();
+    made_run(&place.db(), 1_000, 30, "train");
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_nanos() as i64;
+    let db = rusqlite::Connection::open(place.db()).unwrap();
+    db.execute("UPDATE session_ SET stop_unix_ns = NULL, start_unix_ns = ?1", [now]).unwrap();
+    db.execute_batch("PRAGMA journal_mode = WAL").unwrap();
+    drop(db);
+    assert!(!place.dir.path().join("run.db-wal").exists());
+    let mut served = Served::run(&place.db());
+    for tool in ["get_trace_stats", "get_causal_chains", "get_stacks", "get_memory", "get_timeline"] {
+        let answer = served.call(tool, json!({})).unwrap();
+        assert_eq!((&answer["state"], &answer["lacks_wal"]), (&json!("cut"), &json!(true)), "{tool}: {answer}");
+    }
+    let runs = served.call("list_runs", json!({})).unwrap();
+    assert_eq!((&runs["runs"][0]["state"], &runs["runs"][0]["lacks_wal"]), (&json!("cut"), &json!(true)), "{runs}");
 }

@@ -183,6 +183,13 @@ fn odd_requests_are_refused() {
     for body in ["", "{", "nonsense", "[]", "null", "{}", "{\"jsonrpc\":\"2.0\",\"id\":5}", &deep, "\u{0}\u{1}"] {
         let reply = web.post(&[], body.as_bytes());
         assert!((400..500).contains(&reply.status()), "{body:.40}: {reply:?}");
+        assert_eq!(reply.header("content-type").as_deref(), Some("application/json"), "{body:.40}: {reply:?}");
+        let (_, said) = reply.0.split_once("\r\n\r\n").unwrap();
+        let said: serde_json::Value = serde_json::from_str(said).unwrap_or_else(|_| panic!("{body:.40}: {reply:?}"));
+        let is_json = serde_json::from_str::<serde_json::Value>(body).is_ok();
+        assert_eq!(said["error"]["code"], if is_json { -32600 } else { -32700 }, "{body:.40}: {said}");
+        let id = if body.contains("\"id\":5") { json!(5) } else { serde_json::Value::Null };
+        assert_eq!((said["jsonrpc"].as_str(), said.get("id")), (Some("2.0"), Some(&id)), "{body:.40}: {said}");
         web.still_serves("a body that is no message");
     }
     assert!((400..500).contains(&web.post(&[], b"{\"jsonrpc\":\"2.0\",\"\xff\":1}").status()), "no UTF-8");

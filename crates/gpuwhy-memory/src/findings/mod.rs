@@ -63,9 +63,16 @@ pub(crate) fn verdict(report: &Report, facts: &Facts) -> String {
         let line = oom.line.as_deref().unwrap_or(NO_LINE);
         said.push(format!("Memory ran out{times}: {line} asked for {}.", units::bytes(oom.asked)));
     }
+    if facts.lost > 0 {
+        let lost = units::count(facts.lost);
+        said.push(format!(
+            "{lost} allocations or frees were lost: leaks may be missing here, bytes by line may be off."
+        ));
+    }
     said.extend(report.leaks.iter().take(3).map(|leak| format!("{}.", headline(leak))));
     if report.oom_count == 0 && report.leaks.is_empty() && !report.spaces.is_empty() {
-        said.push("No leak found.".to_owned());
+        let rest = if facts.lost > 0 { " in the rest" } else { "" };
+        said.push(format!("No leak found{rest}."));
     }
     let torch = report.spaces.iter().find(|space| space.source == Source::Torch);
     said.extend(torch.or(report.spaces.first()).map(peak));

@@ -249,7 +249,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Chains, 
     // The first page had the verdict.
     let verdict = if arguments.paging.cursor.is_none() { clean(&report.verdict, 420) } else { String::new() };
     Ok(Chains {
-        head: RunHead::new(&run.path, &explained.session),
+        head: RunHead::of(&run, &explained.session),
         verdict,
         gpu_idle_min_ns: report.gpu_idle_min_ns,
         gpu_idle_max_ns: report.gpu_idle_max_ns,

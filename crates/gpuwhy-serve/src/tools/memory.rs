@@ -80,7 +80,8 @@ pub(crate) struct Memory {
 }
 
 /// Shown if something was left out.
-const MORE: &str = "limit=50 adds what more_spaces, more_findings, more_fixes, more_links and more_unknown count";
+const MORE: &str =
+    "limit=50 adds what more_spaces, more_findings, more_fixes, more_links, more_at_peak and more_unknown count";
 
 /// Memory of one process on one device.
 #[derive(Debug, Serialize, JsonSchema)]
@@ -110,6 +111,18 @@ struct Space {
     preexisting: u64,
     /// Lines that held the most at the peak
     at_peak: Vec<String>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_at_peak: usize,
+}
+
+impl Space {
+    /// Leaves out the line that held least at the peak.
+    fn shorten(&mut self) -> bool {
+        let popped = self.at_peak.pop().is_some();
+        self.more_at_peak += usize::from(popped);
+        popped
+    }
 }
 
 impl Answer for Memory {
@@ -119,10 +132,11 @@ impl Answer for Memory {
             || self.spaces.len() > 2 && pop_counting(&mut self.spaces, &mut self.more_spaces)
             || self.findings.iter_mut().skip(1).rev().any(Finding::brief)
             || pop_counting(&mut self.findings, &mut self.more_findings)
-            || self.spaces.iter_mut().rev().any(|space| space.at_peak.pop().is_some())
+            || self.spaces.iter_mut().rev().any(Space::shorten)
             || pop_counting(&mut self.unknown, &mut self.more_unknown)
             || self.entries.last_mut().is_some_and(trim);
-        let more = self.more_spaces + self.more_findings + self.more_unknown > 0;
+        let at_peak: usize = self.spaces.iter().map(|space| space.more_at_peak).sum();
+        let more = self.more_spaces + self.more_findings + self.more_unknown + at_peak > 0;
         self.more = (more || self.findings.iter().any(Finding::has_more)).then_some(MORE);
         shortened
     }
@@ -151,9 +165,10 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Memory, 
         peak_allocated_at_ns: space.peak_allocated_at_ns,
         preexisting: space.preexisting,
         at_peak: space.at_peak.iter().take(3).map(holder).collect(),
+        more_at_peak: 0,
     });
     Ok(Memory {
-        head: RunHead::new(&run.path, &examined.session),
+        head: RunHead::of(&run, &examined.session),
         verdict: clean(&report.verdict, 420),
         spaces: spaces.collect(),
         more_spaces: 0,
@@ -222,5 +237,52 @@ fn cleaned(value: Value) -> Value {
             Value::Object(kept.map(|(key, value)| (key, cleaned(value))).collect())
         }
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    #[test]
+    fn lines_at_the_peak_that_are_left_out_are_counted() {
+        let space = |pid| Space {
+            pid,
+            name: "python3 train.py".into(),
+            device: Some(0),
+            source: "torch".into(),
+            allocated: 1 << 30,
+            reserved: 2 << 30,
+            ended_ns: None,
+            allocated_at_last_look: None,
+            last_look_ns: None,
+            peak_allocated: 1 << 30,
+            peak_allocated_at_ns: 5_000_000_000,
+            preexisting: 0,
+            at_peak: (0..3).map(|i| format!("train.py:{i}: 300 MB in 12")).collect(),
+            more_at_peak: 0,
+        };
+        let memory = Memory {
+            head: RunHead::new(Path::new("run.db"), &Default::default(), false),
+            verdict: "No leak was found".into(),
+            spaces: vec![space(1), space(2)],
+            more_spaces: 0,
+            findings: Vec::new(),
+            more_findings: 0,
+            section: Section::Leaks,
+            entries: Vec::new(),
+            page: Page::default(),
+            unknown: Vec::new(),
+            more_unknown: 0,
+            more: None,
+            note: NOTICE,
+        };
+        let value = crate::tools::page::fit(memory, 1_500).unwrap();
+        for space in value["spaces"].as_array().unwrap() {
+            let left = space["at_peak"].as_array().unwrap().len() as u64;
+            assert_eq!(left + space["more_at_peak"].as_u64().unwrap_or(0), 3, "{value}");
+        }
+        assert_eq!(value["more"], MORE);
     }
 }

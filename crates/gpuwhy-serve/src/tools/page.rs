@@ -20,7 +20,7 @@ const NAMES: [usize; 2] = [40, 24];
 const SHORTER: [usize; 4] = [100, 60, 30, 15];
 const LAST: [usize; 4] = [160, 100, 60, 15];
 /// Texts that are never cut: clients pass them back or look them up.
-const WHOLE: [&str; 4] = ["run", "note", "next_cursor", "line"];
+const WHOLE: [&str; 5] = ["run", "note", "more", "next_cursor", "line"];
 /// The most important texts of an answer.
 const VITAL: [&str; 6] = ["verdict", "title", "cause", "fixes", "op", "kind"];
 /// Maximum number of entries in one answer.
@@ -250,6 +250,16 @@ mod tests {
             assert!(matches!(asked(Some(bad), None).first(None), Err(ToolError::Arguments(_))), "{bad}");
         }
         assert!(matches!(asked(Some("c5.1"), None).first(None), Err(ToolError::StaleCursor)));
+    }
+
+    #[test]
+    fn how_to_get_the_rest_is_never_cut() {
+        let more = "limit=50 tells what more_spaces, more_findings and more_unknown count";
+        let value =
+            serde_json::json!({ "more": more, "title": "a long title ".repeat(20), "unknown": ["words ".repeat(99)] });
+        let short = with_shorter_texts(value, 1);
+        assert_eq!(short["more"], more);
+        assert!(short["title"].as_str().unwrap().len() < 30);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! Arguments that most tools share: run, time range and process.
 
 use crate::error::ToolError;
+use crate::runs::Run;
 use crate::text::{PATH, clean};
 use gpuwhy_ask::Part;
 use gpuwhy_ask::part::parse_time;
@@ -100,12 +101,20 @@ pub(crate) struct RunHead {
     pub(crate) state: &'static str,
     /// Length of the run so far
     pub(crate) duration_ns: u64,
+    /// The -wal of a killed gpuwhy is not beside the file: what came after duration_ns is missing
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    pub(crate) lacks_wal: bool,
 }
 
 impl RunHead {
-    pub(crate) fn new(path: &Path, session: &Session) -> Self {
-        let state = state_word(gpuwhy_ask::stats::state(session, path));
-        Self { run: clean(&path.to_string_lossy(), PATH), state, duration_ns: session.duration_ns }
+    pub(crate) fn of(run: &Run, session: &Session) -> Self {
+        Self::new(&run.path, session, run.lacks_wal)
+    }
+
+    pub(crate) fn new(path: &Path, session: &Session, lacks_wal: bool) -> Self {
+        let state = state_word(gpuwhy_ask::stats::state(session, path, lacks_wal));
+        Self { run: clean(&path.to_string_lossy(), PATH), state, duration_ns: session.duration_ns, lacks_wal }
     }
 }
 

@@ -40,6 +40,10 @@ struct One {
     /// Start time, Unix seconds
     started_unix_s: u64,
     duration_ns: u64,
+    /// The -wal of a killed gpuwhy is not beside the file: what came after duration_ns is missing
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    lacks_wal: bool,
     events: u64,
     bytes: u64,
     command: Option<String>,
@@ -73,6 +77,7 @@ fn one(info: &RunInfo) -> One {
         state: state_word(info.state),
         started_unix_s: info.session.start_unix_ns / 1_000_000_000,
         duration_ns: info.session.duration_ns,
+        lacks_wal: info.lacks_wal,
         events: info.session.events_stored,
         bytes: info.bytes,
         command: info.session.command.as_deref().map(|command| clean(command, 100)),

@@ -114,7 +114,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Rows, To
         if cut { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     })?;
     Ok(Rows {
-        head: RunHead::new(&run.path, &session),
+        head: RunHead::of(&run, &session),
         columns: outcome.columns.iter().take(COLUMNS).map(|name| clean(name, 80)).collect(),
         rows: found,
         more_rows: outcome.more || cut,

@@ -71,6 +71,10 @@ pub(crate) struct Stacks {
     total_ns: u64,
     /// How many have no known line
     without_stack: u64,
+    /// Events of this time that were lost, of any op: they are not counted here
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    lost: u64,
     groups: Vec<Group>,
     #[serde(flatten)]
     page: Page,
@@ -134,9 +138,10 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
     };
     let index = run.index(asked.work)?;
     let found = run.reader(asked.work)?.stacks_indexed(&question, index.as_deref())?;
+    let lost = run.reader(asked.work)?.events_lost(found.span.0.unwrap_or(0), found.span.1)?;
     let (groups, page) = arguments.paging.cut(found.groups, 10, Some(&run))?;
     Ok(Stacks {
-        head: RunHead::new(&run.path, &session),
+        head: RunHead::of(&run, &session),
         op: found.op.map(|op| clean(&op, 60)),
         unit: match found.unit {
             StackUnit::Call => "calls",
@@ -147,6 +152,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stacks, 
         calls: found.all.calls,
         total_ns: found.all.total_ns,
         without_stack: found.without_stack.map_or(0, |group| group.sums.calls),
+        lost,
         groups: groups.into_iter().map(group).collect(),
         page,
         note: NOTICE,

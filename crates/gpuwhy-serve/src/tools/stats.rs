@@ -18,6 +18,8 @@ const JOBS: usize = 8;
 const WARNINGS: usize = 4;
 /// Maximum processes in an answer.
 const PROCESSES: usize = 5;
+/// Rows of loss that matter as much as ops.
+const LOSSES: usize = 3;
 /// Maximum findings in an answer.
 const FINDINGS: usize = 3;
 /// Maximum length of the verdict, characters.
@@ -120,6 +122,9 @@ struct Process {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[serde(default)]
     warnings: Vec<String>,
+    #[serde(skip_serializing_if = "super::page::is_zero")]
+    #[serde(default)]
+    more_warnings: usize,
 }
 
 /// Lost events or details.
@@ -134,14 +139,15 @@ impl Answer for Stats {
     fn shorten(&mut self) -> bool {
         let long = self.processes.iter_mut().rev().find(|process| process.warnings.len() > 1);
         if let Some(process) = long {
-            return process.warnings.pop().is_some();
+            return pop_counting(&mut process.warnings, &mut process.more_warnings);
         }
         // Processes matter less than ops, and ops less than the worst finding.
         if self.processes.len() > 2 {
             self.more_processes += 1;
             return self.processes.pop().is_some();
         }
-        pop(&mut self.ops)
+        self.loss.len() > LOSSES && pop_counting(&mut self.loss, &mut self.more_loss)
+            || pop(&mut self.ops)
             || pop_counting(&mut self.loss, &mut self.more_loss)
             || pop_counting(&mut self.jobs, &mut self.more_jobs)
     }
@@ -161,7 +167,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Stats, T
     let (ops, page) = arguments.paging.cut(ops, 12, Some(&run))?;
     let told = explained.report.findings.iter().take(FINDINGS);
     Ok(Stats {
-        head: RunHead::new(&run.path, &stats.session),
+        head: RunHead::of(&run, &stats.session),
         command: stats.session.command.as_deref().map(|command| clean(command, LONG)),
         gpu: stats.session.machine.gpu.as_deref().map(|gpu| clean(gpu, 60)),
         verdict: clean(&explained.report.verdict, VERDICT),
@@ -211,11 +217,79 @@ fn op(op: &OpStats) -> Op {
 fn process(stats: &ProcessStats, calls: &[ProcessCalls]) -> Process {
     let (pid, name) = (stats.process.pid, clean(&stats.process.name, 40));
     let own = calls.iter().find(|calls| calls.pid == pid);
-    let warnings = own.map(ProcessCalls::all_warnings).unwrap_or_default();
-    let warnings = warnings.iter().take(WARNINGS).map(|warning| clean(warning, 120)).collect();
-    Process { pid, name, calls: stats.calls, launches: stats.launches, warnings }
+    let all = own.map(ProcessCalls::all_warnings).unwrap_or_default();
+    let warnings: Vec<String> = all.iter().take(WARNINGS).map(|warning| clean(warning, 120)).collect();
+    let more_warnings = all.len() - warnings.len();
+    Process { pid, name, calls: stats.calls, launches: stats.launches, warnings, more_warnings }
 }
 
 fn loss(row: &LossRow) -> Loss {
     Loss { cause: clean(&row.cause, 40), op: row.op.as_deref().map(|op| clean(op, 60)), count: row.count }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn lossy() -> Stats {
+        let op = |i: u64| Op {
+            op: format!("cudaLaunchKernel{i}"),
+            calls: 1_000_000,
+            errors: 0,
+            p50_ns: 4_000,
+            p95_ns: 9_000,
+            p99_ns: 20_000,
+            max_ns: 1_000_000,
+            tail_ratio: Some(5.0),
+            peak_per_second: None,
+            drop_percent: None,
+            total_ns: 5_000_000_000,
+            bytes: 0,
+        };
+        let loss = |i: u64| Loss { cause: "ring_full".into(), op: Some(format!("cudaMemcpyAsync{i}")), count: 900 - i };
+        let process = |pid| Process {
+            pid,
+            name: "python3 train.py".into(),
+            calls: 1_000_000,
+            launches: 900_000,
+            warnings: (0..4)
+                .map(|i| format!("warning {i} that says something of this process at some length"))
+                .collect(),
+            more_warnings: 2,
+        };
+        let (ops, page) = Paging::default().cut((0..10).map(op).collect(), 12, None).unwrap();
+        Stats {
+            head: RunHead::new(Path::new("run.db"), &Default::default(), false),
+            command: None,
+            gpu: None,
+            verdict: "the GPU waited for its data most of the time ".repeat(8),
+            findings: vec!["input_starved: the GPU waited".into()],
+            jobs: Vec::new(),
+            more_jobs: 0,
+            more_findings: 0,
+            ops,
+            page,
+            processes: (1..4).map(process).collect(),
+            more_processes: 0,
+            loss: (0..12).map(loss).collect(),
+            more_loss: 0,
+            note: NOTICE,
+        }
+    }
+
+    #[test]
+    fn what_is_left_out_is_counted_and_loss_leaves_room_for_ops() {
+        let value = crate::tools::page::fit(lossy(), 3_800).unwrap();
+        let more = |value: &serde_json::Value, name: &str| usize::try_from(value[name].as_u64().unwrap_or(0)).unwrap();
+        let losses = value["loss"].as_array().unwrap();
+        assert_eq!(losses.len() + more(&value, "more_loss"), 12, "{value}");
+        assert_eq!(losses[0]["count"], 900, "the largest stays");
+        assert!(value["ops"].as_array().unwrap().len() >= 3, "{value}");
+        let processes = value["processes"].as_array().unwrap();
+        assert_eq!(processes.len() + more(&value, "more_processes"), 3);
+        for process in processes {
+            assert_eq!(process["warnings"].as_array().unwrap().len() + more(process, "more_warnings"), 6, "{process}");
+        }
+    }
 }

@@ -215,7 +215,7 @@ pub(crate) fn answer(asked: &Asked<'_>, arguments: Arguments) -> Result<Timeline
     let changes = if near { Some(reader.process_events((from, to), &pids)?) } else { None };
     let more = |total: Option<usize>, most: usize| total.map_or(0, |total| total.saturating_sub(most));
     Ok(Timeline {
-        head: RunHead::new(&run.path, &session),
+        head: RunHead::of(&run, &session),
         from_ns: buckets.first().map_or(from, |first| first.from_ns),
         bucket_ns: buckets.first().map_or(0, |first| first.to_ns - first.from_ns),
         buckets: buckets.iter().zip(&waits).map(|(bucket, waits)| piece(bucket, *waits)).collect(),

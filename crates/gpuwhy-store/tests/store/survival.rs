@@ -100,6 +100,23 @@ fn a_writer_dropped_without_finishing_leaves_the_last_commit() {
     assert_eq!(number(&Reader::open(&path).unwrap(), "SELECT COUNT(*) FROM events"), 1_000);
 }
 
+#[test]
+fn a_full_disk_and_an_open_reader_are_both_said() {
+    let Some(disk) = SmallDisk::mount() else {
+        return;
+    };
+    let path = disk.path().join("run.db");
+    let mut writer = create(&path);
+    fill(&mut writer);
+    let reader = rusqlite::Connection::open(&path).unwrap();
+    reader.execute_batch("BEGIN").unwrap();
+    let held: i64 = reader.query_row("SELECT COUNT(*) FROM events", [], |row| row.get(0)).unwrap();
+    let done = writer.finish(&end());
+    let all = [&done.problem, &done.also].map(|said| said.as_ref().map(ToString::to_string).unwrap_or_default());
+    assert!(all[0].contains("was full to the end") && all[1].contains("run.db-wal"), "{all:?}");
+    assert!(held > 0);
+}
+
 /// Commits seconds of a thousand calls until the disk is full; returns how many seconds were given.
 fn fill(writer: &mut Writer) -> u64 {
     fill_from(writer, 0)

@@ -81,6 +81,12 @@ fn a_verdict_says_what_was_lost_and_never_that_all_is_well_without_most_of_the_r
     let most = told(10_000, "write_failed");
     assert!(most.verdict.starts_with("10,000 of 10,"), "{}", most.verdict);
     assert!(most.verdict.contains("events were lost because the disk was full"), "{}", most.verdict);
+    // Who had a CPU is evidence, not an event: it changes no count.
+    let mut story = busy(10);
+    (0..500).for_each(|at| story.has_cpu(900, "hog", 0, at * MS, MS / 2));
+    lose(10_000, "write_failed", &mut story);
+    let counted = |report: &Report| report.verdict.split(" events").next().map(str::to_owned);
+    assert_eq!(counted(&story.tell()), counted(&most));
     assert!(!all_well(&most) && most.verdict.contains("Too much was lost"), "{}", most.verdict);
     assert!(most.findings.iter().all(|finding| finding.kind != "gpu_bound"), "{:?}", most.findings);
     assert!(told(10_000, "ring_full").verdict.contains("gpuwhy could not keep up"));
@@ -248,7 +254,8 @@ fn a_job_that_launches_nothing_has_no_findings() {
     assert_eq!(Story::new().tell().verdict, "Nothing was traced in this time range.");
     let mut unread = Story::new();
     unread.facts.loss = vec![LossFact { cause: "process_unread".into(), count: 33, ..LossFact::default() }];
-    let said = "Nothing was traced in this time range. Not watched: 33 processes whose libraries could not be read in time.";
+    let said =
+        "Nothing was traced in this time range. Not watched: 33 processes whose libraries could not be read in time.";
     assert_eq!(unread.tell().verdict, said);
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[command(after_help = "\
 While gpuwhy records, the newest events are in RUN-wal, a file next to RUN. If gpuwhy is killed, both files stay and \
 belong together: copy or move both. repair combines them into one file that can be copied on its own, and reports \
-what is in it. Without RUN-wal, about the last two seconds are missing. Exits with 1 if the file is damaged.
+what is in it. Without RUN-wal, the newest events are missing; repair says from when on. Exits with 1 if the file is damaged.
 
 Examples:
   gpuwhy repair gpuwhy.db                            in place; removes gpuwhy.db-wal

@@ -30,9 +30,9 @@ fn print(needs: &[Need]) {
             Status::Optional => style.yellow("absent "),
             Status::Missing => style.red("missing"),
         };
-        println!("{mark}  {:<15} {}", need.name, need.found);
+        output::show_hanging(&format!("{mark}  {:<15} {}", need.name, need.found), 25);
         if let Some(fix) = &need.fix {
-            println!("         {:<15} fix: {fix}", "");
+            output::show_hanging(&format!("         {:<15} fix: {fix}", ""), 25);
         }
         output::details(need.details.iter().cloned());
     }

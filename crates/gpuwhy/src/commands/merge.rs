@@ -23,14 +23,15 @@ pub(crate) fn run(args: &Merge) -> anyhow::Result<ExitCode> {
     let stopped = super::stop_flag().context("cannot install signal handlers")?;
     let go_on = || !stopped.load(Ordering::Relaxed);
     // With the rights of the user who called sudo, as a trace makes its file.
-    let merge = || output::patiently("merging", || gpuwhy_store::merge(&request, go_on));
+    let merge = || {
+        output::say_which_lack_wal(runs.iter().map(std::path::PathBuf::as_path));
+        output::patiently("merging", || gpuwhy_store::merge(&request, go_on))
+    };
     let merged = privileges::with_rights_of(caller.as_ref(), merge)??;
     let (events, size) = (units::count(merged.stored), units::bytes(merged.size_bytes));
     let runs = merged.runs.len();
-    output::say(&format!("{}: {runs} runs, {events} events, {size}", args.output.display()));
-    for run in &merged.runs {
-        output::say(&units::safe(&line(run), 1_000));
-    }
+    let first = format!("{}: {runs} runs, {events} events, {size}", args.output.display());
+    output::show([first].into_iter().chain(merged.runs.iter().map(|run| units::safe(&line(run), 1_000))))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &Repair) -> anyhow::Result<ExitCode> {
         let repair = || output::patiently("repairing", || gpuwhy_store::repair(&request));
         let repaired = privileges::with_rights_of(caller.as_ref(), repair)??;
         damaged |= !repaired.damage.is_empty();
-        lines(run, &repaired).iter().for_each(|line| output::say(&units::safe(line, 1_000)));
+        output::show(lines(run, &repaired).iter().map(|line| units::safe(line, 1_000)))?;
     }
     Ok(if damaged { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -55,9 +55,10 @@ fn lines(run: &Path, repaired: &Repaired) -> Vec<String> {
     );
     if repaired.lacks_wal {
         lines.push(format!(
-            "  {0}-wal is missing, and with it about the last two seconds. If you still have it, put it next to a fresh \
-             copy of {0} and repair that copy",
-            run.display()
+            "  {0}-wal is missing, so what came after {1} is missing. If you still have it, put it next to a fresh copy \
+             of {0} and repair that copy",
+            run.display(),
+            units::time(duration_ns)
         ));
     }
     if !repaired.has_end {

@@ -29,9 +29,12 @@ pub(crate) fn run(args: &Share) -> anyhow::Result<ExitCode> {
     let stopped = super::stop_flag().context("cannot install signal handlers")?;
     let go_on = || !stopped.load(Ordering::Relaxed);
     // With the rights of the user who called sudo, as a trace makes its file.
-    let share = || output::patiently("copying", || gpuwhy_store::share(&request, go_on));
+    let share = || {
+        output::say_which_lack_wal([args.run.as_path()]);
+        output::patiently("copying", || gpuwhy_store::share(&request, go_on))
+    };
     let shared = privileges::with_rights_of(caller.as_ref(), share)??;
-    lines(&made, &shared, args.source).iter().for_each(|line| output::say(&units::safe(line, 2_000)));
+    output::show(lines(&made, &shared, args.source).iter().map(|line| units::safe(line, 2_000)))?;
     Ok(ExitCode::SUCCESS)
 }
 

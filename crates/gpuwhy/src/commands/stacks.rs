@@ -4,6 +4,7 @@
 use crate::cli::{Stacks, StacksBy, StacksSort};
 use crate::output;
 use clap::ValueEnum;
+use gpuwhy_model::units;
 use gpuwhy_store::{
     GroupKey, Limits, PartSums, Reader, StackAnswer, StackFrame, StackGroup, StackKey, StackQuestion, StackSort,
     StackSums, StackUnit,
@@ -17,7 +18,8 @@ use std::process::ExitCode;
 pub(crate) fn run(args: &Stacks) -> anyhow::Result<ExitCode> {
     let reader = output::open(args.of.run.path())?;
     let answer = reader.stacks(&question(args, &reader)?)?;
-    let report = report(answer, args);
+    let lost = reader.events_lost(answer.span.0.unwrap_or(0), answer.span.1)?;
+    let report = report(answer, args, lost);
     if args.json {
         let mut out = BufWriter::new(std::io::stdout().lock());
         serde_json::to_writer_pretty(&mut out, &report)?;
@@ -52,11 +54,18 @@ fn question(args: &Stacks, reader: &Reader) -> anyhow::Result<StackQuestion> {
     })
 }
 
-fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
+fn report(answer: StackAnswer, args: &Stacks, lost: u64) -> StacksReport {
     let without = answer.without_stack.as_ref().map_or(0, |group| group.sums.calls);
     let limit = usize::try_from(args.limit).unwrap_or(usize::MAX);
     let rest = answer.groups.get(limit..).unwrap_or_default();
     let none = "this run has no Python stacks: it was recorded with --no-stack, or the job ran no Python";
+    let events = match lost {
+        1 => "1 event was lost and is".to_owned(),
+        n => format!("{} events were lost and are", units::count(n)),
+    };
+    let lossy = format!("{events} not counted here");
+    let notes = [(!answer.file_has_stacks).then_some(none), (lost > 0).then_some(lossy.as_str())];
+    let notes: Vec<&str> = notes.into_iter().flatten().collect();
     StacksReport {
         schema: "gpuwhy.stacks/1",
         run: args.of.run.path().display().to_string(),
@@ -73,7 +82,7 @@ fn report(answer: StackAnswer, args: &Stacks) -> StacksReport {
         calls: answer.all.calls,
         total_ns: answer.all.total_ns,
         with_stack: answer.all.calls.saturating_sub(without),
-        note: (!answer.file_has_stacks).then(|| none.to_owned()),
+        note: (!notes.is_empty()).then(|| notes.join("; ")),
         more: MoreGroups { groups: rest.len(), calls: rest.iter().map(|group| group.sums.calls).sum() },
         op: answer.op,
         without_stack: answer.without_stack.map(group),

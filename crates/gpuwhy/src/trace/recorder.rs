@@ -462,7 +462,11 @@ fn is_call(op: OpId) -> bool {
 /// The problem with the run file, if any.
 fn problem(finished: Option<&Finished>) -> Option<String> {
     match finished {
-        Some(finished) => finished.problem.as_ref().map(ToString::to_string),
+        Some(finished) => {
+            let both = [&finished.problem, &finished.also].into_iter().flatten().map(ToString::to_string);
+            let both: Vec<String> = both.collect();
+            (!both.is_empty()).then(|| both.join("; "))
+        }
         None => Some("the writer thread ended early; the file has what was committed until then".to_owned()),
     }
 }

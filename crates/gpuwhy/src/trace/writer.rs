@@ -18,6 +18,8 @@ const QUEUE: usize = 16;
 const CHECKPOINT: Duration = Duration::from_secs(2);
 /// Checkpoints take at most one part in this many of the time: on a slow disk, nothing is written meanwhile.
 const CHECKPOINT_PART: u32 = 20;
+/// Checkpoints are no further apart than this: a copy of the main file alone lacks what came after the last.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// Rows gathered before writing: sorted together, they make a denser file.
 const GATHER: usize = 32 * 1024;
 
@@ -311,7 +313,7 @@ impl Owner {
         if Instant::now() >= self.next_checkpoint {
             let began = Instant::now();
             self.writer.checkpoint();
-            self.next_checkpoint = Instant::now() + CHECKPOINT.max(began.elapsed() * CHECKPOINT_PART);
+            self.next_checkpoint = Instant::now() + pause_after(began.elapsed());
         }
         if self.ticks.is_multiple_of(4) {
             // A snapshot that was not read yet is less than a second old and good enough.
@@ -336,6 +338,24 @@ impl Owner {
             lost: self.writer.lost(),
             missing,
             trouble: self.trouble.clone(),
+        }
+    }
+}
+
+/// How long after a checkpoint that took so long the next one is due.
+fn pause_after(took: Duration) -> Duration {
+    (took * CHECKPOINT_PART).clamp(CHECKPOINT, LONGEST_PAUSE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slow_disk_puts_checkpoints_off_but_not_for_long() {
+        let seconds = Duration::from_secs_f64;
+        for (took, pause) in [(0.001, 2.0), (0.1, 2.0), (0.25, 5.0), (0.5, 10.0), (30.0, 10.0)] {
+            assert_eq!(pause_after(seconds(took)), seconds(pause), "{took}");
         }
     }
 }

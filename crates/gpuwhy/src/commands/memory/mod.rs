@@ -63,7 +63,7 @@ pub(crate) fn run(args: &Memory) -> anyhow::Result<ExitCode> {
 
 fn examine(args: &Memory, path: &Path) -> anyhow::Result<LoadedReport> {
     let part = args.of.part();
-    let examined = output::patiently("examining memory", || memory::examine(&output::open(path)?, &part))?;
+    let examined = output::patiently("examining memory", || anyhow::Ok(memory::examine(&output::open(path)?, &part)?))?;
     let start_monotonic_ns = examined.session.start_monotonic_ns;
     Ok(LoadedReport { report: examined.report, run: path.display().to_string(), start_monotonic_ns })
 }

@@ -3,7 +3,8 @@
 
 use gpuwhy_model::units;
 use gpuwhy_store::Value;
-use gpuwhy_view::{Style, TableLayout};
+use gpuwhy_view::{FittedTable, Style, Table, TableLayout};
+use std::borrow::Cow;
 use std::io::{Result, Write};
 
 /// Column widths are fitted to this many rows at the start.
@@ -21,33 +22,73 @@ pub(super) trait RowFormat {
 pub(super) struct TableRows<W> {
     out: W,
     style: Style,
+    /// Columns of the terminal, if there is one.
+    width: Option<usize>,
     /// The first rows, kept until the columns are fitted.
     first: Vec<Vec<String>>,
-    layout: Option<TableLayout>,
+    layout: Option<Layout>,
+}
+
+enum Layout {
+    /// As wide as its cells: for files and pipes.
+    Wide(TableLayout),
+    /// Within a terminal.
+    Fitted(FittedTable),
 }
 
 impl<W: Write> TableRows<W> {
-    pub(super) fn new(out: W, style: Style) -> Self {
-        Self { out, style, first: Vec::new(), layout: None }
+    pub(super) fn new(out: W, style: Style, width: Option<usize>) -> Self {
+        Self { out, style, width, first: Vec::new(), layout: None }
+    }
+
+    /// How many columns did not fit the terminal.
+    pub(super) fn left_out(&self) -> usize {
+        match &self.layout {
+            Some(Layout::Fitted(fitted)) => fitted.left_out(),
+            _ => 0,
+        }
     }
 
     fn begin(&mut self, columns: &[String]) -> Result<()> {
         let heading: Vec<_> = columns.iter().map(|name| (units::safe(name, 200), None)).collect();
-        let layout = TableLayout::fit(&heading, &self.first);
-        writeln!(self.out, "{}", self.style.bold(&layout.heading()))?;
-        for row in std::mem::take(&mut self.first) {
-            writeln!(self.out, "{}", layout.line(&row))?;
+        let first = std::mem::take(&mut self.first);
+        let layout = match self.width {
+            None => Layout::Wide(TableLayout::fit(&heading, &first)),
+            Some(width) => {
+                let mut table = Table::new(heading);
+                first.iter().for_each(|row| table.push(row.clone()));
+                Layout::Fitted(FittedTable::fit(&table, width))
+            }
+        };
+        let heading = match &layout {
+            Layout::Wide(layout) => vec![layout.heading()],
+            Layout::Fitted(layout) => layout.heading(),
+        };
+        for line in heading {
+            writeln!(self.out, "{}", self.style.bold(&line))?;
+        }
+        for row in first {
+            self.write(&layout, &row)?;
         }
         self.layout = Some(layout);
         Ok(())
+    }
+
+    fn write(&mut self, layout: &Layout, row: &[String]) -> Result<()> {
+        match layout {
+            Layout::Wide(layout) => writeln!(self.out, "{}", layout.line(row)),
+            Layout::Fitted(layout) => layout.lines(row).iter().try_for_each(|line| writeln!(self.out, "{line}")),
+        }
     }
 }
 
 impl<W: Write> RowFormat for TableRows<W> {
     fn row(&mut self, columns: &[String], row: &[Value<'_>]) -> Result<()> {
         let cells: Vec<String> = row.iter().map(shown).collect();
-        if let Some(layout) = &self.layout {
-            return writeln!(self.out, "{}", layout.line(&cells));
+        if let Some(layout) = self.layout.take() {
+            let written = self.write(&layout, &cells);
+            self.layout = Some(layout);
+            return written;
         }
         self.first.push(cells);
         if self.first.len() < ROWS_FITTED { Ok(()) } else { self.begin(columns) }
@@ -67,9 +108,17 @@ fn shown(value: &Value<'_>) -> String {
         Value::Null => "NULL".into(),
         Value::Int(n) => n.to_string(),
         Value::Real(x) => real(*x),
-        Value::Text(text) => units::safe(text, 500),
+        Value::Text(text) => units::safe(&one_line(text), 500),
         Value::Blob(bytes) => format!("<{} bytes>", bytes.len()),
     }
+}
+
+/// A text of several lines, such as a finding's recommendations, as one line.
+fn one_line(text: &str) -> Cow<'_, str> {
+    if !text.contains('\n') {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.lines().filter(|line| !line.trim().is_empty()).collect::<Vec<_>>().join(" · "))
 }
 
 /// Up to six decimals, without the rounding noise of binary fractions.
@@ -188,6 +237,33 @@ mod tests {
         assert_eq!(real(2.0), "2.0");
         assert_eq!(real(f64::NAN), "NaN");
         assert_eq!(shown(&Value::Blob(&[1, 2])), "<2 bytes>");
+    }
+
+    #[test]
+    fn lines_of_a_text_are_apart_in_a_cell() {
+        assert_eq!(shown(&Value::Text("raise num_workers\r\n\nread less\n".into())), "raise num_workers · read less");
+        assert_eq!(shown(&Value::Text("a\x1bb".into())), "a\u{fffd}b");
+    }
+
+    #[test]
+    fn a_table_fits_a_terminal_and_says_what_it_leaves_out() {
+        let columns = ["n", "recommendations", "first_ns", "last_ns"].map(str::to_owned);
+        let advice = "raise num_workers\nread the files from a local disk";
+        let row = [Value::Int(1), Value::Text(advice.into()), Value::Int(1_234_567_890), Value::Int(9_876_543_210)];
+        let written = |width| {
+            let mut rows = TableRows::new(Vec::new(), Style::PLAIN, width);
+            rows.row(&columns, &row).unwrap();
+            rows.end(&columns).unwrap();
+            (rows.left_out(), String::from_utf8(rows.out).unwrap())
+        };
+        let (left_out, text) = written(Some(40));
+        assert_eq!(left_out, 1, "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 40) && text.contains("1234567890"), "{text}");
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let found = words(&text);
+        assert!(words(&advice.replace('\n', " · ")).iter().all(|word| found.contains(word)), "{text}");
+        let (left_out, text) = written(None);
+        assert_eq!((left_out, text.lines().count()), (0, 2), "{text}");
     }
 
     #[test]

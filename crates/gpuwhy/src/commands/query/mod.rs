@@ -9,36 +9,48 @@ use crate::thinned::Thinned;
 use formats::{CsvRows, JsonRows, RowFormat, TableRows};
 use gpuwhy_model::{LossCause, units};
 use gpuwhy_store::{Limits, Reader};
-use std::io::{BufWriter, IsTerminal, StdoutLock, Write};
+use std::io::{BufWriter, StdoutLock, Write};
 use std::ops::ControlFlow;
 use std::process::ExitCode;
 
-/// Default number of rows for a table on a terminal.
+/// Default number of rows on a terminal.
 const TERMINAL_ROWS: u64 = 1_000;
 /// Size of the output buffer, bytes.
 const BUFFER: usize = 64 << 10;
 
 pub(crate) fn run(args: &Query) -> anyhow::Result<ExitCode> {
+    let (file, sql) = args.run_and_sql().unwrap_or_else(|wrong| wrong.exit());
     gpuwhy_store::limit_memory(args.memory.0.unwrap_or(u64::MAX));
-    let reader = output::open(&args.db)?;
-    let Some(sql) = &args.sql else {
-        gpuwhy_ask::schema::lines(&reader)?.iter().for_each(|line| println!("{line}"));
+    let reader = output::open(file)?;
+    let Some(sql) = sql else {
+        output::show(gpuwhy_ask::schema::lines(&reader)?)?;
         return Ok(ExitCode::SUCCESS);
     };
     let is_table = !args.json && !args.csv;
-    let by_default = if is_table && std::io::stdout().is_terminal() { TERMINAL_ROWS } else { u64::MAX };
+    let terminal = output::terminal_columns();
+    let by_default = if terminal.is_some() { TERMINAL_ROWS } else { u64::MAX };
     let limits = Limits { time: args.timeout, rows: args.rows.unwrap_or(by_default), ..Limits::default() };
     let out = BufWriter::with_capacity(BUFFER, Output { reader: &reader, stdout: std::io::stdout().lock() });
+    let mut left_out = 0;
     let more = if args.json {
         print(&reader, sql, &limits, &mut JsonRows::new(out))?
     } else if args.csv {
         print(&reader, sql, &limits, &mut CsvRows::new(out))?
     } else {
-        print(&reader, sql, &limits, &mut TableRows::new(out, output::stdout_style()))?
+        let mut rows = TableRows::new(out, output::stdout_style(), terminal);
+        let more = print(&reader, sql, &limits, &mut rows)?;
+        left_out = rows.left_out();
+        more
     };
+    if left_out > 0 {
+        let columns = if left_out == 1 { "1 column does".to_owned() } else { format!("{left_out} columns do") };
+        output::say_aside(&format!(
+            "gpuwhy: {columns} not fit the terminal: select fewer, or pipe the table (| less -S)"
+        ));
+    }
     if more {
         let rows = units::count(limits.rows);
-        let advice = if is_table { ": raise --rows, or pipe to less" } else { "" };
+        let advice = if is_table || terminal.is_some() { ": raise --rows, or pipe to less" } else { "" };
         output::say_aside(&format!("gpuwhy: showing the first {rows} rows; there are more{advice}"));
     }
     if let Some(note) = thinned(&reader)?.note() {
