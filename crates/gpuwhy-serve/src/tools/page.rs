@@ -29,7 +29,7 @@ const MOST_ENTRIES: u32 = 500;
 /// How many entries to return, and from where.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Paging {
-    /// Maximum number of entries, up to 500
+    /// Maximum entries, up to 500
     #[serde(default)]
     pub(crate) limit: Option<u32>,
     /// next_cursor of the previous answer

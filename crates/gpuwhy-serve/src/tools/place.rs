@@ -17,19 +17,19 @@ use std::time::Duration;
 /// Run, time range and process.
 #[derive(Debug, Clone, Default, Deserialize, JsonSchema)]
 pub(crate) struct Where {
-    /// Run file (see list_runs); default: the served one, or the newest
+    /// Run file (see list_runs); default: the served or newest one
     #[serde(default)]
     pub(crate) run: Option<String>,
-    /// From this time of the run on: 90s, 2m, 500ms
+    /// From this time on: 90s, 2m, 500ms
     #[serde(default)]
     pub(crate) from: Option<Time>,
-    /// Up to this time of the run
+    /// Up to this time
     #[serde(default)]
     pub(crate) to: Option<Time>,
     /// Only the last 90s, 2m
     #[serde(default)]
     pub(crate) since: Option<Time>,
-    /// Only the job of this process; stacks and memory: only the process
+    /// Only this process's job; stacks and memory: only the process
     #[serde(default)]
     pub(crate) pid: Option<u32>,
 }
