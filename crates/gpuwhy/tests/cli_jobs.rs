@@ -7,7 +7,7 @@ mod common;
 use common::made::{LONG, MS, Made, call, reading, sleepy, tensor};
 use common::mcp::Served;
 use common::{GPUWHY, HeldSimjob, Place, Tracing, can_trace, one_at_a_time, sim, succeed, text};
-use gpuwhy_model::ops::{TorchOp, torch_op};
+use gpuwhy_model::ops::{KernelOp, TorchOp, kernel_op, torch_op};
 use gpuwhy_model::{Call, TensorEvent};
 use serde_json::{Value, json};
 use std::process::Command;
@@ -102,6 +102,8 @@ fn jobs_that_only_copy_or_run_out_of_memory_are_listed() {
     made.process(3000, "python3 dies.py", Some(900));
     let refused = Call { arg0: Some(8 << 30), ret: 2, ..call("cudaMalloc", 3000, 50 * MS, 20_000) };
     made.calls.push(refused);
+    let exit = kernel_op(KernelOp::ProcessExit);
+    made.calls.push(Call { op: exit, arg0: Some(1), arg1: Some(0), ..call("cudaMalloc", 3000, 60 * MS, 0) });
     made.tensors.push(TensorEvent { op: torch_op(TorchOp::OutOfMemory), ..tensor(3000, 51 * MS, 8 << 30, None) });
     made.process(4000, "python3 idle.py", Some(900));
     made.calls.push(call("cudaSetDevice", 4000, 60 * MS, 1_000));

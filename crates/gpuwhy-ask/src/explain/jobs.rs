@@ -67,13 +67,16 @@ pub(super) fn choose(reader: &Reader, asked: &Asked) -> Result<Chosen> {
 fn with_findings(others: Vec<(Job, bool)>, findings: &[Finding], asked: &Asked) -> Vec<Explained> {
     let worth: Vec<u32> =
         findings.iter().filter(|found| found.severity >= Severity::Medium).filter_map(|found| found.pid).collect();
-    let of_job = |(job, _): (Job, bool)| {
+    let of_job = |(job, busy): (Job, bool)| {
         let pid = *worth.iter().find(|pid| job.pids.contains(pid))?;
         let mut processes: Vec<ProcessReport> =
             asked.processes.iter().filter(|one| job.pids.contains(&one.pid)).map(process).collect();
         processes.sort_by_key(|process| process.pid != pid);
         let (from_ns, to_ns) = (asked.from_ns, asked.to_ns);
-        let report = Report { from_ns, to_ns, wall_ns: to_ns.saturating_sub(from_ns), processes, ..Report::default() };
+        let wall_ns = to_ns.saturating_sub(from_ns);
+        let why =
+            if busy { "Its time was not explained: other jobs launched more." } else { "It launched no kernels." };
+        let report = Report { from_ns, to_ns, wall_ns, processes, verdict: why.to_owned(), ..Report::default() };
         Some(Explained { job: Some(job), report })
     };
     others.into_iter().filter_map(of_job).collect()
@@ -311,7 +314,7 @@ mod tests {
         let listed: Vec<(u32, &str)> = report.jobs.iter().map(|job| (job.pid, job.summary.as_str())).collect();
         assert_eq!(listed, [(9, "out of memory at 1 s"), (7, "no cause costs 1 % or more")]);
         assert_eq!(report.more_jobs, 1, "job 8 had work, and is not listed");
-        let verdict = "3 jobs were recorded; the worst is job 9 9. Out of memory at 1 s. ";
+        let verdict = "3 jobs were recorded; the worst is job 9 9. Out of memory at 1 s. It launched no kernels.";
         assert_eq!(report.verdict, verdict);
         // Nothing wrong with those without work: they are no news.
         let report = super::together(works(), Vec::new(), chosen(), &asked(&[7, 8, 9, 10]));
