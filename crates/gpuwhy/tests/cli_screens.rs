@@ -139,7 +139,7 @@ fn what_is_asked_with_sql_and_what_is_said_of_files_fits_too() {
     for columns in [80, 100, 120] {
         let shared = format!("shared-{columns}.db");
         let merged = format!("merged-{columns}.db");
-        let chains = "SELECT title, explanation, recommendations FROM causal_chains";
+        let chains = "SELECT summary, explanation, recommendations FROM causal_chains";
         for args in [
             &["query", "run.db", chains][..],
             &["query", "run.db", "SELECT * FROM events"],

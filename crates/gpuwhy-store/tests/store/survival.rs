@@ -107,7 +107,12 @@ fn a_full_disk_and_an_open_reader_are_both_said() {
     };
     let path = disk.path().join("run.db");
     let mut writer = create(&path);
-    fill(&mut writer);
+    let full = fill(&mut writer);
+    // Far more than fits.
+    for second in full..full + 100 {
+        writer.write_calls(&mut thousand(second)).unwrap();
+        assert!(writer.commit().is_err());
+    }
     let reader = rusqlite::Connection::open(&path).unwrap();
     reader.execute_batch("BEGIN").unwrap();
     let held: i64 = reader.query_row("SELECT COUNT(*) FROM events", [], |row| row.get(0)).unwrap();
