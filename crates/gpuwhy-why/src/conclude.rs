@@ -258,7 +258,7 @@ fn effect(story: &Story, scene: &Scene<'_>) -> Vec<String> {
         _ => {}
     }
     if story.is_about_pace() {
-        effects.push("the cost is the time the training thread was held up; GPU idle time is unknown".to_owned());
+        effects.push("the cost is the time the launching thread was held up; GPU idle time is unknown".to_owned());
     } else if scene.has_neighbours {
         effects.push("the GPU had no work from this job; it may have been busy with another".to_owned());
     }
@@ -289,7 +289,7 @@ fn confidence(story: &Story, scene: &Scene<'_>) -> (Confidence, String) {
         return (Confidence::Low, "the scheduler was not recorded: what the thread waited for is unknown".into());
     }
     if story.is_about_pace() {
-        let why = "measured: the training thread was held up and hardly ever waited for the GPU, so it sets the pace; how \
+        let why = "measured: the launching thread was held up and hardly ever waited for the GPU, so it sets the pace; how \
                    long the GPU was idle meanwhile is unknown without NVML";
         return (Confidence::Medium, why.into());
     }

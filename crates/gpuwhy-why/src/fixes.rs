@@ -124,7 +124,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
     let part = story.root_part();
     let line = at(words::blamed_line(story, scene));
     match (kind, root) {
-        (Kind::CpuContention, _) => contention(story, part, "the training thread", scene),
+        (Kind::CpuContention, _) => contention(story, part, "the launching thread", scene),
         (Kind::CpuThrottled, _) => vec![throttled(part.ns, scene)],
         (Kind::HostMemoryPressure, _) => vec![memory(part.ns, scene)],
         (Kind::LockContention, _) if words::is_gil(story) => {
@@ -146,10 +146,10 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             fixes
         }
         (Kind::DiskIo, _) => {
-            vec![fix(format!("read ahead in another thread or process: the training thread reads{line}"), story.ns)]
+            vec![fix(format!("read ahead in another thread or process: the launching thread reads{line}"), story.ns)]
         }
         (Kind::NetworkIo, _) => {
-            vec![fix(format!("fetch in another thread or process: the training thread waits{line}"), story.ns)]
+            vec![fix(format!("fetch in another thread or process: the launching thread waits{line}"), story.ns)]
         }
         (Kind::HostSleep, _) => vec![fix(format!("remove the sleep{line}, or do it in another thread"), story.ns)],
         (Kind::SyncBound, _) => vec![fix(
@@ -170,7 +170,7 @@ fn own(story: &Story, kind: Kind, root: Kind, scene: &Scene<'_>) -> Vec<Fix> {
             story.ns,
         )],
         (Kind::LaunchBound, _) => vec![
-            fix(format!("move the work{line} off the training thread"), story.ns),
+            fix(format!("move the work{line} off the launching thread"), story.ns),
             fix(
                 "launch fewer, larger kernels: CUDA graphs, torch.compile(mode=\"reduce-overhead\"), larger batches",
                 story.ns,

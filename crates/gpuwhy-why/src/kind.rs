@@ -86,7 +86,7 @@ impl Kind {
     pub fn meaning(self) -> &'static str {
         match self {
             Self::CpuContention => {
-                "the training thread (which launches the GPU work), or a process it waited for, was ready but another program had the CPU"
+                "the launching thread (which launches the GPU work), or a process it waited for, was ready but another program had the CPU"
             }
             Self::CpuThrottled => "the cgroup's CPU quota (a container's limit) was used up",
             Self::InputStarved => {
@@ -101,7 +101,7 @@ impl Kind {
                 "the host waits for the GPU so often that it never runs ahead of it (.item(), .cpu(), synchronize)"
             }
             Self::CopyBound => "copies between host and device hold the job up",
-            Self::LaunchBound => "the training thread's own work (Python, launching many small kernels) is the limit",
+            Self::LaunchBound => "the launching thread's own work (Python, launching many small kernels) is the limit",
             Self::HostSleep => "the program sleeps",
             Self::AllocChurn => "GPU memory is allocated and freed in the loop",
             Self::ColdStart => "startup: module loading, first calls",

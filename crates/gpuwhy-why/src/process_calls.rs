@@ -168,7 +168,7 @@ fn of_process(known: &Circumstances) -> Vec<String> {
     let (ready, watched) = known.ready;
     if watched > 0 && ready as f64 >= READY * watched as f64 {
         // Not a share: other shares are of the steady state, this is of the thread's whole life.
-        warnings.push(format!("its training thread was ready without a CPU for {}", units::time(ready)));
+        warnings.push(format!("its launching thread was ready without a CPU for {}", units::time(ready)));
     }
     if known.swapped > 0 {
         warnings.push(format!("up to {} of its memory was in swap", units::bytes(known.swapped)));
@@ -238,7 +238,7 @@ mod tests {
             ..Circumstances::default()
         };
         let expected = [
-            "its training thread was ready without a CPU for 1.00 s",
+            "its launching thread was ready without a CPU for 1.00 s",
             "up to 3.00 MB of its memory was in swap",
             "25 major page faults a second",
         ];

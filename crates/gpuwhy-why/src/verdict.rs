@@ -112,11 +112,11 @@ pub(crate) fn verdict(report: &Report, scene: &Scene<'_>, stories: &[Story], los
         match stories.iter().find(matches) {
             Some(story) if story.is_about_pace() => {
                 let clause = words::clause(story, scene);
-                let clause = match clause.strip_prefix("the training thread ") {
+                let clause = match clause.strip_prefix("the launching thread ") {
                     Some(does) => format!("it {does}"),
                     None => clause,
                 };
-                others.push(format!("The training thread was held up {share} of the time: {clause}."));
+                others.push(format!("The launching thread was held up {share} of the time: {clause}."));
                 idle_unknown = idle < LEAST_IDLE;
             }
             Some(story) => causes.push((found.share, story.is_at_most, words::clause(story, scene))),
@@ -272,7 +272,7 @@ pub(crate) fn healthy(scene: &Scene<'_>, stories: &[Story], ledgers: &Ledgers, c
     let ready = ledger.map_or(0, |ledger| ledger.of(State::Ready));
     // A thread is always ready for some microseconds before it runs.
     let ready = (scene.share(ready) >= 0.001)
-        .then(|| format!(" (the training thread was ready without a CPU for {})", units::time(ready)));
+        .then(|| format!(" (the launching thread was ready without a CPU for {})", units::time(ready)));
     well("CPU", &[Kind::CpuContention, Kind::CpuThrottled], ready.unwrap_or_default());
     well("input", &[Kind::InputStarved, Kind::ProcessChurn], String::new());
     well("disk and network", &[Kind::DiskIo, Kind::NetworkIo], String::new());

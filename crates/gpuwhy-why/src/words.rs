@@ -59,10 +59,10 @@ pub(crate) fn title(story: &Story, scene: &Scene<'_>) -> String {
             Feeder::Program(name) => return format!("Waiting for {name}"),
             Feeder::Unknown => "Waiting for input",
         },
-        Kind::CpuContention => "The training thread waits for a CPU",
+        Kind::CpuContention => "The launching thread waits for a CPU",
         Kind::CpuThrottled => "The job's CPU quota is used up",
-        Kind::DiskIo => "The training thread waits for the disk",
-        Kind::NetworkIo => "The training thread waits for the network",
+        Kind::DiskIo => "The launching thread waits for the disk",
+        Kind::NetworkIo => "The launching thread waits for the network",
         Kind::LockContention if is_gil(story) => "Waiting for the GIL",
         Kind::LockContention => "Waiting for a lock",
         Kind::HostMemoryPressure => "Host memory is short",
@@ -70,7 +70,7 @@ pub(crate) fn title(story: &Story, scene: &Scene<'_>) -> String {
         Kind::SyncBound => "Too many synchronizations",
         Kind::CopyBound => "Copies between host and device take too long",
         Kind::LaunchBound => "Python and launch overhead keep the GPU waiting",
-        Kind::HostSleep => "The training thread sleeps",
+        Kind::HostSleep => "The launching thread sleeps",
         Kind::AllocChurn => "GPU memory is allocated and freed too often",
         kind => return kind.name().replace('_', " "),
     };
@@ -87,19 +87,19 @@ pub(crate) fn clause(story: &Story, scene: &Scene<'_>) -> String {
         Kind::CpuContention => {
             let programs = programs(story.root_part(), scene);
             let take = if programs.len() == 1 { "takes" } else { "take" };
-            format!("{} {take} the training thread's CPU", named(&programs))
+            format!("{} {take} the launching thread's CPU", named(&programs))
         }
         Kind::CpuThrottled => "the job's CPU quota is used up".to_owned(),
-        Kind::DiskIo => "the training thread waits for the disk".to_owned(),
-        Kind::NetworkIo => "the training thread waits for the network".to_owned(),
+        Kind::DiskIo => "the launching thread waits for the disk".to_owned(),
+        Kind::NetworkIo => "the launching thread waits for the network".to_owned(),
         Kind::LockContention if is_gil(story) => "another thread holds the GIL".to_owned(),
-        Kind::LockContention => "the training thread waits for a lock".to_owned(),
+        Kind::LockContention => "the launching thread waits for a lock".to_owned(),
         Kind::HostMemoryPressure => "host memory is short".to_owned(),
         Kind::ProcessChurn => "processes are started again and again".to_owned(),
-        Kind::SyncBound => "the training thread waits for the GPU too often".to_owned(),
+        Kind::SyncBound => "the launching thread waits for the GPU too often".to_owned(),
         Kind::CopyBound => "copies between host and device take too long".to_owned(),
-        Kind::LaunchBound => "the training thread is busy with Python and launches".to_owned(),
-        Kind::HostSleep => "the training thread sleeps".to_owned(),
+        Kind::LaunchBound => "the launching thread is busy with Python and launches".to_owned(),
+        Kind::HostSleep => "the launching thread sleeps".to_owned(),
         Kind::AllocChurn => "GPU memory is allocated and freed too often".to_owned(),
         kind => kind.name().replace('_', " "),
     }
@@ -141,26 +141,26 @@ pub(crate) fn cause(story: &Story, scene: &Scene<'_>) -> String {
         }
         Kind::InputStarved => format!("{who}: {}", doing(story, scene)),
         Kind::CpuContention => {
-            format!("{} had the CPU while the training thread was ready to run", named(&programs(part, scene)))
+            format!("{} had the CPU while the launching thread was ready to run", named(&programs(part, scene)))
         }
         Kind::CpuThrottled => "the job's cgroup used up its CPU quota".to_owned(),
-        Kind::DiskIo => format!("the training thread itself waits for the disk{at}"),
-        Kind::NetworkIo => format!("the training thread itself waits for the network{at}"),
+        Kind::DiskIo => format!("the launching thread itself waits for the disk{at}"),
+        Kind::NetworkIo => format!("the launching thread itself waits for the network{at}"),
         Kind::LockContention if is_gil(story) => format!("{who} holds the GIL: {}", doing(story, scene)),
         Kind::LockContention => {
-            format!("{who} holds a lock that the training thread needs: {}", doing(story, scene))
+            format!("{who} holds a lock that the launching thread needs: {}", doing(story, scene))
         }
-        Kind::HostMemoryPressure => format!("host memory is short: the training thread waits for pages{at}"),
+        Kind::HostMemoryPressure => format!("host memory is short: the launching thread waits for pages{at}"),
         Kind::ProcessChurn => format!("{} short-lived processes{at}", scene.short_lived.len()),
         Kind::SyncBound => {
             let often = scene.per_second(scene.steady.syncs);
             format!("{often} waits for the GPU a second{at}; the next launch comes only after each")
         }
-        Kind::CopyBound => format!("the training thread is busy copying{}{at}", inside(&story.all)),
-        Kind::LaunchBound => format!("the training thread is busy with its own work between launches{at}"),
-        Kind::HostSleep => format!("the training thread sleeps{at}"),
+        Kind::CopyBound => format!("the launching thread is busy copying{}{at}", inside(&story.all)),
+        Kind::LaunchBound => format!("the launching thread is busy with its own work between launches{at}"),
+        Kind::HostSleep => format!("the launching thread sleeps{at}"),
         Kind::AllocChurn => {
-            format!("the training thread allocates and frees GPU memory in the loop{}{at}", inside(part))
+            format!("the launching thread allocates and frees GPU memory in the loop{}{at}", inside(part))
         }
         kind => kind.name().replace('_', " "),
     }

@@ -264,7 +264,7 @@ fn who_has_the_launching_threads_cpu_is_named() {
     let contention = found(&report, "cpu_contention");
     assert_eq!((contention.lost_ns, contention.severity), (STEPS * 30 * MS, Severity::High));
     assert_eq!(contention.root_cause.name.as_deref(), Some("stress"));
-    assert!(report.verdict.contains("stress 999 takes the training thread's CPU"), "{}", report.verdict);
+    assert!(report.verdict.contains("stress 999 takes the launching thread's CPU"), "{}", report.verdict);
     assert!(contention.fixes[0].text.contains("stress 999"), "{:?}", contention.fixes);
     let held: Vec<(&str, u64)> = report.threads[0].held_by.iter().map(|held| (held.name.as_str(), held.ns)).collect();
     assert_eq!(held, [("stress", STEPS * 30 * MS)]);

@@ -270,9 +270,9 @@ fn a_lock_sets_the_pace_where_nobody_knows_how_busy_the_gpu_is() {
         let lock = found(&report, "lock_contention");
         assert_about(lock.lost_ns, seconds * 20 * 43 * MS);
         assert_eq!((lock.severity, lock.confidence), (Severity::High, Confidence::Medium));
-        assert!(lock.effect[0].contains("the training thread was held up"), "{:?}", lock.effect);
+        assert!(lock.effect[0].contains("the launching thread was held up"), "{:?}", lock.effect);
         assert!(lock.confidence_reason.contains("unknown without NVML"), "{}", lock.confidence_reason);
-        let said = "The training thread was held up 86 % of the time: it waits for a lock.";
+        let said = "The launching thread was held up 86 % of the time: it waits for a lock.";
         assert!(report.verdict.contains(said), "{}", report.verdict);
         assert!(report.gpu_idle_min_ns < Some(SECOND), "the GPU may have worked all the time");
         let holder = if working { "86 % of the time running" } else { "86 % of the time asleep" };

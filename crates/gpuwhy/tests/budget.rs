@@ -175,7 +175,7 @@ fn a_process_over_its_budget_blinds_no_other() {
     let own = format!("SELECT COUNT(*) FROM governor WHERE pid IN ({})", common::compare::list(&truth.pids()));
     assert_eq!(number(&db, &own), 0, "it is not limited");
     assert!(number(&db, &noisy.given_up()) > 0);
-    assert!(text(&output).contains("not all calls were seen of cuLaunchKernel"), "{}", text(&output));
+    assert!(text(&output).contains("paused at times to stay within --budget: cuLaunchKernel"), "{}", text(&output));
 }
 
 /// While one process makes calls its probes can be removed. A process that starts later needs them.

@@ -77,7 +77,7 @@ fn what_ended_the_job_is_said_first_everywhere() {
     let (ended, leaks) = ("Out of memory at 19.0 s in a.py:40; the process ended.", "a.py:40 leaks ");
     let is_first = |verdict: &str| {
         let rest = verdict.strip_prefix(ended).unwrap_or_else(|| panic!("{verdict}"));
-        assert!(rest.trim_start().starts_with(leaks) && rest.contains("the training thread sleeps"), "{verdict}");
+        assert!(rest.trim_start().starts_with(leaks) && rest.contains("the launching thread sleeps"), "{verdict}");
     };
     let kinds = |findings: &Value| -> Vec<String> {
         findings.as_array().unwrap().iter().map(|one| one["kind"].as_str().unwrap().to_owned()).collect()

@@ -465,7 +465,7 @@ fn a_file_that_may_not_be_written_is_explained_all_the_same() {
     let mut command = Command::new("setpriv");
     command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(gpuwhy);
     let output = succeed(command.args(["explain", "--db"]).arg(place.db()));
-    assert!(text(&output).contains("input_starved") && output.stderr.is_empty(), "{}", text(&output));
+    assert!(text(&output).contains("Data loading is too slow") && output.stderr.is_empty(), "{}", text(&output));
     assert_eq!(number(&place.run_file(), "SELECT COUNT(*) FROM causal_chains"), 0);
 }
 

@@ -108,9 +108,9 @@ fn tails_and_rates_that_fell_are_those_the_run_was_made_with() {
 fn load_and_swap_are_told_of_the_machine() {
     let context = explain(&run())["context"].to_string();
     // 0.25, 0.5, … 5.0; and 200 MB in the end, 20 times 1 and 2.5 MB moved.
-    assert!(context.contains("load of the last minute: 2.6 on average, 5.0 at most"), "{context}");
-    assert!(context.contains("swap: 200 MB in use at most, 20.0 MB brought in and 50.0 MB put out"), "{context}");
-    assert!(context.contains("4.98 GB of 8.00 GB were free at least"), "{context}");
+    assert!(context.contains("load average (1 min): mean 2.6, peak 5.0"), "{context}");
+    assert!(context.contains("swap: peak 200 MB, 20.0 MB swapped in, 50.0 MB swapped out"), "{context}");
+    assert!(context.contains("at least 4.98 GB of 8.00 GB free"), "{context}");
 }
 
 #[test]

@@ -113,7 +113,7 @@ fn jobs_that_only_copy_or_run_out_of_memory_are_listed() {
     assert_eq!(pids, [3000, 1000, 2000], "{report:#}");
     assert_eq!(report["jobs"][0]["severity"], "critical");
     let text = screen(&place, &[]);
-    assert!(text.starts_with("3 jobs were recorded; the worst first\n\n[CRITICAL] python3 dies.py 3000"), "{text}");
+    assert!(text.starts_with("3 jobs recorded, worst first\n\n[CRITICAL] python3 dies.py 3000"), "{text}");
 }
 
 #[test]
@@ -127,9 +127,9 @@ fn jobs_beyond_those_shown_are_counted() {
     made.finish(LONG);
     let report = explain(&place, &[]);
     assert_eq!((report["jobs"].as_array().unwrap().len(), &report["more_jobs"]), (16, &json!(4)));
-    assert!(report["verdict"].as_str().unwrap().starts_with("20 jobs were recorded."), "{}", report["verdict"]);
+    assert!(report["verdict"].as_str().unwrap().starts_with("20 jobs were recorded; "), "{}", report["verdict"]);
     let text = screen(&place, &[]);
-    assert!(text.starts_with("20 jobs were recorded, 16 shown; the worst first\n"), "{text}");
+    assert!(text.starts_with("20 jobs recorded, 16 shown, worst first\n"), "{text}");
 }
 
 #[test]

@@ -53,7 +53,7 @@ fn two_runs_become_one_that_has_both() {
     let Some((place, inputs)) = recorded() else { return };
     let all = place.dir.path().join("all.db");
     let said = text(&succeed(&mut merge(&all, &inputs)));
-    assert!(said.contains("all.db: 2 runs, ") && said.contains("node1.db: processes + 4194304, began "), "{said}");
+    assert!(said.contains("all.db: 2 runs, ") && said.contains("node1.db: process ids + 4194304, started "), "{said}");
     let mut expected = by_op(&inputs[0]);
     for (op, count) in by_op(&inputs[1]) {
         *expected.entry(op).or_default() += count;

@@ -173,8 +173,8 @@ fn killed_it_keeps_what_was_committed_and_the_job_goes_on() {
     assert_eq!(whole, "ok");
 
     let said = text(&succeed(place.trace().args(["--", "true"])));
-    let line = said.lines().find(|line| line.contains(" is now ")).unwrap_or_else(|| panic!("{said}"));
-    let aside = Path::new(line.rsplit_once(" is now ").unwrap().1);
+    let line = said.lines().find(|line| line.contains("renamed the existing ")).unwrap_or_else(|| panic!("{said}"));
+    let aside = Path::new(line.rsplit_once(" to ").unwrap().1);
     assert_eq!(launches(aside), kept, "moved aside whole, its -wal with it");
 }
 

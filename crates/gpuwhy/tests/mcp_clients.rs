@@ -377,7 +377,7 @@ fn everything_named_is_there(client: &mut Client, tools: &[Value], texts: &str) 
 fn what_is_wrong_is_told(client: &mut Client) {
     let refused = client.result("get_trace_stats", &json!({"run": "../secret.db"}));
     assert_eq!(refused["isError"], true, "an assistant reads why: {refused}");
-    assert!(refused["content"][0]["text"].as_str().unwrap().contains("folder this server may read"), "{refused}");
+    assert!(refused["content"][0]["text"].as_str().unwrap().contains("folders this server may read"), "{refused}");
     let unknown = client.try_to(&json!({"do": "call", "name": "rm", "arguments": {}})).unwrap_err();
     assert!(unknown.contains("unknown tool \"rm\""), "{unknown}");
     let unknown = client.try_to(&json!({"do": "read", "uri": "gpuwhy://nothing"})).unwrap_err();

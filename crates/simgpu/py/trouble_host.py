@@ -54,7 +54,7 @@ class LockHolders:
                 hashlib.sha256(HASHED).digest()
 
     def wait(self):
-        """The training thread needs the lock for a moment."""
+        """The launching thread needs the lock for a moment."""
         with self.lock:
             pass
 
@@ -85,7 +85,7 @@ class Computers:
             value = (value * 1664525 + 1013904223) & 0xFFFFFFFF
 
     def wait(self):
-        """The training thread computes a checksum without the lock: long enough for them to take it."""
+        """The launching thread computes a checksum without the lock: long enough for them to take it."""
         hashlib.sha256(self.checked).digest()
 
     def stop(self):

@@ -182,8 +182,9 @@ fn program(text: &str) -> String {
     first.trim_end_matches('/').rsplit('/').next().unwrap_or_default().to_owned()
 }
 
-/// `kworker/u8:2`, `ksoftirqd/0`.
+/// `[kworker/u8:2]`, or `ksoftirqd/0` in older run files.
 fn is_kernel_thread(name: &str) -> bool {
+    let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     name.split_once('/').is_some_and(|(kind, rest)| {
         let number = rest.strip_prefix('u').unwrap_or(rest);
         kind.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')
@@ -244,6 +245,7 @@ mod tests {
             (Says::Program, "python3 train.py --token x", Some("python3")),
             (Says::Program, "/home/ann/bin/my-train", Some("my-train")),
             (Says::Program, "kworker/u8:2", Some("kworker/u8:2")),
+            (Says::Program, "[kworker/u8:2]", Some("[kworker/u8:2]")),
             (Says::Program, "ksoftirqd/0", Some("ksoftirqd/0")),
             (Says::Program, "ann/0secret/x", Some("x")),
             (Says::Program, "pt_data_worker", Some("pt_data_worker")),

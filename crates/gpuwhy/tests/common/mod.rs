@@ -12,6 +12,7 @@ pub mod jobs;
 pub mod made;
 pub mod mcp;
 pub mod python;
+pub mod terminal;
 
 use simgpu::Installed;
 use simgpu::log::Truth;
