@@ -251,7 +251,7 @@ fn a_stripped_program_with_the_runtime_linked_in_can_be_attached_to_while_it_wai
     eprintln!("{seen} calls recorded, {missing} made before the driver was watched");
     assert!(seen > missing, "{seen} {missing}");
     let said = "SELECT COUNT(*) FROM libraries WHERE functions = 0 AND path LIKE '%staticjob-stripped' \
-                AND note LIKE '%seen at the driver%'";
+                AND note LIKE '%recorded at the driver%'";
     assert_eq!(number(&db, said), 1, "it is said that there is a runtime that cannot be seen");
 }
 
