@@ -292,7 +292,7 @@ fn a_moment_has_who_held_the_cpus_and_which_processes_came_and_went() {
     let several = served.refused("get_timeline", json!({"buckets": 3, "bucket": "1s"}));
     assert!(several.contains("not both"), "{several}");
     let many = served.refused("get_timeline", json!({"bucket": "1ms"}));
-    assert!(many.contains("more than 200 pieces"), "{many}");
+    assert!(many.contains("more than 200 buckets"), "{many}");
 }
 
 #[test]

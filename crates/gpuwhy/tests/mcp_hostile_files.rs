@@ -111,7 +111,7 @@ fn pipes_and_other_files_keep_nobody_waiting() {
     for path in ["evil.pickle", "broken_trace.json", "text.db", "."] {
         // A file that says nothing may be told as such, or refused.
         let said = served.call("get_profile", json!({"path": path})).map_or_else(|why| why, |found| found.to_string());
-        assert!(said.len() < 4096 && !said.contains("fault in gpuwhy"), "{path}: {said}");
+        assert!(said.len() < 4096 && !said.contains("bug in gpuwhy"), "{path}: {said}");
         served.still_serves(path);
     }
     assert_eq!(served.call("list_runs", json!({})).unwrap()["total"], 1);
@@ -133,7 +133,7 @@ fn calls(served: &mut Served) -> Result<u64, String> {
 /// What must come of a run that is none any more: an error that names the file, and the server goes on.
 fn is_told(served: &mut Served, what: &str) {
     let why = calls(served).unwrap_err();
-    assert!(why.contains("run.db") && !why.contains("fault in gpuwhy"), "{what}: {why}");
+    assert!(why.contains("run.db") && !why.contains("bug in gpuwhy"), "{what}: {why}");
     let runs = served.call("list_runs", json!({})).unwrap();
     assert_eq!(runs["total"], 0, "{what}: {runs}");
 }

@@ -159,7 +159,7 @@ impl Served {
         match self.call(tool, arguments.clone()) {
             Ok(answer) => panic!("{tool} {arguments} was answered: {answer}"),
             Err(why) => {
-                assert!(why.chars().count() <= 1_000 && !why.contains("fault in gpuwhy"), "{tool}: {why}");
+                assert!(why.chars().count() <= 1_000 && !why.contains("bug in gpuwhy"), "{tool}: {why}");
                 why
             }
         }
