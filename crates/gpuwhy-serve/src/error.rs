@@ -24,7 +24,7 @@ pub(crate) enum ToolError {
     #[error("{0}")]
     Arguments(String),
     /// A path outside the allowed folders.
-    #[error("{path} is outside the folders this server may read ({allowed}): restart it with another --dir")]
+    #[error("{path} is outside the folders this server may read ({allowed}); its user can start it with other folders")]
     Forbidden {
         /// What was asked for.
         path: String,
@@ -32,7 +32,7 @@ pub(crate) enum ToolError {
         allowed: String,
     },
     /// The run does not exist yet.
-    #[error("{path} does not exist (yet): call list_runs for the available runs, or record one with `gpuwhy trace`")]
+    #[error("{path} does not exist (yet): call list_runs for the available runs, or have one recorded first")]
     NoRun {
         /// Where it was looked for.
         path: String,

@@ -79,7 +79,7 @@ fn numbers_written_as_text_are_numbers() {
         ("get_causal_chains", json!({"detail": "perhaps"}), "detail"),
     ] {
         let why = served.refused(tool, arguments.clone());
-        assert!(why.contains(&format!("{tool}: {name} is ")), "{arguments}: {why}");
+        assert!(why.contains(&format!("{tool}: invalid {name} ")), "{arguments}: {why}");
     }
 }
 
