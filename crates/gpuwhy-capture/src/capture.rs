@@ -411,12 +411,15 @@ impl Capture {
         }
     }
 
-    /// A process may end a moment after its first call, before anybody could ask for its name.
+    /// Asks for the names of a process and of those above it in its job now: they may end a moment after its first call.
     fn remember_names(&mut self, pid: u32) {
-        if self.names_when_found.len() >= MOST_NAMES {
-            self.names_when_found.clear();
-        }
-        if let Some(names) = self.ask_for_names(pid, false) {
+        let mut unknown = vec![pid];
+        while let Some(pid) = unknown.pop() {
+            if self.names_when_found.len() >= MOST_NAMES {
+                self.names_when_found.clear();
+            }
+            let Some(names) = self.ask_for_names(pid, false) else { continue };
+            unknown.extend(names.above.iter().filter(|above| !self.names_when_found.contains_key(above)));
             self.names_when_found.insert(pid, names);
         }
     }

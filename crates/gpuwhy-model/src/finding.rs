@@ -130,6 +130,9 @@ pub struct Finding {
     /// Wall-clock nanoseconds it cost; 0 when it cost no time.
     #[serde(default)]
     pub lost_ns: u64,
+    /// Whether `lost_ns` is an upper bound.
+    #[serde(default)]
+    pub is_upper_bound: bool,
     /// Bytes it cost; 0 when it cost no memory.
     #[serde(default)]
     pub lost_bytes: u64,
@@ -190,6 +193,7 @@ impl Finding {
             severity,
             title,
             lost_ns: 0,
+            is_upper_bound: false,
             lost_bytes: 0,
             share: 0.0,
             pid: None,
@@ -215,11 +219,14 @@ impl Finding {
 
     /// The cost: `37.2 s · 31 %`, `63.4 MB`, or empty.
     pub fn cost(&self) -> String {
+        let bound = if self.is_upper_bound { "up to " } else { "" };
         match (self.lost_ns, self.lost_bytes) {
             (0, 0) => String::new(),
             (0, bytes) => units::bytes(bytes),
-            (ns, _) if self.share > 0.0 => format!("{} · {}", units::time(ns), units::percent(self.share, 1.0)),
-            (ns, _) => units::time(ns),
+            (ns, _) if self.share > 0.0 => {
+                format!("{bound}{} · {}", units::time(ns), units::percent(self.share, 1.0))
+            }
+            (ns, _) => format!("{bound}{}", units::time(ns)),
         }
     }
 
@@ -286,6 +293,7 @@ mod tests {
             severity: Severity::High,
             title: "Data loading is too slow".into(),
             lost_ns: 37_200_000_000,
+            is_upper_bound: false,
             lost_bytes: 0,
             share: 0.31,
             pid: Some(4821),

@@ -17,6 +17,7 @@ fn starved() -> Finding {
         severity: Severity::High,
         title: "Data loading is too slow".into(),
         lost_ns: 37_200_000_000,
+        is_upper_bound: false,
         lost_bytes: 0,
         share: 0.31,
         pid: Some(4821),

@@ -127,10 +127,10 @@ fn in_the_steady_part_nobody_is_blamed_for_more_than_there_was() {
         let report = explain(&job, if nvml { facts_with_nvml(&job) } else { facts(&job) });
         let Some((from, to)) = report.steady else { continue };
         let found = report.findings.iter().filter(|finding| finding.kind != "cold_start");
-        let (bounds, told): (Vec<_>, Vec<_>) = found.partition(|finding| finding.title.contains("up to"));
+        let (bounds, told): (Vec<_>, Vec<_>) = found.partition(|finding| finding.is_upper_bound);
         let lost = |list: &[&Finding]| list.iter().map(|finding| finding.lost_ns).sum::<u64>();
-        let idle: Vec<&Finding> =
-            told.iter().filter(|finding| finding.title.starts_with("GPU idle")).copied().collect();
+        let about_pace = |finding: &&&Finding| finding.effect.iter().any(|effect| effect.contains("held up"));
+        let idle: Vec<&Finding> = told.iter().filter(|finding| !about_pace(finding)).copied().collect();
         // What is said without "up to" is certain.
         let (truth, said) = (job.idle(from, to), lost(&idle));
         assert!(said <= truth + (to - from) / 25, "seed {seed}, {nvml}: {said} > {truth}: {:#?}", report.findings);

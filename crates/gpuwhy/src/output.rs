@@ -142,7 +142,9 @@ fn say_if_wal_is_missing(reader: &Reader) {
         |_| "the end of the run".to_owned(),
         |session| format!("what came after {}", gpuwhy_model::units::time(session.duration_ns)),
     );
-    say_aside(&format!("gpuwhy: {path}-wal is missing, and gpuwhy was killed while recording {path}: {end} is missing"));
+    say_aside(&format!(
+        "gpuwhy: {path}-wal is missing, and gpuwhy was killed while recording {path}: {end} is missing"
+    ));
 }
 
 /// The same of files that are read to make another. What cannot be opened is said by who reads it.

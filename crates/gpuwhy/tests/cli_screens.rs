@@ -8,7 +8,7 @@ mod common;
 use common::terminal::on_terminal;
 use common::{GPUWHY, Place, can_trace, number, one_at_a_time, refusal, succeed};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::sync::OnceLock;
 use unicode_width::UnicodeWidthStr;
 

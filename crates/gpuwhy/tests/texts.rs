@@ -31,15 +31,20 @@ const SCREENS: [(&str, &[&str]); 19] = [
     ("memory-compare", &["memory", "--compare", "healthy.db", "leak.db"]),
     ("stacks", &["stacks", "--op", "cudaLaunchKernel", "--limit", "3", "dataloader.db"]),
     ("stacks-by-line", &["stacks", "--op", "sched_switch", "--by", "line", "dataloader.db"]),
-    ("query", &["query", "--db", "dataloader.db", "SELECT op, COUNT(*) AS calls FROM events GROUP BY op ORDER BY 2 DESC"]),
-    ("query-findings", &["query", "--db", "oom.db", "SELECT severity, kind, summary, recommendations FROM causal_chains"]),
+    (
+        "query",
+        &["query", "--db", "dataloader.db", "SELECT op, COUNT(*) AS calls FROM events GROUP BY op ORDER BY 2 DESC"],
+    ),
+    (
+        "query-findings",
+        &["query", "--db", "oom.db", "SELECT severity, kind, summary, recommendations FROM causal_chains"],
+    ),
     ("merge", &["merge", "-o", "merged.db", "leak.db", "oom.db"]),
     ("share", &["share", "leak.db"]),
 ];
 
-const COMMANDS: [&str; 12] = [
-    "check", "demo", "explain", "mcp", "memory", "merge", "profile", "query", "repair", "share", "stacks", "trace",
-];
+const COMMANDS: [&str; 12] =
+    ["check", "demo", "explain", "mcp", "memory", "merge", "profile", "query", "repair", "share", "stacks", "trace"];
 
 fn unpack(folder: &Path) {
     for run in RUNS {
@@ -92,7 +97,8 @@ fn help_is_as_written_down() {
 fn every_screen_has_a_command() {
     let known = |name: &str| {
         let stem = name.trim_end_matches(".txt");
-        let screen = |width: &str| stem.strip_suffix(width).is_some_and(|name| SCREENS.iter().any(|(known, _)| *known == name));
+        let screen =
+            |width: &str| stem.strip_suffix(width).is_some_and(|name| SCREENS.iter().any(|(known, _)| *known == name));
         let help = stem == "help" || stem.strip_prefix("help-").is_some_and(|command| COMMANDS.contains(&command));
         screen(".80") || screen(".120") || help
     };

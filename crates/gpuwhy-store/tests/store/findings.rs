@@ -18,6 +18,7 @@ pub(crate) fn finding() -> Finding {
         severity: Severity::High,
         title: "GPU starved 37.2 s of 120 s".into(),
         lost_ns: 37_200_000_000,
+        is_upper_bound: false,
         lost_bytes: 0,
         share: 0.31,
         pid: Some(200),
@@ -120,7 +121,7 @@ fn findings_are_added_once_and_whole() {
     assert_plain(&path);
     assert_eq!(
         ask(&reader, &format!("{CHAINS} WHERE id = 1")).unwrap(),
-        ["1|3|high|input_starved|GPU starved 37.2 s of 120 s|workers decode (data.py:51)|\
+        ["1|3|high|input_starved|GPU starved 37.2 s of 120 s (37.2 s · 31 %)|workers decode (data.py:51)|\
           python3 200 waits for the next batch (train.py:138): 37.2 s, blocked, pipe\n← worker decodes|\
           num_workers 4 → 6: saves up to 31.0 s\npray|200|201|37200000000"]
     );

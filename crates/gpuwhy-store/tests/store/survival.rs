@@ -118,7 +118,7 @@ fn a_full_disk_and_an_open_reader_are_both_said() {
     let held: i64 = reader.query_row("SELECT COUNT(*) FROM events", [], |row| row.get(0)).unwrap();
     let done = writer.finish(&end());
     let all = [&done.problem, &done.also].map(|said| said.as_ref().map(ToString::to_string).unwrap_or_default());
-    assert!(all[0].contains("was full to the end") && all[1].contains("run.db-wal"), "{all:?}");
+    assert!(all[0].contains("was full until the end") && all[1].contains("run.db-wal"), "{all:?}");
     assert!(held > 0);
 }
 

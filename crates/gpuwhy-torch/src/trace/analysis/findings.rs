@@ -225,6 +225,7 @@ impl Scope<'_> {
             severity: self.severity(ns),
             title,
             lost_ns: ns,
+            is_upper_bound: false,
             lost_bytes: 0,
             share: self.share(ns),
             pid: None,

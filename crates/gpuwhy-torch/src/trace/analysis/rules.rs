@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn wrong_rules_say_why() {
         let everything = Rules::parse("[[rule]]\ncategory = \"x\"").unwrap_err().to_string();
-        assert!(everything.contains("fits everything"), "{everything}");
+        assert!(everything.contains("matches every kernel"), "{everything}");
         let unknown = Rules::parse("[[rule]]\ncategory = \"x\"\nanny = [\"y\"]").unwrap_err().to_string();
         assert!(unknown.contains("anny"), "{unknown}");
     }
