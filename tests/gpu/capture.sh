@@ -12,10 +12,10 @@ date -u +%F
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 run() { # NAME WHAT ALLOCATOR-OPTIONS
   echo "== $1"
-  PYTORCH_CUDA_ALLOC_CONF="$3" PYTORCH_ALLOC_CONF="$3" "$gpuwhy" trace --quiet --budget none --db "$work/$1.db" -- \
+  PYTORCH_CUDA_ALLOC_CONF="$3" PYTORCH_ALLOC_CONF="$3" "$gpuwhy" trace --verbose --quiet --budget none --db "$work/$1.db" -- \
     python3 "$here/capture_job.py" "$2" "$work/$1.json" > "$work/out" 2>&1 ||
     { tail -n 5 "$work/out"; failed=1; return; }
-  grep -i -e itself -e "cost to" "$work/out"
+  grep -i -e itself -e overhead "$work/out"
   python3 "$here/capture_check.py" "$work/$1.db" "$work/$1.json" "$2" || failed=1
 }
 run memory memory ""

@@ -13,7 +13,7 @@ failed=0
 date -u +%F
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for scenario in ${*:-healthy never hog workers sync alloc launch}; do
-  "$gpuwhy" trace --quiet --db "$work/$scenario.db" -- python3 "$here/explain_job.py" "$scenario" "$work/$scenario.json" > "$work/out" 2>&1 ||
+  "$gpuwhy" trace --verbose --quiet --db "$work/$scenario.db" -- python3 "$here/explain_job.py" "$scenario" "$work/$scenario.json" > "$work/out" 2>&1 ||
     { tail -n 5 "$work/out"; failed=1; continue; }
   grep -i itself "$work/out"
   python3 "$here/explain_check.py" "$gpuwhy" "$work/$scenario.db" "$work/$scenario.json" || failed=1

@@ -13,7 +13,7 @@ cd "$work"
 chmod 755 .
 
 "$gpuwhy" check || true
-"$gpuwhy" trace --quiet --db run.db -- python3 "$here/stacks_job.py" "$steps" >job.out
+"$gpuwhy" trace --verbose --quiet --db run.db -- python3 "$here/stacks_job.py" "$steps" >job.out
 tail -n 1 job.out >job.json
 python3 "$here/check_host.py" run.db job.json || echo "NOT AS EXPECTED"
 "$gpuwhy" stacks --db run.db --op cudaMalloc --limit 3 || true
@@ -26,7 +26,7 @@ for round in 1 2; do
   for flags in "" "--no-stack" "--no-host" "--no-host --no-stack"; do
     rm -f t.db
     # shellcheck disable=SC2086
-    "$gpuwhy" trace --quiet $flags --db t.db -- python3 "$here/stacks_job.py" "$steps" 2>err.txt | tail -n 1 |
+    "$gpuwhy" trace --verbose --quiet $flags --db t.db -- python3 "$here/stacks_job.py" "$steps" 2>err.txt | tail -n 1 |
       sed "s/,.*//; s/^/traced $flags   /"
     grep itself err.txt
   done

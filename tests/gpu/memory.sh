@@ -20,7 +20,7 @@ trace() { # BUDGET COMMAND...
   local budget=$1
   shift
   rm -f "$work"/run.db* "$work/said.json"
-  "$gpuwhy" trace --quiet --budget "$budget" --db "$work/run.db" -- "$@" > "$work/out" 2>&1
+  "$gpuwhy" trace --verbose --quiet --budget "$budget" --db "$work/run.db" -- "$@" > "$work/out" 2>&1
 }
 date -u +%F
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
@@ -39,7 +39,7 @@ echo "== leaks and their fixed twins, budget $budget"
 for pattern in "$@"; do
   for twin in leaky fixed; do
     trace "$budget" python3 "$here/memory_leaks.py" "$pattern" $twin "$work/said.json" || { tail -n 5 "$work/out"; failed=1; }
-    grep -e sampled -e "not followed" "$work/out" | head -n 3
+    grep -e sampling -e paused "$work/out" | head -n 3
     checks leak "$pattern-$twin"
   done
 done
@@ -61,7 +61,7 @@ echo "== attached"
 rm -f "$work"/run.db* "$work"/said.json*
 LEAK_STEPS=1500 python3 "$here/memory_leaks.py" hook leaky "$work/said.json" & job=$!
 until [ -f "$work/said.json.started" ] || ! kill -0 $job; do sleep 0.1; done
-"$gpuwhy" trace --quiet --budget none --db "$work/run.db" --pid $job > "$work/out" 2>&1
+"$gpuwhy" trace --verbose --quiet --budget none --db "$work/run.db" --pid $job > "$work/out" 2>&1
 wait $job
 checks attached
 
@@ -69,7 +69,7 @@ echo "== while it runs"
 rm -f "$work"/run.db* "$work"/{said.json,alerts,live.jsonl}
 export LEAK_STEPS=2500
 "$gpuwhy" memory --live --json --db "$work/run.db" > "$work/live.jsonl" & live=$!
-"$gpuwhy" trace --quiet --budget none --db "$work/run.db" --alert leak --alert 'growth>200MB/s' \
+"$gpuwhy" trace --verbose --quiet --budget none --db "$work/run.db" --alert leak --alert 'growth>200MB/s' \
   --on-alert "echo \$GPUWHY_ALERT_KIND \$GPUWHY_ALERT_TEXT >> $work/alerts" -- \
   python3 "$here/memory_leaks.py" hook leaky "$work/said.json" > "$work/out" 2>&1 || { tail -n 5 "$work/out"; failed=1; }
 wait $live

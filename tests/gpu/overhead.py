@@ -31,7 +31,7 @@ with tempfile.TemporaryDirectory() as folder:
         windows.append(("untraced", start, now()))
         database = f"{folder}/{i}.db"
         tracer = subprocess.Popen(
-            [gpuwhy, "trace", "--pid", str(job.pid), "--duration", f"{seconds + 2}s", "--db", database, *flags],
+            [gpuwhy, "trace", "--verbose", "--pid", str(job.pid), "--duration", f"{seconds + 2}s", "--db", database, *flags],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         # From the message that tracing is on until shortly before the duration ends.
@@ -42,7 +42,7 @@ with tempfile.TemporaryDirectory() as folder:
         time.sleep(seconds)
         windows.append(("traced", start, now()))
         rest = tracer.communicate()[0]
-        said += [line.strip() for line in rest.splitlines() if "cost to" in line or "budget" in line or "itself" in line]
+        said += [line.strip() for line in rest.splitlines() if "overhead" in line or "budget" in line or "itself" in line]
 job.terminate()
 times = [int(t) for t in job.communicate()[0].split()]
 rates = {"untraced": [], "traced": []}

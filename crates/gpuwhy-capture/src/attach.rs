@@ -43,7 +43,7 @@ struct Probed {
 pub(crate) struct Probes {
     files: HashMap<FileId, Probed>,
     quotas: Quotas,
-    /// Functions that are let go everywhere, also in files to come.
+    /// Functions that are paused everywhere, also in files to come.
     without: HashSet<OpId>,
     attached: Vec<AttachedLibrary>,
     unwatched: Vec<Unwatched>,
@@ -302,7 +302,7 @@ impl Probes {
         std::mem::take(&mut self.unwatched)
     }
 
-    /// Lets a function go in every file, also in those to come; `None` if it has no probe of its own to be let go. What kept
+    /// Pauses a function in every file, also in those to come; `None` if it has no probe of its own. What kept
     /// it attached is handed over: dropping it takes the kernel some 60 ms.
     pub(crate) fn let_go(&mut self, op: OpId) -> Option<Vec<Link>> {
         if !op.get().is_some_and(Op::may_be_hot) {
@@ -362,7 +362,7 @@ fn most_descriptors() -> usize {
     usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
 }
 
-/// Functions that may be called so often that one must be let go have a probe each; the others of one program share one.
+/// Functions that may be called so often that one must be paused have a probe each; the others of one program share one.
 fn groups(functions: impl Iterator<Item = (&'static Op, Site)>) -> Vec<Vec<(&'static Op, Site)>> {
     let mut groups: Vec<Vec<(&'static Op, Site)>> = Vec::new();
     for (op, site) in functions {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Keeps what tracing costs a process within a budget: says, from what it hit and what that costs, which functions to follow
-//! less closely in it, and when to follow them closely again. Pure: it is fed with counts and answers with actions. Each
-//! process has a governor of its own; [`Agreement`] says when a function has been given up by all.
+//! Keeps the cost of tracing a process within a budget: decides which of its functions to record less closely, and when
+//! to record them closely again. Pure: fed with counts, it answers with actions. Each process has a governor of its own;
+//! [`Agreement`] knows when every process has given up a function.
 //!
-//! - In the first ten seconds up to three times the budget is borne: most is learnt then.
-//! - Over the budget, returns of the hottest functions are sampled at once, far enough that the estimate is at nine tenths.
-//!   If the next period shows that this was not enough, the hottest are let go. Waits, memory calls, the allocator's reports,
-//!   collectives and device choices go last: when nothing else is left to let go, it has cost too much for a second, and only
-//!   as many of them as bring it just within the budget. What is missed of them cannot be made up for.
-//! - Well below it, what was given up longest ago is taken back, one thing at a time. What then has to be given up again
-//!   waits twice as long the next time.
-//! - Estimates are made from smoothed rates; a jump is taken as it is.
+//! - In the first ten seconds the cost may be three times the budget: most is learnt then.
+//! - Over the budget, the busiest functions are sampled at once, until the estimate is at nine tenths of it. If the next
+//!   period shows that this was not enough, the busiest are paused. Waits, memory calls, the allocator's reports,
+//!   collectives and device choices are paused last: only when nothing else is left, the cost has been too high for a
+//!   second, and only as many as needed. Calls missed of these cannot be made up for.
+//! - Well below the budget, what was given up longest ago is resumed, one function at a time. If it has to be given up
+//!   again, the next wait is twice as long.
+//! - Estimates use smoothed rates; a jump counts in full at once.
 
 mod agreement;
 mod budget;
@@ -33,7 +33,7 @@ use std::time::Duration;
 const AIM: f64 = 0.9;
 /// Below this part of the budget, with what would be added, there is room to take something back.
 const CALM: f64 = 0.7;
-/// The same for what was let go, of which nobody knows how often it is called now.
+/// The same for what was paused: how often it is called now is unknown.
 const CALM_BLIND: f64 = 0.5;
 /// How long it must have been calm, seconds.
 const CALM_FOR: f64 = 5.0;
@@ -318,7 +318,7 @@ impl Governor {
     /// The function that saves most when followed like this, and how much, ns a second; if it saves this part of the budget.
     fn best(&self, budget: f64, protected: bool, to: Following, worth: f64) -> Option<(OpId, f64)> {
         let worth = budget * worth * 1e9;
-        // One whose sampling would save nothing is let go without having been sampled, once the others' has shown what it
+        // One whose sampling would save nothing is paused without having been sampled, once the others' has shown what it
         // saves.
         let settled = self.ops.values().all(|state| state.is_settled(self.now));
         let vain = |state: &OpState| {
@@ -327,7 +327,7 @@ impl Governor {
                 && state.may_become(Following::Sampled, self.now)
                 && self.saving(state, Following::Sampled) <= worth
         };
-        // Nothing is let go before it is seen what sampling others saves.
+        // Nothing is paused before it is known what sampling others saves.
         let now = |state: &OpState| (to != Following::Detached || settled) && state.may_become(to, self.now);
         let fits = |state: &&OpState| state.is_protected() == protected && (now(state) || vain(state));
         let savings = self.ops.values().filter(fits).map(|state| (state.op, self.saving(state, to)));
@@ -446,22 +446,18 @@ impl Governor {
             let (rate, cost) = state(op)
                 .map_or((0.0, 0.0), |state| (state.rate, state.cost(state.following, &self.prices, self.own_ns) / 1e9));
             let (rate, share) = (units::count(rounded(rate)), units::percent(cost, 1.0));
-            format!("it was called {rate} times a second, {share} of the job's time; the budget is {budget}")
+            format!("{rate} calls/s would cost {share}; budget {budget}")
         };
         match action {
-            Action::Sample(op) => format!("{}: return times are sampled ({})", name(op), why(op)),
-            Action::Detach(op) => {
-                format!("{}: not followed any more, its calls are not counted from now on ({})", name(op), why(op))
-            }
-            Action::Unsample(op) => format!("{}: every call's time is taken again", name(op)),
-            Action::Attach { op, .. } => {
-                format!("{}: followed again; its calls since it was let go are unknown", name(op))
-            }
+            Action::Sample(op) => format!("sampling {} ({}); its counts stay exact", name(op), why(op)),
+            Action::Detach(op) => format!("paused {} ({}); its counts stop here", name(op), why(op)),
+            Action::Unsample(op) => format!("recording every call of {} again", name(op)),
+            Action::Attach { op, .. } => format!("resumed {}; its calls while paused are unknown", name(op)),
             Action::StacksOff => format!(
-                "Python stacks are not read when threads wait ({} of the job's time; the budget is {budget})",
+                "paused Python stacks of waiting threads (they would cost {}; budget {budget})",
                 units::percent(self.stack_cost() / 1e9, 1.0)
             ),
-            Action::StacksOn => "Python stacks are read again when threads wait".to_owned(),
+            Action::StacksOn => "resumed Python stacks of waiting threads".to_owned(),
         }
     }
 }

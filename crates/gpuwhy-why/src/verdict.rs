@@ -87,7 +87,8 @@ impl Lost {
         }
         let (unwatched, wall) = (units::time(self.unwatched_ns), units::time(self.wall_ns));
         format!(
-            "Launches were not watched for {unwatched} of {wall} (view `unwatched`): what happened then is unknown. "
+            "Launches were paused or not watched for {unwatched} of {wall} (views `governor` and `unwatched`): what \
+             happened then is unknown. "
         )
     }
 }

@@ -147,7 +147,7 @@ impl OpState {
         (self.rate, self.fresh) = (0.0, true);
     }
 
-    /// Whether it can be followed like this, which is less than now. One that can be sampled is let go only when a period has
+    /// Whether it can be followed like this, which is less than now. One that can be sampled is paused only when a period has
     /// shown that sampling does not do: a burst must not cost its counts.
     pub(super) fn may_become(&self, to: Following, now: f64) -> bool {
         match to {

@@ -79,7 +79,7 @@ impl Reader {
             return Ok(Vec::new());
         }
         let pid = "SELECT 1 FROM pragma_table_info('governor_') WHERE name = 'pid'";
-        // Before version 6 things were let go in all processes.
+        // Before version 6, functions were paused in all processes.
         let pid = if self.rows(pid, [], |_| Ok(()))?.is_empty() { "NULL" } else { "g.pid" };
         let sql = format!(
             "SELECT g.at, o.name, g.action, {pid} FROM governor_ AS g LEFT JOIN op_ AS o ON o.id = g.op
