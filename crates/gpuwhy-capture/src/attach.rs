@@ -117,22 +117,25 @@ impl Probes {
     pub(crate) fn note_mapped(&mut self, mappings: &[Mapping]) {
         for mapping in mappings {
             let until_ns = self.watched_since(&mapping.path, mapping.file).unwrap_or_else(now_ns);
-            if until_ns > mapping.at_ns && !self.is_noted(mapping) {
+            let from_ns = self.noted_until(mapping).unwrap_or(mapping.at_ns);
+            if until_ns > from_ns {
                 self.unwatched.push(Unwatched {
                     pid: mapping.pid,
                     library: mapping.library,
                     path: mapping.path.clone(),
-                    from_ns: mapping.at_ns,
+                    from_ns,
                     to_ns: until_ns,
                 });
             }
         }
     }
 
-    /// Whether this time is part of one that is noted already, as it is where the process could be looked at.
-    fn is_noted(&self, mapping: &Mapping) -> bool {
+    /// The end of what is noted already of the time that begins with a mapping, as it is where the process could be looked
+    /// at. A library that was mapped again meanwhile may be in use beyond that end.
+    fn noted_until(&self, mapping: &Mapping) -> Option<u64> {
         let same = |u: &&Unwatched| u.pid == mapping.pid && u.path == mapping.path;
-        self.unwatched.iter().filter(same).any(|u| u.from_ns <= mapping.at_ns && mapping.at_ns <= u.to_ns)
+        let covers = |u: &&Unwatched| u.from_ns <= mapping.at_ns && mapping.at_ns <= u.to_ns;
+        self.unwatched.iter().filter(same).filter(covers).map(|u| u.to_ns).max()
     }
 
     /// Attaches to files, each once; `used` says by which process they are in use already, and since when. Returns whether
